@@ -1,8 +1,8 @@
 """Measure all works, and write the results and all pages and pictures that show them.
 
-``python -m benchmarks --only restore --only save`` prints some works, with ``--write`` it puts their
-figures among the results. The number of virtual devices is fixed when JAX starts, so every count is
-a pytest run of its own.
+``python -m benchmarks --only restore --only save`` prints some works. With ``--write`` it puts
+their figures among the results. The number of virtual devices is fixed when JAX starts, so every
+count is a pytest run of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.pages import pages
 from benchmarks.report import render
-from benchmarks.results import Results
+from benchmarks.results import Results, load, results_of, save
 from benchmarks.work import Work
 from benchmarks.works import sections
 
@@ -49,20 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not chosen:
         parser.error(f"no work has {options.only!r} in its section or name")
     if options.pages:
-        write(Results.load())
+        write(load())
         return 0
     console = Console()
     runs = _measure(chosen, options.only, options.quick, console)
-    results = Results.of(runs)
+    results = results_of(runs)
     if options.quick or (options.only and not options.write):
         console.print(Markdown(render(results, chosen, quick=options.quick)))
     else:
-        write(Results.load().updated(results))
+        write({**load(), **results})
     return 0 if all(run["complete"] for run in runs) else 1
 
 
 def write(results: Results) -> None:
-    results.save()
+    save(results)
     for path, text in pages(results, sections()).items():
         path.write_text(text, encoding="utf-8")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.results import Measured, Results, Stats
+from benchmarks.results import Measured, Results, Stats, machines_of
 from benchmarks.work import AtMost, OfFloor, Target, Work
 
 _INTRODUCTION = """\
 # Results
 
-{pictures}
+{pictures}\
 Written by `python -m benchmarks`; what each line does stands in `benchmarks/`. All sides of a line
 ran in turns on virtual CPU devices, in as many rounds as settle the ratio of their medians to 2 %,
 or as many as fit into a time limit. Times are medians, with the quartiles in brackets, and ratios
@@ -22,7 +22,6 @@ the faster quarter of the floor's rounds misses is replaced: gda must then reach
 the floor's speed.
 
 The column *run* has the number of a line here:
-
 """
 
 _QUICK = """
@@ -35,13 +34,13 @@ def render(
     results: Results, sections: Mapping[str, Sequence[Work]], pictures: str = "", *, quick: bool
 ) -> str:
     """Return the page, which begins with ``pictures``."""
-    machines = results.machines
-    works = [work for each in sections.values() for work in each]
+    machines = machines_of(results)
     targets = [
-        [*row, str(machines.index(measured.machine) + 1)]
+        row
+        for works in sections.values()
         for work in works
-        if (measured := results.works.get(work.name))
-        for row in _target_rows(work, measured)
+        if work.name in results
+        for row in _with_run(results, work, _target_rows)
     ]
     reached = sum(row[-2].startswith("yes") for row in targets)
     head = ["work", "gda", "rival", "its time", "gda is", "must be", "rounds", "reached", "run"]
@@ -61,29 +60,36 @@ def _section(name: str, works: Iterable[Work], results: Results) -> Iterator[str
     """Yield the lines that inform."""
     rows, tables = [], []
     for work in works:
-        measured = results.works.get(work.name)
-        if measured is None:
+        if work.name not in results:
             continue
         if work.table_of:
-            tables += [f"\n### {work.name[0].upper()}{work.name[1:]}\n", *_shares(work, measured)]
+            head = ["by", "time", f"of the speed of {work.table_of}", "rounds", "run"]
+            tables.append(f"\n### {work.name[0].upper()}{work.name[1:]}\n")
+            tables += table(head, _with_run(results, work, _share_rows))
         else:
-            rows += _information_rows(work, measured)
+            rows += _with_run(results, work, _information_rows)
     if rows or tables:
         yield f"\n## {name}, for information\n"
     if rows:
-        head = ["work", "by", "time", "against", "time", "the first is", "rounds"]
+        head = ["work", "by", "time", "against", "time", "the first is", "rounds", "run"]
         yield from table(head, rows)
     yield from tables
 
 
-def _shares(work: Work, measured: Measured) -> Iterator[str]:
-    """Yield a table of all ways, each with its share of the speed of the floor."""
-    floor, rounds = measured.ways.get(work.table_of), str(measured.rounds)
-    rows = [
-        [way, amount(one, "s"), f"{floor.median / one.median:.2f}" if floor else "", rounds]
-        for way, one in measured.ways.items()
-    ]
-    return table(["by", "time", f"of the speed of {work.table_of}", "rounds"], rows)
+def _with_run(
+    results: Results, work: Work, rows_of: Callable[[Work, Measured], Iterable[list[str]]]
+) -> Iterator[list[str]]:
+    measured = results[work.name]
+    run = str(machines_of(results).index(measured.machine) + 1)
+    return ([*row, run] for row in rows_of(work, measured))
+
+
+def _share_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
+    """Yield every way with its share of the speed of the floor."""
+    floor = measured.ways.get(work.table_of)
+    for way, one in measured.ways.items():
+        share = f"{floor.median / one.median:.2f}" if floor else ""
+        yield [way, amount(one, "s"), share, str(measured.rounds)]
 
 
 def _information_rows(work: Work, measured: Measured) -> Iterator[list[str]]:

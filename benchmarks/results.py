@@ -1,16 +1,15 @@
-"""The figures that were measured: ``results.json``, which a run of some works changes in part."""
+"""The figures that were measured: ``results.json``, of which a run of some works changes a part."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PATH = Path(__file__).with_name("results.json")
 
@@ -29,90 +28,63 @@ _PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
-class Stats:
-    """The median of the rounds of one way, and the quartiles, in the unit of its work."""
+class Stats(NamedTuple):
+    """The median and the quartiles of one way, in the unit of its work."""
 
     median: float
     q1: float
     q3: float
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A work that was measured.
-
-    Attributes:
-      machine: the day, the machine and the versions of packages.
-      rounds: how many there were.
-      ways: the figures of each way, gda's first.
-    """
+class Measured(NamedTuple):
+    """A work that was measured: on which day and machine, in how many rounds, by which ways."""
 
     machine: str
     rounds: int
-    ways: Mapping[str, Stats]
+    ways: dict[str, Stats]
 
 
-@dataclass(frozen=True)
-class Results:
-    """All works that were measured, by name."""
+Results = Mapping[str, Measured]
+"""What was measured of each work, by its name."""
 
-    works: Mapping[str, Measured] = field(default_factory=dict)
 
-    @staticmethod
-    def of(runs: Iterable[Mapping[str, Any]]) -> Results:
-        """Return the figures of what pytest-benchmark saved."""
-        ways: dict[str, dict[str, Stats]] = {}
-        rounds: dict[str, int] = {}
-        machine = "CPU"
-        for run in runs:
-            if "machine_info" in run:
-                machine = run["machine_info"]["cpu"].get("brand_raw", machine)
-            for bench in run["benchmarks"]:
-                info, stats = bench["extra_info"], bench["stats"]
-                figures = (float(f"{stats[key]:.4g}") for key in ("median", "q1", "q3"))
-                ways.setdefault(info["work"], {})[info["way"]] = Stats(*figures)
-                rounds[info["work"]] = stats["rounds"]
-        here = _here(machine)
-        return Results({name: Measured(here, rounds[name], each) for name, each in ways.items()})
+def results_of(runs: Iterable[Mapping[str, Any]]) -> Results:
+    """Return the figures of what pytest-benchmark saved."""
+    results: dict[str, Measured] = {}
+    for run in runs:
+        for bench in run["benchmarks"]:
+            info, stats = bench["extra_info"], bench["stats"]
+            machine = _here(run["machine_info"]["cpu"].get("brand_raw", "CPU"))
+            work = results.setdefault(info["work"], Measured(machine, stats["rounds"], {}))
+            figures = (float(f"{stats[key]:.4g}") for key in Stats._fields)
+            work.ways[info["way"]] = Stats(*figures)
+    return results
 
-    @staticmethod
-    def load(path: Path = PATH) -> Results:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        return Results(
-            {
-                name: Measured(
-                    saved["machines"][machine],
-                    rounds,
-                    {way: Stats(*figures) for way, figures in ways.items()},
-                )
-                for name, (machine, rounds, ways) in saved["works"].items()
-            }
+
+def machines_of(results: Results) -> list[str]:
+    """Return the days and machines, each once, the last day first."""
+    return sorted({work.machine for work in results.values()}, reverse=True)
+
+
+def load(path: Path = PATH) -> Results:
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: Measured(
+            saved["machines"][machine], rounds, {way: Stats(*each) for way, each in ways.items()}
         )
+        for name, (machine, rounds, ways) in saved["works"].items()
+    }
 
-    def save(self, path: Path = PATH) -> None:
-        machines = self.machines
-        rows = {
-            name: [
-                machines.index(work.machine),
-                work.rounds,
-                {way: [one.median, one.q1, one.q3] for way, one in work.ways.items()},
-            ]
-            for name, work in self.works.items()
-        }
-        # A line for each work, so that a change of one is a change of one line.
-        lines = ",\n".join(f"{_json(name)}: {_json(row)}" for name, row in rows.items())
-        text = f'{{"machines": {_json(machines)},\n"works": {{\n{lines}\n}}}}\n'
-        path.write_text(text, encoding="utf-8")
 
-    @property
-    def machines(self) -> Sequence[str]:
-        """The days and machines of all works, each once, the last day first."""
-        return sorted({work.machine for work in self.works.values()}, reverse=True)
-
-    def updated(self, newer: Results) -> Results:
-        """Return all figures, the newer ones of each work."""
-        return Results({**self.works, **newer.works})
+def save(results: Results, path: Path = PATH) -> None:
+    machines = machines_of(results)
+    # A line for each work, so that a change of one is a change of one line.
+    lines = ",\n".join(
+        f"{_json(name)}: {_json([machines.index(work.machine), *work[1:]])}"
+        for name, work in results.items()
+    )
+    text = f'{{"machines": {_json(machines)},\n"works": {{\n{lines}\n}}}}\n'
+    path.write_text(text, encoding="utf-8")
 
 
 def _json(value: object) -> str:

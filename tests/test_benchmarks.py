@@ -1,42 +1,110 @@
 """The command of the benchmarks, its rounds, and how its table judges targets."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from running import fresh_python
 
+from benchmarks.pages import losses, pages, picture_of, with_losses
 from benchmarks.pairs import Side, measure
 from benchmarks.report import render
+from benchmarks.results import Measured, Results, Stats, load, save
 from benchmarks.work import Faster, Floor, OfFloor, Within, Work
+from benchmarks.works import sections
 
 pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def measured(work: Work, seconds: dict[str, float], spread: float = 0) -> Results:
+    ways = {way: Stats(value, value - spread, value + spread) for way, value in seconds.items()}
+    return {work.name: Measured("2026-01-01, here", 5, ways)}
 
 
 def rows_of(work: Work, seconds: dict[str, float], spread: float = 0) -> list[list[str]]:
     """Return the cells of the table of targets; ``spread`` is that of the quartiles."""
-    benchmarks = [
-        {
-            "extra_info": {"work": work.name, "way": way},
-            "stats": {"median": value, "q1": value - spread, "q3": value + spread, "rounds": 5},
-        }
-        for way, value in seconds.items()
-    ]
-    page = render([{"benchmarks": benchmarks}], {"Section": [work]}, quick=False)
+    page = render(measured(work, seconds, spread), {"Section": [work]}, quick=False)
     table = page.partition("## Targets")[2].partition("\n## ")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def test_the_command_writes_the_page(tmp_path: Path) -> None:
+def test_the_command_measures_and_prints() -> None:
     pytest.importorskip("pytest_benchmark")
-    page = tmp_path / "RESULTS.md"
-    command = ["-m", "benchmarks", "--quick", "--only", "numbers of 8 devices", "--output"]
-    done = fresh_python(*command, page, cwd=ROOT)
+    only = ["--only", "numbers of 8 devices", "--only", "numbers of 64 devices"]
+    done = fresh_python("-m", "benchmarks", "--quick", *only, cwd=ROOT, COLUMNS="300")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| numbers of 8 devices | lists |" in page.read_text()
-    assert "The figures say\nnothing." in page.read_text()
+    assert "numbers of 8 devices" in done.stdout
+    assert "numbers of 64 devices" in done.stdout
+    assert "A quick run" in done.stdout
+
+
+# Pages and pictures.
+
+
+def test_pages_and_pictures_are_those_of_the_results() -> None:
+    texts = pages(load(), sections())
+    assert sum(path.suffix == ".svg" for path in texts) == 6
+    differing = [path.name for path, text in texts.items() if path.read_text("utf-8") != text]
+    assert differing == [], "run: python -m benchmarks --pages"
+    guide, results = (ROOT / each for each in ("docs/benchmarks.md", "benchmarks/RESULTS.md"))
+    for path in texts:
+        if path.suffix == ".svg":
+            assert f"](pictures/{path.name})" in guide.read_text()
+            assert f"](../docs/pictures/{path.name})" in results.read_text()
+
+
+def test_results_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
+    results = {
+        **measured(Work("sum", list), {"gda": 3, "JAX": 4}, spread=0.5),
+        "max": Measured("2026-02-02, there", 3, {"gda": Stats(1e-6, 0.9e-6, 2e-6)}),
+    }
+    save(results, tmp_path / "results.json")
+    assert load(tmp_path / "results.json") == results
+
+
+def test_a_picture_has_the_fastest_rival_below_gda_and_bars_in_proportion() -> None:
+    work = Work("read", list)
+    results = measured(work, {"gda": 2, "slow": 4, "raw read": 1, "fast": 1.6})
+    root = ElementTree.fromstring(picture_of(results, [work], {"read": "Read"}))
+    said = ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
+    assert said == [
+        *("Read", "gda", "2.00 s", "fast", "1.60 sgda: 1.25 times slower"),
+        *("slow", "4.00 sgda: 2.00 times faster"),
+        *("raw read", "1.00 sgda: 2.00 times slower"),
+    ]
+    bars = [float(each.attrib["width"]) for each in root.iter(f"{SVG}rect")]
+    assert [bar / max(bars) for bar in bars] == pytest.approx([0.5, 0.4, 1, 0.25])
+    assert "Read, fast: 1.60 s" in root.attrib["aria-label"]
+
+
+def test_a_loss_is_to_the_fastest_way_that_does_the_same() -> None:
+    work = Work("read", list)
+    for seconds, faster in [
+        ({"gda": 2, "raw read": 1, "JAX": 3}, []),
+        ({"gda": 2, "raw read": 1, "JAX": 1.5, "Orbax": 1.4}, [(work, "Orbax")]),
+    ]:
+        assert list(losses(measured(work, seconds), [work])) == faster
+
+
+def test_a_page_names_the_largest_loss_of_each_kind() -> None:
+    works = [Work("read 1", list), Work("read 2", list)]
+    results = {
+        **measured(works[0], {"gda": 3, "JAX": 2}),
+        **measured(works[1], {"gda": 4, "JAX": 2}),
+    }
+    page = "Reads. <!-- slower: read --> *former* <!-- end --> Rest."
+    said = "*read 2, 4.00 s; JAX, 2.00 s; 2.00 times slower*"
+    expected = f"Reads. <!-- slower: read -->\n  {said} <!-- end --> Rest."
+    assert with_losses(page, results, works) == expected
+    with pytest.raises(ValueError, match="'JAX' is faster in 'read 1'"):
+        with_losses("<!-- slower: write --><!-- end -->", results, works)
+
+
+# Rounds and targets.
 
 
 def test_rounds_end_when_the_ratio_is_settled_or_the_time_is_over() -> None:

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
-from measured import figures_of, is_in
 from running import fresh_python
 
 import gda
@@ -36,8 +35,6 @@ PLAN = (
     ".venv/bin/gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 --spec data,model "
     "--no-picture"
 )
-
-SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
 # Snippets.
@@ -170,11 +167,3 @@ def test_links_of_the_readme_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)]+)\)", README)
     assert targets
     assert [target for target in targets if not (ROOT / target).exists()] == []
-
-
-def test_every_figure_of_the_speed_section_was_measured() -> None:
-    assert README.count(SPEED_BEGIN) == README.count(SPEED_END) == 1
-    section = README.partition(SPEED_BEGIN)[2].partition(SPEED_END)[0]
-    if figures := figures_of(section):
-        results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
-        assert [figure for figure in figures if not is_in(figure, results)] == []

@@ -210,29 +210,6 @@ def _by_slices(source: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     )
 
 
-def raw_save(path: Path, tree: Tree) -> None:
-    write(path, [np.asarray(s.data) for array in tree.values() for s in array.addressable_shards])
-
-
-def raw_restore(path: Path, like: Like) -> Tree:
-    files = sorted(path.iterdir())
-    per_array = len(files) // len(like)
-    return {
-        name: jax.make_array_from_callback(
-            array.shape,
-            array.sharding,
-            partial(_raw_block, files[i * per_array : (i + 1) * per_array], array.shape),
-        )
-        for i, (name, array) in enumerate(like.items())
-    }
-
-
-def _raw_block(files: Sequence[Path], shape: tuple[int, ...], index: Any) -> Block:
-    """Return a block of whole rows, of which each file has as many."""
-    height = shape[0] // len(files)
-    return np.fromfile(files[(index[0].start or 0) // height], np.float32).reshape(height, -1)
-
-
 # Floors, which no way of saving or restoring goes below, by as many threads as there are cores.
 
 
@@ -321,13 +298,11 @@ class Way:
     own: Callable[[Tree], Any] = lambda tree: tree
 
 
-GDA, RAW = "gda", "numpy.fromfile of raw files, and placement"
-ORBAX, ORBAX_V1 = "Orbax's StandardCheckpointer", "Orbax v1"
-UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, no compression"
-TENSORSTORE = "TensorStore, zarr v3 with CRC-32C"
-JAX, TORCH = "JAX's pytree_serialization", "PyTorch DCP"
-SAFETENSORS = "safetensors, safe_open and get_slice"
-MEMMAP = "numpy.load with mmap_mode, a copy of each block"
+GDA, ORBAX, ORBAX_V1 = "gda", "Orbax", "Orbax v1"
+UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, not compressed"
+TENSORSTORE = "TensorStore, zarr v3"  # with CRC-32C
+JAX, TORCH = "JAX pytree_serialization", "PyTorch DCP"
+SAFETENSORS, MEMMAP = "safetensors", "NumPy, memory-mapped"
 _NO_OCDBT = {"use_ocdbt": False}
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
@@ -345,7 +320,6 @@ WAYS = {
     TENSORSTORE: Way(tensorstore_save, tensorstore_restore),
     SAFETENSORS: Way(safetensors_save, safetensors_restore),
     MEMMAP: Way(memmap_save, memmap_restore),
-    RAW: Way(raw_save, raw_restore),
 }
 if find_spec("torch"):
     WAYS[TORCH] = Way(torch_save, torch_restore, torch_tree)

@@ -39,7 +39,6 @@ from benchmarks.checkpoint.checkpointers import (
     MEMMAP,
     ORBAX,
     ORBAX_V1,
-    RAW,
     SAFETENSORS,
     TENSORSTORE,
     TORCH,
@@ -369,9 +368,9 @@ def works(quick: bool = False) -> list[Work]:
     )
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
-    to_save = [way for way in WAYS if way not in (GDA, RAW, MEMMAP)]
+    to_save = [way for way in WAYS if way not in (GDA, MEMMAP)]
     to_restore = [way for way in WAYS if way != GDA]
-    to_move = [way for way in to_restore if way not in (RAW, TORCH)]  # they know one layout
+    to_move = [way for way in to_restore if way != TORCH]  # it knows no layout
     of_small = [*few, JAX, TENSORSTORE, SAFETENSORS]
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
     of_memory = [*few, UNCOMPRESSED, JAX, TENSORSTORE]
@@ -412,7 +411,9 @@ def works(quick: bool = False) -> list[Work]:
         saving(large, to_save, {ORBAX: Faster(2.5), WRITE: OfFloor(0.8)}),
         saving(small, of_small, {ORBAX: Faster(10)}),
         in_processes("save", _saving_in_processes),
-        restoring(large, ROWS, to_restore, {ORBAX: Faster(3), RAW: AtMost(1), READ: OfFloor(0.9)}),
+        restoring(
+            large, ROWS, to_restore, {ORBAX: Faster(3), MEMMAP: AtMost(1), READ: OfFloor(0.9)}
+        ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),
         restoring(small, ROWS, of_small, {ORBAX: Faster(4)}),
         in_processes("restore", _restoring_in_processes),
