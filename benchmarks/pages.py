@@ -205,7 +205,8 @@ def with_losses(page: str, results: Results, works: Iterable[Work]) -> str:
     Raises:
       ValueError: no comment is for a work in which a rival is faster.
     """
-    kinds = dict.fromkeys(re.findall("<!-- slower: (.*?) -->", page), (0.0, "none measured"))
+    none: tuple[float, str] = 0, "none now"
+    kinds = dict.fromkeys(re.findall("<!-- slower: (.*?) -->", page), none)
     for work, way in losses(results, works):
         kind = next((each for each in kinds if work.name.startswith(each)), None)
         if kind is None:
