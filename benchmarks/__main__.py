@@ -62,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(results: Results) -> None:
+    names = [work.name for each in sections().values() for work in each]
+    results = {name: results[name] for name in names if name in results}
     save(results)
     for path, text in pages(results, sections()).items():
         path.write_text(text, encoding="utf-8")
@@ -71,7 +73,7 @@ def _measure(
     chosen: Mapping[str, Sequence[Work]], only: Sequence[str], quick: bool, console: Console
 ) -> list[dict[str, Any]]:
     """Run pytest once for each device count and return what pytest-benchmark saved."""
-    works = [work for each in chosen.values() for work in each]
+    works = [work for each in chosen.values() for work in each if work.can_be_measured]
     counts = sorted({work.devices for work in works})
     names = {c: [w.name for w in works if w.devices == c for _ in w.ways] for c in counts}
     runs = []

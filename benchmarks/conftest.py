@@ -39,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 pytest.param(work, side, id=f"{work.name}: {way}")
                 for works in sections(option("--only"), option("--quick")).values()
                 for work in works
-                if work.devices == option("--virtual-devices")
+                if work.devices == option("--virtual-devices") and work.can_be_measured
                 for side, way in enumerate(work.ways)
             ],
         )

@@ -40,7 +40,7 @@ _SHORTER = [
     ("make_array_from_callback, callback reads with ([\\w.]*).*", r"JAX by \1"),
     ("^make_array", "jax.make_array"),
     ("_to_global_array", "\N{HORIZONTAL ELLIPSIS}"),
-    (" of a new NamedSharding, equal indices counted as quickly .*", ", a quick loop"),
+    (" of a new NamedSharding, equal indices counted as quickly .*", " and a quick loop"),
     (" of a new NamedSharding, equal indices counted as JAX does", ", JAX's count"),
 ]
 
@@ -205,8 +205,9 @@ def with_losses(page: str, results: Results, works: Iterable[Work]) -> str:
     Raises:
       ValueError: no comment is for a work in which a rival is faster.
     """
-    none: tuple[float, str] = 0, "none now"
-    kinds = dict.fromkeys(re.findall("<!-- slower: (.*?) -->", page), none)
+    kinds: dict[str, tuple[float, str]] = dict.fromkeys(
+        re.findall("<!-- slower: (.*?) -->", page), (0.0, "none now")
+    )
     for work, way in losses(results, works):
         kind = next((each for each in kinds if work.name.startswith(each)), None)
         if kind is None:

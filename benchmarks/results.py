@@ -13,19 +13,10 @@ from typing import Any, NamedTuple
 
 PATH = Path(__file__).with_name("results.json")
 
-_PACKAGES = {
-    "JAX": "jax",
-    "jaxlib": "jaxlib",
-    "NumPy": "numpy",
-    "gda": "gda",
-    "Orbax": "orbax-checkpoint",
-    "TensorStore": "tensorstore",
-    "google-crc32c": "google-crc32c",
-    "safetensors": "safetensors",
-    "PyTorch": "torch",
-    "rich": "rich",
-    "libtpu (for the section Rehearsing)": "libtpu",
-}
+_PACKAGES = (
+    *("jax", "jaxlib", "numpy", "gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
+    *("safetensors", "torch", "rich", "libtpu"),
+)
 
 
 class Stats(NamedTuple):
@@ -93,11 +84,11 @@ def _json(value: object) -> str:
 
 def _here(cpu: str) -> str:
     packages = []
-    for name, package in _PACKAGES.items():
+    for package in _PACKAGES:
         try:
-            packages.append(f"{name} {version(package)}")
+            packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            packages.append(f"no {name}")
+            packages.append(f"no {package}")
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu}; "
         f"Python {platform.python_version()}, {', '.join(packages)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from benchmarks.pairs import Side
 
@@ -109,6 +110,7 @@ class Work:
       table_of: the rival of whose speed a table of the work shows each side as a share.
       seconds: how long to measure at most, after the least number of rounds.
       unit: of what is measured, "s" or "MiB".
+      needs: a package without which it is not measured.
     """
 
     name: str
@@ -121,6 +123,11 @@ class Work:
     table_of: str = ""
     seconds: float = 1
     unit: str = "s"
+    needs: str = ""
+
+    @property
+    def can_be_measured(self) -> bool:
+        return not self.needs or find_spec(self.needs) is not None
 
     @property
     def ways(self) -> list[str]:
