@@ -176,7 +176,7 @@ def safetensors_save(path: Path, tree: Tree) -> None:
     from safetensors.numpy import save_file
 
     path.mkdir()
-    save_file({name: np.asarray(array) for name, array in tree.items()}, path / "model")
+    save_file({name: _gathered(array) for name, array in tree.items()}, path / "model")
     fsync(path / "model")
     fsync(path)
 
@@ -191,7 +191,7 @@ def safetensors_restore(path: Path, like: Like) -> Tree:
 def memmap_save(path: Path, tree: Tree) -> None:
     path.mkdir()
     for name, array in tree.items():
-        np.save(path / f"{name}.npy", np.asarray(array))
+        np.save(path / f"{name}.npy", _gathered(array))
         fsync(path / f"{name}.npy")
     fsync(path)
 
@@ -201,6 +201,14 @@ def memmap_restore(path: Path, like: Like) -> Tree:
         name: _by_slices(np.load(path / f"{name}.npy", mmap_mode="r"), each)
         for name, each in like.items()
     }
+
+
+def _gathered(array: jax.Array) -> Block:
+    # Not np.asarray, whose result an array keeps: only the first save would have to make it.
+    whole = np.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        whole[shard.index] = shard.data
+    return whole
 
 
 def _by_slices(source: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
