@@ -69,14 +69,14 @@ def layouts(tree: Any) -> Layouts:
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> shapes = {'w': jax.ShapeDtypeStruct((1024, 64), np.float32), 'step': 3}
-    >>> found = gda.layouts(gda.abstract(shapes, mesh, lambda path, leaf: P('x')[:leaf.ndim]))
-    >>> print(found)
-    256.0 KiB in 2 arrays, 64.0 KiB on each device; mesh x=4,y=2
+    >>> w = jax.ShapeDtypeStruct((1024, 64), np.float32, sharding=NamedSharding(mesh, P('x')))
+    >>> b = jax.ShapeDtypeStruct((64,), np.float32, sharding=NamedSharding(mesh, P()))
+    >>> print(gda.layouts({'w': w, 'b': b, 'step': 3}))
+    256.2 KiB in 2 arrays, 64.2 KiB on each device; mesh x=4,y=2
     <BLANKLINE>
-    array                     spec    block       replicas  per device
-    w      float32[1024,64]   P('x')  (256, 64)          2    64.0 KiB
-    step   int32[]            P()     ()                 8         4 B
+    array                    spec    block      replicas  per device
+    w      float32[1024,64]  P('x')  (256, 64)         2    64.0 KiB
+    b      float32[64]       P()     (64,)             8       256 B
     """
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     of_each = with_paths(tree, partial(_layout_of, cache(_facts_of)), *zip(*found, strict=True))
