@@ -1,7 +1,7 @@
 """Pictures of layouts on a page, drawn when the site is built.
 
 A line ``<!-- picture: NAME -->`` or ``<!-- picture: NAME DTYPE -->`` stands below a block of Python
-that gives the name a layout; the picture takes its place.
+that gives the name a layout, or the layouts of a tree; the picture takes its place.
 """
 
 import contextlib
@@ -21,15 +21,22 @@ Drawing = Callable[[Any, str | None], str]
 
 def as_text(layout: Any, dtype: str | None) -> str:
     """Return the picture of a layout for a page that is read as text."""
-    return f"```text\n{gda.show.text(layout, dtype=dtype, width=_WIDTH)}\n```"
+    return f"```text\n{_text(layout, dtype)}\n```"
 
 
 def as_html(layout: Any, dtype: str | None) -> str:
     """Return the drawing of a layout on white and on dark, and its picture as text below."""
-    drawing = gda.show.svg(layout, dtype=dtype)
-    text = html.escape(gda.show.text(layout, dtype=dtype, width=_WIDTH))
+    is_table = isinstance(layout, gda.Layouts)
+    drawing = layout._repr_html_() if is_table else gda.show.svg(layout, dtype=dtype)
+    text = html.escape(_text(layout, dtype))
     pages = "".join(f'<div class="gda-{page}">{drawing}</div>' for page in ("light", "dark"))
     return f'<div class="gda-pictures">{pages}</div>\n\n<pre class="gda-text">{text}</pre>'
+
+
+def _text(layout: Any, dtype: str | None) -> str:
+    if isinstance(layout, gda.Layouts):
+        return str(layout)
+    return gda.show.text(layout, dtype=dtype, width=_WIDTH)
 
 
 def with_pictures(markdown: str, drawing: Drawing = as_html) -> str:

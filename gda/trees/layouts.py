@@ -26,7 +26,6 @@ from gda.layout.text import (
     format_bytes,
     format_mesh,
     format_more,
-    format_shape,
     printable,
     typed_shape,
 )
@@ -74,9 +73,9 @@ def layouts(tree: Any) -> Layouts:
     >>> print(gda.layouts({'w': w, 'b': b, 'step': 3}))
     256.2 KiB in 2 arrays, 64.2 KiB on each device; mesh x=4,y=2
     <BLANKLINE>
-    array                    spec    block      replicas  per device
-    w      float32[1024,64]  P('x')  (256, 64)         2    64.0 KiB
-    b      float32[64]       P()     (64,)             8       256 B
+    array                    spec    replicas  per device
+    w      float32[1024,64]  P('x')         2    64.0 KiB
+    b      float32[64]       P()            8       256 B
     """
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     of_each = with_paths(tree, partial(_layout_of, cache(_facts_of)), *zip(*found, strict=True))
@@ -387,13 +386,12 @@ def _cells_of(
             row.title,
             row.first.kind,
             row.first.layout.removesuffix(f" on {format_mesh(mesh)}") if mesh else row.first.layout,
-            format_shape(row.first.block_shape),
             f"{row.first.num_replicas:,}",
             format_bytes(row.nbytes_per_device),
         ]
         for row in rows[:_ROWS_SHOWN]
     ]
-    header = ["array", "", "spec" if mesh else "layout", "block", "replicas", "per device"]
+    header = ["array", "", "spec" if mesh else "layout", "replicas", "per device"]
     left = rows[_ROWS_SHOWN:]
     nbytes = format_bytes(sum(row.nbytes_per_device for row in left))
     return header, cells, [f"{format_more(len(left))}, {nbytes}"] if left else []
