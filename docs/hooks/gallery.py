@@ -21,22 +21,23 @@ Drawing = Callable[[Any, str | None], str]
 
 def as_text(layout: Any, dtype: str | None) -> str:
     """Return the picture of a layout for a page that is read as text."""
-    return f"```text\n{_text(layout, dtype)}\n```"
+    is_table = isinstance(layout, gda.Layouts)
+    text = str(layout) if is_table else gda.show.text(layout, dtype=dtype, width=_WIDTH)
+    return f"```text\n{text}\n```"
 
 
 def as_html(layout: Any, dtype: str | None) -> str:
     """Return the drawing of a layout on white and on dark, and its picture as text below."""
-    is_table = isinstance(layout, gda.Layouts)
-    drawing = layout._repr_html_() if is_table else gda.show.svg(layout, dtype=dtype)
-    text = html.escape(_text(layout, dtype))
-    pages = "".join(f'<div class="gda-{page}">{drawing}</div>' for page in ("light", "dark"))
-    return f'<div class="gda-pictures">{pages}</div>\n\n<pre class="gda-text">{text}</pre>'
-
-
-def _text(layout: Any, dtype: str | None) -> str:
     if isinstance(layout, gda.Layouts):
-        return str(layout)
-    return gda.show.text(layout, dtype=dtype, width=_WIDTH)
+        return _on_white_and_dark(layout._repr_html_(), ' style="flex-basis:100%;overflow-x:auto"')
+    drawing = _on_white_and_dark(gda.show.svg(layout, dtype=dtype))
+    text = html.escape(gda.show.text(layout, dtype=dtype, width=_WIDTH))
+    return f'{drawing}\n\n<pre class="gda-text">{text}</pre>'
+
+
+def _on_white_and_dark(drawing: str, style: str = "") -> str:
+    pages = [f'<div class="gda-{page}"{style}>{drawing}</div>' for page in ("light", "dark")]
+    return f'<div class="gda-pictures">{"".join(pages)}</div>'
 
 
 def with_pictures(markdown: str, drawing: Drawing = as_html) -> str:
