@@ -65,7 +65,8 @@ def bar(parts: Mapping[str, int], color_of: Mapping[str, str], longest: int, wid
     )
     return (
         f'<div style="width:{width}em;height:12px;margin-top:2px;line-height:0;text-align:left;'
-        f'overflow:hidden;white-space:nowrap;border:1px solid rgba(128,128,128,.5)">{segments}</div>'
+        "overflow:hidden;white-space:nowrap;border:1px solid rgba(128,128,128,.5)"
+        f'">{segments}</div>'
     )
 
 

@@ -43,7 +43,7 @@ _ROWS_SHOWN = 20
 _WIDTH = 100
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array)
 _SHARDED, _WHOLE = "sharded", "whole on each device"
-_COLOR_OF = dict(zip((_SHARDED, _WHOLE), colors_of(2), strict=True))
+_COLOR_OF: dict[str, str] = dict(zip((_SHARDED, _WHOLE), colors_of(2), strict=True))
 
 
 @set_module("gda")
@@ -201,7 +201,8 @@ class ArrayLayout(NamedTuple):
         return text if self.memory_kind is None else f"{text}, {self.memory_kind}"
 
 
-class _Row(NamedTuple):
+@dataclass(frozen=True)
+class _Row:
     """Arrays of one shape, dtype and layout whose paths differ only in numbers."""
 
     path: str
