@@ -121,17 +121,12 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
         return
     lines = [f"  {row.title}: {_of_whole(row.first, found.mesh)}" for row in _rows_of(whole)]
     more = [f"  {format_more(len(lines) - _ROWS_SHOWN)}"] if len(lines) > _ROWS_SHOWN else []
-    arrays = counted(len(whole), "array")
-    raise AssertionError(
-        "\n".join(
-            [
-                f"{arrays} of more than {format_bytes(max_replicated_bytes)} "
-                f"{'is' if len(whole) == 1 else 'are'} not sharded over the {num_devices} devices:",
-                *(*lines[:_ROWS_SHOWN], *more),
-                "shard them, or pass max_replicated_bytes= if they are to be whole on every device",
-            ]
-        )
+    first = (
+        f"{counted(len(whole), 'array')} of more than {format_bytes(max_replicated_bytes)} "
+        f"{'is' if len(whole) == 1 else 'are'} not sharded over the {num_devices:,} devices:"
     )
+    last = "shard them, or pass max_replicated_bytes= if they are to be whole on every device"
+    raise AssertionError("\n".join([first, *lines[:_ROWS_SHOWN], *more, last]))
 
 
 def _of_whole(row: ArrayLayout, mesh: Mapping[str, int] | None) -> str:
@@ -211,7 +206,8 @@ class _Row:
 
     @property
     def title(self) -> str:
-        return f"{self.path} (x{self.count:,})" if self.count > 1 else self.path
+        path = self.path or "the array"
+        return f"{path} (x{self.count:,})" if self.count > 1 else path
 
     @property
     def nbytes_per_device(self) -> int:
