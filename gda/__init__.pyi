@@ -18,6 +18,10 @@ from gda.trees.memory.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory
+from gda.trees.layouts import layouts as layouts
+from gda.trees.layouts import assert_sharded as assert_sharded
+from gda.trees.layouts import Layouts as Layouts
+from gda.trees.layouts import ArrayLayout as ArrayLayout
 from gda import storage as storage
 from gda.storage.options import Retry as Retry
 from gda.arrays.buffers import aligned_empty as aligned_empty
@@ -109,6 +113,10 @@ __all__ = [  # noqa: RUF022
     "MemoryReport",
     "ArrayMemory",
     "DeviceMemory",
+    "layouts",
+    "assert_sharded",
+    "Layouts",
+    "ArrayLayout",
     "storage",
     "Retry",
     "aligned_empty",

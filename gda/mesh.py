@@ -290,6 +290,14 @@ def named_sharding(
     return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
 
 
+def memory_kind_of(sharding: Any) -> str | None:
+    """Return the kind of memory of a sharding; None for the default of its devices."""
+    kind = sharding.memory_kind
+    if kind is None or isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+        return kind
+    return None if kind == next(iter(sharding.device_set)).default_memory().kind else kind
+
+
 def is_tracer(array: object) -> bool:
     return isinstance(array, Tracer)
 

@@ -1,4 +1,4 @@
-"""The live arrays by name: 10,000 of them, sharded over 8 devices."""
+"""The live arrays by name, and layouts: of 10,000 arrays, sharded over 8 devices."""
 
 from __future__ import annotations
 
@@ -38,12 +38,35 @@ def _report(is_named: bool) -> Sequence[Side]:
     return [Side(lambda: gda.memory(**trees), done=lambda _: layers), Side(rival)]
 
 
+def _layouts() -> Sequence[Side]:
+    """Return gda, and JAX's own paths and bytes of the same shapes."""
+    mesh = mesh_of((4, 2), ("data", "model"))
+    sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
+    shape = jax.ShapeDtypeStruct((8, 64), np.float32, sharding=sharding)
+    layers = [{"w": shape} for _ in range(_ARRAYS)]
+
+    def rival() -> list[tuple[str, int]]:
+        leaves = tree_flatten_with_path(layers)[0]
+        return [(keystr(path), leaf.size * leaf.dtype.itemsize) for path, leaf in leaves]
+
+    assert gda.layouts(layers).nbytes_per_device == _ARRAYS * 256
+    return [Side(lambda: gda.layouts(layers)), Side(rival)]
+
+
 WORKS = [
     Work(
-        f"report the memory of {_ARRAYS:,} {kind} arrays",
-        partial(_report, kind == "named"),
-        {"their bytes in JAX" if kind == "unnamed" else "their paths and bytes in JAX": None},
+        f"list the layouts of {_ARRAYS:,} arrays",
+        _layouts,
+        {"their paths and bytes in JAX": None},
         limit=Within(50),
-    )
-    for kind in ("named", "unnamed")
+    ),
+    *(
+        Work(
+            f"report the memory of {_ARRAYS:,} {kind} arrays",
+            partial(_report, kind == "named"),
+            {"their bytes in JAX" if kind == "unnamed" else "their paths and bytes in JAX": None},
+            limit=Within(50),
+        )
+        for kind in ("named", "unnamed")
+    ),
 ]

@@ -1,7 +1,7 @@
 """Pictures of layouts on a page, drawn when the site is built.
 
 A line ``<!-- picture: NAME -->`` or ``<!-- picture: NAME DTYPE -->`` stands below a block of Python
-that gives the name a layout; the picture takes its place.
+that gives the name a layout, or the layouts of a tree; the picture takes its place.
 """
 
 import contextlib
@@ -21,15 +21,23 @@ Drawing = Callable[[Any, str | None], str]
 
 def as_text(layout: Any, dtype: str | None) -> str:
     """Return the picture of a layout for a page that is read as text."""
-    return f"```text\n{gda.show.text(layout, dtype=dtype, width=_WIDTH)}\n```"
+    is_table = isinstance(layout, gda.Layouts)
+    text = str(layout) if is_table else gda.show.text(layout, dtype=dtype, width=_WIDTH)
+    return f"```text\n{text}\n```"
 
 
 def as_html(layout: Any, dtype: str | None) -> str:
     """Return the drawing of a layout on white and on dark, and its picture as text below."""
-    drawing = gda.show.svg(layout, dtype=dtype)
+    if isinstance(layout, gda.Layouts):
+        return _on_white_and_dark(layout._repr_html_(), ' style="flex-basis:100%;overflow-x:auto"')
+    drawing = _on_white_and_dark(gda.show.svg(layout, dtype=dtype))
     text = html.escape(gda.show.text(layout, dtype=dtype, width=_WIDTH))
-    pages = "".join(f'<div class="gda-{page}">{drawing}</div>' for page in ("light", "dark"))
-    return f'<div class="gda-pictures">{pages}</div>\n\n<pre class="gda-text">{text}</pre>'
+    return f'{drawing}\n\n<pre class="gda-text">{text}</pre>'
+
+
+def _on_white_and_dark(drawing: str, style: str = "") -> str:
+    pages = [f'<div class="gda-{page}"{style}>{drawing}</div>' for page in ("light", "dark")]
+    return f'<div class="gda-pictures">{"".join(pages)}</div>'
 
 
 def with_pictures(markdown: str, drawing: Drawing = as_html) -> str:
@@ -45,7 +53,8 @@ def with_pictures(markdown: str, drawing: Drawing = as_html) -> str:
     for picture in _PICTURE.finditer(markdown):
         before = markdown[done : picture.start()]
         for example in doctest.DocTestParser().get_examples(before):
-            with contextlib.redirect_stdout(None):
+            fails = [Exception] if example.exc_msg else []
+            with contextlib.redirect_stdout(None), contextlib.suppress(*fails):
                 exec(example.source, names)
         drawn += [before, drawing(names[picture[1]], picture[2])]
         done = picture.end()

@@ -57,7 +57,8 @@ the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
    "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
   A parameter may have its own dtype. A "spec" at the top is for all parameters
-  without their own. A spec is a list, or a text as above.
+  without their own. A spec is a list, or a text as above. In Python,
+  gda.layouts(tree).to_json() is such a file.
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\

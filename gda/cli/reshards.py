@@ -14,7 +14,7 @@ from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, re
 from gda.cli.facts import facts, left_out, table_of_some, terminal_width, two_tables
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding, format_percent
-from gda.layout.spec import format_spec
+from gda.layout.spec import format_layout, format_spec
 from gda.layout.tables import table
 from gda.layout.text import (
     counted,
@@ -167,10 +167,9 @@ def _totals(plan: ReshardPlan | ModelMoves) -> list[tuple[str, str]]:
 
 
 def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
-    spec, mesh = format_spec(array.grid.spec), format_mesh(array.grid.mesh_shape)
     blocks = f"blocks of {format_shape(array.grid.shard_shape)}"
     return [
-        (label, f"{spec} on {mesh}"),
+        (label, format_layout(array.grid.spec, array.grid.mesh_shape)),
         ("", f"{array.devices_and_processes}, {blocks}"),
         *(("", f"padded {padding}") for padding in padding_words(array)),
     ]

@@ -1,20 +1,16 @@
-"""Golden files: the memory and communication that a rehearsal is expected to have."""
+"""The golden files of rehearsals: the memory and communication that a function should have."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gda.compiled.hlo import Collective, format_axes, format_size, summed
-from gda.layout.strict_json import parse_json
+from gda.layout.golden import check_golden
 from gda.layout.text import format_mesh
-
-_VERSION = 1
-UPDATE = "GDA_UPDATE_GOLDEN"
 
 
 def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], int | None]:
@@ -40,35 +36,7 @@ def check(name: str, found: dict[str, Any], path: Path, tolerance: float) -> Non
     """
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a part of the bytes, such as 0.05, not {tolerance!r}")
-    found = {"version": _VERSION, **found}
-    if os.environ.get(UPDATE) == "1":
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
-        return
-    try:
-        golden = parse_json(path.read_text())
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            error.errno, "there is no golden file; write it with pytest --update-golden", str(path)
-        ) from None
-    except ValueError as error:
-        raise ValueError(f"{path} is no golden file: {error}") from None
-    if not isinstance(golden, dict) or golden.get("version") != _VERSION:
-        raise ValueError(f'{path} is no golden file: it has no "version": {_VERSION}')
-    try:
-        differences = [*_differences(golden, found, tolerance)]
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no golden file: it is damaged ({error!r})") from None
-    if differences:
-        raise AssertionError(
-            "\n".join(
-                [
-                    f"{name} differs from {path}:",
-                    *(f"  {line}" for line in differences),
-                    "if this is intended, write the file again with pytest --update-golden",
-                ]
-            )
-        )
+    check_golden(name, found, path, partial(_differences, tolerance=tolerance))
 
 
 def _differences(

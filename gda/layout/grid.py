@@ -389,6 +389,11 @@ class ShardGrid:
             arguments += f", process_of=<{self.num_processes} processes>"
         return f"ShardGrid({arguments})"
 
+    def _repr_html_(self) -> str:
+        import gda  # only notebooks need it: pictures know grids, and grids no pictures
+
+        return gda.show.html(self)
+
     def __reduce__(self) -> tuple[object, ...]:
         options: dict[str, Any] = {"pad": True} if self.is_padded else {}
         if self.processes is not None:

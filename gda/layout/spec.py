@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gda.layout.text import counted, did_you_mean, nearest
+from gda.layout.text import counted, did_you_mean, format_mesh, nearest, printable
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -206,6 +206,11 @@ def entries_of(axes: AxesByDimension) -> tuple[SpecEntry, ...]:
 def format_spec(entries: Iterable[object]) -> str:
     """Return a spec as a user writes it: ``P('x', None, ('y', 'z'))``."""
     return f"P({', '.join(map(repr, entries))})"
+
+
+def format_layout(entries: Iterable[object], mesh_shape: Mapping[str, int]) -> str:
+    """Return a spec on a mesh, without control characters: ``P('x') on x=4,y=2``."""
+    return f"{printable(format_spec(entries))} on {format_mesh(mesh_shape)}"
 
 
 def indivisible_error(

@@ -34,7 +34,7 @@ from gda.layout.text import in_processes
 from gda.planning.array import distinct_of
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import Mistakes, ModelText, Parameter, read_model
-from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import (
     BELOW_A_BYTE,
     check_devices_per_process,
@@ -72,23 +72,7 @@ class ParameterRow:
 
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
-        """The spec with unused mesh axes added, if their sizes divide a dimension.
-
-        The largest axis comes first. Each becomes the last axis of the dimension with the largest
-        blocks, so that the present axes stay in place.
-        """
-        grid = self.parameter.grid
-        axes = [list(names) for names in axes_of(grid)]
-        left = list(grid.shard_shape)
-        used = {name for names in axes for name in names}
-        sizes = sorted(grid.mesh_shape.items(), key=lambda item: -item[1])
-        for name, size in sizes:
-            dimensions = [d for d, rest in enumerate(left) if rest and rest % size == 0]
-            if name not in used and size > 1 and dimensions:
-                chosen = max(dimensions, key=left.__getitem__)
-                axes[chosen].append(name)
-                left[chosen] //= size
-        return entries_of(tuple(map(tuple, axes)))
+        return better_spec(self.parameter.grid)
 
     @cached_property
     def bytes_saved_per_device(self) -> int:
@@ -183,14 +167,14 @@ class ModelPlan:
     @cached_property
     def rows(self) -> list[ParameterRow]:
         """Most bytes per device first; of equal ones, in the order of the file."""
-        alike: dict[Any, list[Parameter]] = defaultdict(list)
-        for parameter in self.parameters:
-            grid = parameter.grid
-            alike[grid.global_shape, parameter.dtype, grid.spec].append(parameter)
+        by_name = {parameter.name: parameter for parameter in self.parameters}
+        layouts = (
+            (name, (parameter.grid.global_shape, parameter.dtype, parameter.grid.spec))
+            for name, parameter in by_name.items()
+        )
         rows = [
-            ParameterRow(name, tuple(names), parameters[0])
-            for parameters in alike.values()
-            for name, names in with_ranges(parameter.name for parameter in parameters)
+            ParameterRow(name, tuple(names), by_name[names[0]])
+            for name, names, _ in alike_in_ranges(layouts)
         ]
         return sorted(rows, key=lambda row: -row.bytes_per_device)
 
@@ -265,3 +249,22 @@ def in_order_of(source: ModelPlan, target: ModelPlan, path: str) -> ModelPlan:
 def axes_of(grid: ShardGrid) -> AxesByDimension:
     """Return the mesh axes that shard each dimension."""
     return axes_by_dimension(grid.spec, len(grid.global_shape), grid.mesh_shape)
+
+
+def better_spec(grid: ShardGrid) -> tuple[SpecEntry, ...]:
+    """Return the spec with unused mesh axes added, if their sizes divide a dimension.
+
+    The largest axis comes first. Each becomes the last axis of the dimension with the largest
+    blocks, so that the present axes stay in place.
+    """
+    axes = [list(names) for names in axes_of(grid)]
+    left = list(grid.shard_shape)
+    used = {name for names in axes for name in names}
+    sizes = sorted(grid.mesh_shape.items(), key=lambda item: -item[1])
+    for name, size in sizes:
+        dimensions = [d for d, rest in enumerate(left) if rest and rest % size == 0]
+        if name not in used and size > 1 and dimensions:
+            chosen = max(dimensions, key=left.__getitem__)
+            axes[chosen].append(name)
+            left[chosen] //= size
+    return entries_of(tuple(map(tuple, axes)))

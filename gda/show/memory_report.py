@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ from gda.layout.text import (
     join_some,
     typed_shape,
 )
+from gda.show import markup
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import escape
-from gda.show.page import STYLE
 
 _ROWS_SHOWN = 20
 UNNAMED = "unnamed"
@@ -258,12 +258,8 @@ def _devices_of(group: Sequence[DeviceMemory]) -> str:
 
 def _page_of(report: MemoryReport) -> str:
     """Return a report as one HTML element, light or dark, without network or script."""
-    texts = [report.headline, *report.notes]
-    parts = [f"<p>{escape(text)}</p>" for text in texts]
-    if report.arrays:
-        parts.insert(1, _bars(report))
-        parts.insert(2, _arrays(report))
-    return f'<div class="gda-show"><style>{STYLE}</style><div>{"".join(parts)}</div></div>'
+    tables = [_bars(report), _arrays(report)] if report.arrays else []
+    return markup.report([report.headline, *report.notes], tables)
 
 
 def _bars(report: MemoryReport) -> str:
@@ -273,14 +269,18 @@ def _bars(report: MemoryReport) -> str:
     color_of = dict(zip(trees, colors_of(len(trees)), strict=False)) | {_OTHER: _GREY}
     longest = max(max(each.bytes_limit or 0, _taken(each)) for each in devices) or 1
     rows = [
-        [escape(_devices_of([each])), _bar(each, color_of, longest), escape(_numbers(each))]
+        [
+            escape(_devices_of([each])),
+            markup.bar(_parts(each), color_of, longest, width=22),
+            escape(_numbers(each)),
+        ]
         for each in devices
     ]
     if len(report.devices) > len(devices):
         rows.append([escape(format_more(len(report.devices) - len(devices))), "", ""])
-    shown = color_of if any(each.bytes_not_in_arrays for each in devices) else trees
-    legend = " ".join(f"{_segment('12px', color_of[name])} {escape(name)} " for name in shown)
-    return _table(["device", legend, "bytes"], rows)
+    if not any(each.bytes_not_in_arrays for each in devices):
+        del color_of[_OTHER]
+    return markup.html_table(["device", markup.legend(color_of), "bytes"], rows)
 
 
 def _taken(device: DeviceMemory) -> int:
@@ -292,25 +292,8 @@ def _numbers(device: DeviceMemory) -> str:
     return f"{text} of {format_bytes(device.bytes_limit)}" if device.bytes_limit else text
 
 
-def _bar(device: DeviceMemory, color_of: dict[str, str], longest: int) -> str:
-    parts = device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}
-    segments = "".join(
-        _segment(f"{100 * size / longest:.3g}%", color_of[name], f"{name}: {format_bytes(size)}")
-        for name, size in parts.items()
-        if size
-    )
-    return (
-        '<div style="width:22em;height:12px;margin-top:2px;line-height:0;overflow:hidden;'
-        f'white-space:nowrap;border:1px solid rgba(128,128,128,.5)">{segments}</div>'
-    )
-
-
-def _segment(width: str, color: str, title: str = "") -> str:
-    hover = f' title="{escape(title)}"' if title else ""
-    return (
-        f'<span{hover} style="display:inline-block;height:12px;width:{width};'
-        f'background:{color}"></span>'
-    )
+def _parts(device: DeviceMemory) -> dict[str, int]:
+    return device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}
 
 
 def _arrays(report: MemoryReport) -> str:
@@ -318,14 +301,4 @@ def _arrays(report: MemoryReport) -> str:
     cells = [[*map(escape, row), size] for row, size in zip(rows, shared, strict=True)]
     cells += [[escape(line), "", "", "", "", ""] for line in more]
     of_shared = "shared" if any(shared) else ""
-    return _table(["array", "", "layout", "per device", "in all", of_shared], cells)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of cells that are markup."""
-    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        f'<table class="gda-facts gda-memory"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table>"
-    )
+    return markup.html_table(["array", "", "layout", "per device", "in all", of_shared], cells)

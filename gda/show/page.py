@@ -6,32 +6,9 @@ from typing import Any
 
 from gda.show.drawing import svg_of
 from gda.show.drawing.sheet import escape
+from gda.show.markup import element
 from gda.show.subject import Subject, subject_of
 from gda.show.words import facts
-
-# Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
-# on one page carry the same rules, so none changes another.
-STYLE = """
-.gda-show{display:flex;flex-wrap:wrap;align-items:flex-start;gap:16px 32px;margin:8px 0}
-.gda-show>.gda-svg{flex:0 1 auto;min-width:0}
-.gda-show table.gda-facts.gda-facts.gda-facts{border-collapse:collapse;border:0;margin:6px 0;\
-width:auto;font:13px/1.35 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,\
-sans-serif;color:inherit;background:none;table-layout:auto}
-.gda-show .gda-facts.gda-facts.gda-facts caption{caption-side:top;text-align:left;\
-font-weight:600;font-size:14px;padding:0 0 6px;color:inherit}
-.gda-show .gda-facts.gda-facts.gda-facts tr{background:none;border:0;\
-border-top:1px solid rgba(128,128,128,.3)}
-.gda-show .gda-facts.gda-facts.gda-facts :is(th,td){background:none;border:0;padding:4px 0;\
-text-align:left;vertical-align:top;color:inherit;max-width:22em;overflow-wrap:anywhere;\
-white-space:normal}
-.gda-show .gda-facts.gda-facts.gda-facts th{font-weight:400;opacity:.8;padding-right:20px;\
-white-space:nowrap}
-.gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
-.gda-show .gda-facts.gda-memory.gda-memory :is(th,td){max-width:32em;padding-right:20px;\
-overflow-wrap:break-word;white-space:normal}
-.gda-show .gda-facts.gda-memory.gda-memory :is(th,td):nth-child(n+4){text-align:right;\
-white-space:nowrap}
-""".strip()
 
 
 def html_of(subject: Subject) -> str:
@@ -41,10 +18,9 @@ def html_of(subject: Subject) -> str:
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in [("shape", str(subject.shape)), *dtype, *facts(subject)]
     )
-    return (
-        f'<div class="gda-show"><style>{STYLE}</style>{svg_of(subject)}'
-        f'<table class="gda-facts"><caption>{escape(subject.kind)}</caption>'
-        f"<tbody>{rows}</tbody></table></div>"
+    return element(
+        f'{svg_of(subject)}<table class="gda-facts"><caption>{escape(subject.kind)}</caption>'
+        f"<tbody>{rows}</tbody></table>"
     )
 
 

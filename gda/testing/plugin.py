@@ -21,8 +21,9 @@ Processes are kept for the next test of the same size.
   processes of each size start once. Otherwise each worker starts processes of every size. For a
   test with ``process_pool``, add ``@pytest.mark.xdist_group("processes-4x2")``.
 
-``pytest --update-golden`` writes the golden files of ``gda.Rehearsal.check`` instead of comparing
-with them, in this process, the workers of xdist and the processes of tests.
+``pytest --update-golden`` writes the golden files of ``gda.Rehearsal.check`` and
+``gda.Layouts.check`` instead of comparing with them, in this process, the workers of xdist and the
+processes of tests.
 
 Every pytest run with gda installed imports this module, so it has no slow imports.
 """
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
     from gda.testing.pools import Pools
 
 _pools_key = pytest.StashKey["Pools"]()
-_UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.compiled.golden, which takes long to import
+_UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.layout.golden, which need not be imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("gda").addoption(
         "--update-golden",
         action="store_true",
-        help="write the golden files of gda.Rehearsal.check instead of comparing with them",
+        help="write the golden files of gda.Rehearsal.check and gda.Layouts.check, not compare",
     )
 
 

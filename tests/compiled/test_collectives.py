@@ -332,6 +332,9 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     again = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
     assert (repr(found), found, hash(found)) == (str(found), again, hash(again))
     assert len({found, again, gda.collectives(lambda x: x, abstract((8,), mesh, "x"))}) == 2
+    page = found._repr_html_()
+    assert "<td>all-reduce (add)</td><td>x</td><td>float32[4,16]</td><td>1</td>" in page
+    assert page.count("<tr>") == len(str(found).splitlines()) - 1
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
         "  collective        over  operands       times  bytes  from",

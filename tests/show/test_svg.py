@@ -344,6 +344,7 @@ def test_names_are_escaped(name: str) -> None:
 def test_the_last_expression_of_a_cell_is_a_picture(mesh: Mesh) -> None:
     g = cut(batch(8, 2), mesh, P("x"))
     assert g._repr_html_() == html_of(subject_of(g))
+    assert g.grid._repr_html_() == html_of(subject_of(g.grid))
     assert facts_of(g._repr_html_() or "")["bytes"].endswith("64 B without replicas")
     keys = jax.random.split(jax.random.key(0), 8)
     g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(mesh, P("x"))))

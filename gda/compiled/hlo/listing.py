@@ -14,6 +14,8 @@ from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
+from gda.show.drawing.sheet import escape
+from gda.show.markup import html_table, report
 
 Axes = tuple[str, ...]
 
@@ -42,7 +44,7 @@ class Traffic(NamedTuple):
 class Collectives(Sequence[Collective]):
     """The collectives of a compiled function, in program order.
 
-    A sequence of ``Collective``, printed as a table.
+    A sequence of ``Collective``, printed as a table, also in a notebook.
 
     Attributes:
       found: the collectives.
@@ -98,17 +100,27 @@ class Collectives(Sequence[Collective]):
         }
 
     def __repr__(self) -> str:
+        lines = table(self._rows()) if self else []
+        return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
+
+    def _repr_html_(self) -> str:
+        header, *rows = [[*map(escape, row)] for row in self._rows()]
+        return report([self._headline()], [html_table(header, rows)] if self else [])
+
+    def _headline(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
         if not self:
             return f"no collectives on {mesh}"
+        some = counted(len(self), "collective")
+        return f"{some} on {mesh}; bytes are of the operands on one device"
+
+    def _rows(self) -> list[list[str]]:
         header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
             ["total", format_axes(axes), "", _format_count(executions), format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
-        some, lines = counted(len(self), "collective"), table([header, *map(_row, self), *totals])
-        first = f"{some} on {mesh}; bytes are of the operands on one device"
-        return "\n".join([first, *(f"  {line}" for line in lines)])
+        return [header, *map(_row, self), *totals]
 
 
 def summed(numbers: Iterable[int | None]) -> int | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TypeVar
 
 _NUMBER = re.compile(r"([0-9]+)")
 _DIGITS = 18  # of a number in a range; a longer number is alone
 
 Numbers = tuple[str, ...]
+K = TypeVar("K", bound=Hashable)
 
 
 def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
@@ -31,6 +33,15 @@ def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
         for texts, given in alike.items()
         for rows in _products(given)
     ]
+
+
+def alike_in_ranges(named: Iterable[tuple[str, K]]) -> Iterator[tuple[str, list[str], K]]:
+    """Yield the names of each value, with ranges in them, each with its names and the value."""
+    alike: dict[K, list[str]] = defaultdict(list)
+    for name, value in named:
+        alike[value].append(name)
+    for value, names in alike.items():
+        yield from ((title, same, value) for title, same in with_ranges(names))
 
 
 def _join(texts: tuple[str, ...], numbers: Iterable[str]) -> str:

@@ -19,9 +19,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
-from gda.layout.spec import Shape, format_spec
-from gda.layout.text import format_mesh, printable
-from gda.mesh import Device
+from gda.layout.spec import Shape, format_layout
+from gda.mesh import Device, memory_kind_of
 
 Address = tuple[Device, int]
 
@@ -52,8 +51,7 @@ class Blocks:
         """The spec and the mesh, or the device, as text."""
         sharding: Any = self.sharding
         if isinstance(sharding, NamedSharding):
-            spec = printable(format_spec(sharding.spec))
-            return f"{spec} on {format_mesh(sharding.mesh.shape)}"
+            return format_layout(sharding.spec, sharding.mesh.shape)
         if self.is_single and self.devices:
             return name_of(self.devices[0])
         return type(sharding).__name__
@@ -68,9 +66,7 @@ def blocks_of(arrays: Iterable[jax.Array]) -> list[Blocks]:
 def _blocks(sharding: Sharding, shape: Shape, dtype: np.dtype[Any]) -> Blocks:
     devices = tuple(sorted(sharding.addressable_devices, key=lambda device: device.id))
     block_shape = sharding.shard_shape(shape)
-    memory = sharding.memory_kind
-    if not devices or memory == devices[0].default_memory().kind:
-        memory = None
+    memory = memory_kind_of(sharding)
     return Blocks(
         sharding,
         shape,

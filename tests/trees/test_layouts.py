@@ -1,0 +1,483 @@
+"""The layouts of the arrays of a tree, against JAX's shardings, and mistakes that they show."""
+
+import json
+import math
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.tree_util import keystr
+from meshes import batch, mesh_of, ordered_mesh
+
+import gda
+from gda.planning.model import plan_model
+from gda.planning.notation.model_file import ModelText
+from gda.testing.strategies import global_arrays, meshes, sharded_cases
+
+XY = {"x": 4, "y": 2}
+
+
+def shape(mesh: Any, spec: Any, *sizes: int, dtype: Any = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def rows_of(tree: Any) -> dict[str, gda.ArrayLayout]:
+    return {row.path: row for row in gda.layouts(tree).arrays}
+
+
+# What is listed.
+
+
+def test_every_array_of_a_tree_has_a_row_and_other_leaves_have_none(mesh: Mesh) -> None:
+    w = jax.device_put(batch(8, 6), NamedSharding(mesh, P("x", None)))
+    rows = rows_of(
+        {
+            "layers": [{"w": w}, {"w": gda.GlobalArray.from_array(w)}],
+            "padded": gda.PaddedArray.from_array(batch(5, 3), mesh, P("x")),
+            "one": jnp.zeros(3, "int4"),
+            "keys": jax.random.split(jax.random.key(0), 8),
+            "later": jax.ShapeDtypeStruct((2, 3), jnp.bfloat16),
+            "host": np.zeros((), np.int8),
+            "step": 3,
+            "rate": np.float32(0.1),
+            "name": "adam",
+            "none": None,
+        }
+    )
+    of_w = ((8, 6), "float32", XY, ("x",), (2, 6), 8, 2, 192, 48, None)
+    assert {path: row[1:] for path, row in rows.items()} == {
+        "layers/0/w": of_w,
+        "layers/1/w": of_w,
+        "padded": ((5, 3), "float32", XY, ("x",), (2, 3), 8, 2, 60, 24, None),
+        "keys": ((8,), "key<fry>", None, None, (8,), 1, 1, 64, 64, None),
+        "later": ((2, 3), "bfloat16", None, None, (2, 3), 0, 0, 12, 12, None),
+        "one": ((3,), "int4", None, None, (3,), 1, 1, 3, 3, None),
+        "host": ((), "int8", None, None, (), 0, 0, 1, 1, None),
+    }
+    assert [row.nbytes_per_device for row in rows.values()] == [64, 48, 48, 24, 12, 3, 1]
+    layouts = {path: (row.layout, row.is_whole) for path, row in rows.items()}
+    assert layouts["layers/0/w"] == ("P('x') on x=4,y=2", False)
+    assert layouts["keys"] == ("1 device", True)
+    assert layouts["later"] == ("no sharding", True)
+
+
+def test_shapes_stand_for_arrays_on_devices_that_are_not_here() -> None:
+    mesh: Any = AbstractMesh((64, 16), ("data", "model"))
+    row = rows_of([shape(mesh, P(("model", "data")), 65536, 8192)])["0"]
+    assert (row.block_shape, row.num_devices, row.num_replicas) == ((64, 8192), 1024, 1)
+    shapes = {"w": jax.ShapeDtypeStruct((5, 4), np.float32)}
+    here = mesh_of(XY)
+    assert rows_of(gda.abstract(shapes, here, P(None, "y")))["w"].block_shape == (5, 2)
+    padded = gda.PaddedArray.from_array(batch(5), here, P("x"))
+    assert rows_of([gda.abstract(padded, here, P("x"))])["0"].block_shape == (2,)
+
+
+def test_kinds_of_memory_are_a_part_of_the_layout(auto_mesh: Mesh) -> None:
+    host = NamedSharding(auto_mesh, P("x"), memory_kind="pinned_host")
+    tree = [shape(auto_mesh, P("x"), 8), jax.ShapeDtypeStruct((8,), np.int8, sharding=host)]
+    rows = rows_of(tree)
+    assert (rows["0"].memory_kind, rows["1"].memory_kind) == (None, "pinned_host")
+    assert rows["1"].layout == "P('x') on x=4,y=2, pinned_host"
+    assert "P('x') on x=4,y=2, pinned_host" in str(gda.layouts(tree))
+
+
+def test_layouts_in_a_trace_are_known_over_explicit_axes_only(explicit_mesh: Mesh) -> None:
+    found = []
+
+    @jax.jit
+    def step(tree: Any) -> Any:
+        found.append(rows_of(tree)["w"].layout)
+        gda.assert_sharded(tree)
+        return tree
+
+    step.eval_shape({"w": shape(explicit_mesh, P("y"), 8)})
+    assert found == ["P('y') on x=4,y=2"]
+    with pytest.raises(gda.LayoutUnknownError, match="over Auto axes") as caught:
+        step.eval_shape({"w": shape(mesh_of(XY), P("y"), 8)})
+    assert caught.value.__notes__[0] == "gda: at ['w'] of the tree"
+
+
+def test_a_sharding_that_does_not_divide_has_its_path(mesh: Mesh) -> None:
+    tree = {"a": [shape(mesh, P("y"), 8), shape(mesh, P("x"), 10)]}
+    for function in (gda.layouts, gda.assert_sharded):
+        with pytest.raises(ValueError, match="10 is not divisible by 4") as caught:
+            function(tree)
+        assert caught.value.__notes__ == ["gda: at ['a'][1] of the tree"]
+
+
+@given(global_arrays())
+def test_rows_agree_with_the_shards_of_jax(g: gda.GlobalArray) -> None:
+    array = g.array
+    (row,) = gda.layouts(array).arrays
+    shards = array.addressable_shards
+    assert (row.shape, row.dtype, row.nbytes) == (array.shape, str(array.dtype), array.nbytes)
+    assert {shard.data.shape for shard in shards} == {row.block_shape}
+    assert {shard.data.nbytes for shard in shards} == {row.nbytes_per_device}
+    assert row.num_devices == len(array.sharding.device_set)
+    replicas = Counter(shard.replica_id for shard in shards)
+    assert row.num_replicas == len(replicas)
+    assert row.is_whole == array.is_fully_replicated or not array.size
+    assert gda.layouts(g).arrays == (row,)
+
+
+@given(sharded_cases(meshes()))
+def test_rows_agree_with_the_shardings_of_jax(case: Any) -> None:
+    sharding = NamedSharding(case.mesh, P(*case.spec))
+    held = jax.ShapeDtypeStruct(case.global_shape, "bfloat16", sharding=sharding)
+    (row,) = gda.layouts(held).arrays
+    assert row.block_shape == sharding.shard_shape(case.global_shape)
+    assert row.nbytes_per_device == 2 * math.prod(row.block_shape)
+    assert row.num_devices == case.mesh.size
+
+
+# Tables.
+
+
+def model(mesh: Any) -> dict[str, Any]:
+    layers = [
+        {"w": shape(mesh, P("x"), 4096, 1024, dtype=jnp.bfloat16), "norm": shape(mesh, P(), 4096)}
+        for _ in range(32)
+    ]
+    return {"embed": shape(mesh, P(), 50257, 1024), "layers": layers}
+
+
+def test_the_table_has_a_row_for_arrays_that_differ_in_numbers_only(mesh: Mesh) -> None:
+    assert str(gda.layouts(model(mesh))).splitlines() == [
+        "452.8 MiB in 65 arrays, 260.8 MiB on each device; mesh x=4,y=2",
+        "",
+        "array                                        spec    replicas  per device",
+        "embed                   float32[50257,1024]  P()            8   196.3 MiB",
+        "layers/0-31/w (x32)     bfloat16[4096,1024]  P('x')         2    64.0 MiB",
+        "layers/0-31/norm (x32)  float32[4096]        P()            8   512.0 KiB",
+    ]
+
+
+def test_meshes_are_named_in_each_row_if_they_differ() -> None:
+    tree = [shape(mesh_of({"x": 8}), P("x"), 8), shape(mesh_of(XY), P("x"), 8), jnp.zeros(1)]
+    lines = str(gda.layouts(tree)).splitlines()
+    assert lines[0] == "68 B in 3 arrays, 16 B on each device"
+    assert [re.sub("  +", "|", line) for line in lines[2:]] == [
+        "array|layout|replicas|per device",
+        "1|float32[8]|P('x') on x=4,y=2|2|8 B",
+        "0|float32[8]|P('x') on x=8|1|4 B",
+        "2|float32[1]|1 device|1|4 B",
+    ]
+    assert str(gda.layouts([3, None])) == "0 B in 0 arrays, 0 B on each device"
+
+
+def test_many_rows_are_cut_short_and_lines_fit(mesh: Mesh) -> None:
+    names = [f"{'long_name_of_a_block_' * 3}{chr(97 + i)}" for i in range(26)]
+    lines = str(gda.layouts({name: shape(mesh, P("x"), 1024) for name in names})).splitlines()
+    assert lines[-1] == "… 6 more, 6.0 KiB"
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_page_has_a_bar_for_each_row(mesh: Mesh) -> None:
+    page = gda.layouts({**model(mesh), "<b>": shape(mesh, P(), 0)})._repr_html_()
+    assert re.findall(r'title="([^"]*)"[^>]*width:([\d.]+)%', page) == [
+        ("whole on each device: 196.3 MiB", "100"),
+        ("sharded: 64.0 MiB", "32.6"),
+        ("whole on each device: 512.0 KiB", "0.255"),
+    ]
+    assert "<p>452.8 MiB in 66 arrays" in page
+    assert "<b>" not in page
+    assert "<table" not in gda.layouts([])._repr_html_()
+
+
+def test_the_dict_is_json(mesh: Mesh) -> None:
+    found = gda.layouts([shape(mesh, P(("x", "y")), 8), jnp.zeros(2)])
+    document = json.loads(json.dumps(found.to_dict()))
+    assert (document["nbytes"], document["nbytes_per_device"]) == (40, 12)
+    assert document["arrays"][1] == {
+        "path": "0",
+        "shape": [8],
+        "dtype": "float32",
+        "mesh": XY,
+        "spec": [["x", "y"]],
+        "block_shape": [1],
+        "num_devices": 8,
+        "num_replicas": 1,
+        "nbytes": 32,
+        "nbytes_per_device": 4,
+        "memory_kind": None,
+    }
+
+
+# Files of models.
+
+
+def planned_bytes(found: gda.Layouts, mesh: dict[str, int] | None = None) -> int:
+    model = plan_model(ModelText("model.json", found.to_json()), mesh, None, pad=True)
+    return model.bytes_per_device
+
+
+def test_a_plan_of_the_file_has_the_same_bytes(mesh: Mesh) -> None:
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="rbg"), 8))
+    tree = {
+        **model(mesh),
+        "keys": jax.ShapeDtypeStruct(keys.shape, keys.dtype, sharding=NamedSharding(mesh, P("x"))),
+        "padded": gda.PaddedArray.from_array(batch(5, 3), mesh, P("x")),
+        "one": jnp.zeros(3, "int4"),
+        'of "quotes" and \n': shape(mesh, P(None, ("x", "y")), 0, 8),
+    }
+    found = gda.layouts(tree)
+    assert planned_bytes(found) == found.nbytes_per_device
+    parameters = json.loads(found.to_json())["parameters"]
+    assert parameters["keys"] == {"shape": [8, 4], "dtype": "uint32", "spec": ["x"]}
+
+
+def test_shapes_of_a_function_are_planned_on_a_mesh_of_the_command_line(tmp_path: Path) -> None:
+    shapes = jax.eval_shape(lambda: {"w": jnp.zeros((8, 2)), "key": jax.random.key(0)})
+    found = gda.layouts(shapes)
+    assert "mesh" not in json.loads(found.to_json())
+    assert planned_bytes(found, {"data": 8}) == found.nbytes_per_device == 72
+    file = tmp_path / "model.json"
+    file.write_text(found.to_json())
+    assert gda.abstract(str(file), mesh_of(XY))["w"].shape == (8, 2)
+
+
+def test_a_file_has_one_mesh_and_each_path_once(auto_mesh: Mesh) -> None:
+    other = shape(mesh_of({"x": 8}), P(), 8)
+    with pytest.raises(ValueError, match="one mesh, and these arrays are on x=4,y=2, x=8; write"):
+        gda.layouts([shape(auto_mesh, P(), 8), other]).to_json()
+    renamed = ordered_mesh(range(7, -1, -1), XY)  # the file has sizes, not devices
+    assert gda.layouts([shape(auto_mesh, P(), 8), shape(renamed, P(), 8)]).to_json()
+    twice = gda.layouts({"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(2)}})
+    for function in (twice.to_json, lambda: twice.check("never.json")):
+        with pytest.raises(ValueError, match="two arrays of the tree have the path 'a/b'"):
+            function()
+
+
+# Golden files.
+
+
+@pytest.fixture
+def golden(tmp_path: Path, auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The golden file of the model."""
+    path = tmp_path / "layout.json"
+    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "1")
+    gda.layouts(model(auto_mesh)).check(path)
+    monkeypatch.delenv("GDA_UPDATE_GOLDEN")
+    return path
+
+
+def differences(tree: Any, path: Path) -> list[str]:
+    with pytest.raises(AssertionError) as caught:
+        gda.layouts(tree).check(path)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"the layout differs from {path}:"
+    assert last == "if this is intended, write the file again with pytest --update-golden"
+    return [line.strip() for line in lines]
+
+
+def test_a_golden_file_has_a_line_for_each_array(golden: Path, explicit_mesh: Mesh) -> None:
+    document = json.loads(golden.read_text())
+    assert document["arrays"]["layers/3/w"] == "bfloat16[4096,1024] P('x') on x=4,y=2"
+    assert len(document["arrays"]) == 65
+    gda.layouts(model(explicit_mesh)).check(str(golden))
+
+
+def test_differences_are_in_words(golden: Path, auto_mesh: Mesh) -> None:
+    tree = model(auto_mesh)
+    for layer in tree["layers"][:16]:
+        layer["w"] = shape(auto_mesh, P("y"), 4096, 1024, dtype=jnp.bfloat16)
+    tree["head"] = tree.pop("embed")
+    assert differences(tree, golden) == [
+        "embed is gone: float32[50257,1024] P() on x=4,y=2",
+        "layers/0-15/w: bfloat16[4096,1024] P('y') on x=4,y=2, not bfloat16[4096,1024] P('x') on "
+        "x=4,y=2",
+        "head is new: float32[50257,1024] P() on x=4,y=2",
+    ]
+
+
+@pytest.mark.parametrize("text", ['{"version": 1}', '{"version": 1, "arrays": 3}', "[]", "{"])
+def test_a_damaged_golden_file_is_an_error(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "layout.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is no golden file"):
+        gda.layouts(jnp.zeros(3)).check(path)
+
+
+# The assertion.
+
+
+def refused(tree: Any, **options: Any) -> list[str]:
+    with pytest.raises(AssertionError) as caught:
+        gda.assert_sharded(tree, **options)
+    return str(caught.value).splitlines()
+
+
+def test_arrays_that_are_whole_are_named_with_a_spec_that_shards_them(mesh: Mesh) -> None:
+    tree = model(mesh)
+    last = "shard them, or pass max_replicated_bytes= if they are to be whole on every device"
+    assert refused(tree) == [
+        "1 array of more than 1.0 MiB is not sharded over the 8 devices:",
+        "  embed: float32[50257,1024], 196.3 MiB, P() on x=4,y=2; P(None, ('x', 'y')) would leave "
+        "24.5 MiB",
+        last,
+    ]
+    gda.assert_sharded(tree, max_replicated_bytes=2**28)
+    del tree["embed"]
+    gda.assert_sharded(tree)
+    assert refused(tree, max_replicated_bytes=0) == [
+        "32 arrays of more than 0 B are not sharded over the 8 devices:",
+        "  layers/0-31/norm (x32): float32[4096], 16.0 KiB, P() on x=4,y=2; P(('x', 'y')) would "
+        "leave 2.0 KiB",
+        last,
+    ]
+
+
+def test_an_array_on_one_device_is_whole_beside_others_on_a_mesh(mesh: Mesh) -> None:
+    rest = {"w": shape(mesh, P("x"), 8)}
+    forgotten = (jax.ShapeDtypeStruct((512, 1024), np.float32), jnp.zeros((512, 1024)))
+    for leaf, layout in zip(forgotten, ("no sharding", "1 device"), strict=True):
+        says = f"  m: float32[512,1024], 2.0 MiB, {layout}"
+        assert refused({**rest, "m": leaf})[1] == f"{says}; P('y', 'x') would leave 256.0 KiB"
+        assert refused({"m": leaf})[1] == says
+    assert "  m: float32[512,1023]" in refused({**rest, "m": np.zeros((512, 1023), "f4")})[1]
+
+
+def test_sizes_that_no_axis_divides_are_padded(mesh: Mesh) -> None:
+    (_, line, _) = refused(shape(mesh, P(), 1023, 1025))
+    assert line.startswith("  the array: float32[1023,1025]")
+    assert line.endswith("no axis divides its sizes, but gda.PaddedArray pads them")
+
+
+def test_a_tree_on_one_device_passes() -> None:
+    one = mesh_of({"x": 1})
+    gda.assert_sharded([shape(one, P(), 1024, 1024), jnp.zeros((1024, 1024))])
+    gda.assert_sharded([])
+
+
+def test_very_many_lines_are_cut_short(mesh: Mesh) -> None:
+    tree = {chr(97 + i): shape(mesh, P(), 2**20 + i) for i in range(26)}
+    assert refused(tree)[-2] == "  … 6 more"
+
+
+# Mistakes in the layouts of models: the shapes are those of 7-billion-parameter transformers.
+
+POD: Any = AbstractMesh((8, 4, 4), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+
+
+def on_pod(*sizes: int, spec: Any = P()) -> jax.ShapeDtypeStruct:
+    return shape(POD, spec, *sizes, dtype=jnp.bfloat16)
+
+
+def linen() -> Any:
+    """Parameters of a linen transformer: dicts of dicts, heads as dimensions."""
+
+    def layer() -> Any:
+        heads = {
+            name: {"kernel": on_pod(4096, 32, 128, spec=P("fsdp", "tensor"))}
+            for name in ("query", "key", "value")
+        }
+        out = {"kernel": on_pod(32, 128, 4096, spec=P("tensor", None, "fsdp"))}
+        up = {"kernel": on_pod(4096, 11008, spec=P("fsdp", "tensor")), "bias": on_pod(11008)}
+        down = {"kernel": on_pod(11008, 4096, spec=P("tensor", "fsdp")), "bias": on_pod(4096)}
+        return {"attention": {**heads, "out": out}, "mlp": {"up": up, "down": down}}
+
+    embedding = on_pod(32000, 4096, spec=P(("data", "fsdp"), "tensor"))
+    layers = {f"layers_{i}": layer() for i in range(8)}
+    return {"params": {"embed": {"embedding": embedding}, **layers}}
+
+
+class Linear(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+class Block(NamedTuple):
+    attention: Linear
+    mlp: list[Linear]
+    norm: Any
+
+
+def equinox() -> Any:
+    """A model of equinox: modules in lists, weights as ``[out, in]``."""
+
+    def linear(out: int, into: int, spec: Any) -> Linear:
+        return Linear(on_pod(out, into, spec=spec), on_pod(out, spec=P(spec[0])))
+
+    def block() -> Block:
+        mlp = [linear(16384, 4096, P("tensor", "fsdp")), linear(4096, 16384, P("fsdp", "tensor"))]
+        return Block(linear(12288, 4096, P(("tensor", "data"))), mlp, on_pod(4096))
+
+    return {"blocks": [block() for _ in range(6)], "head": linear(50304, 4096, P("tensor", "fsdp"))}
+
+
+def maxtext() -> Any:
+    """Parameters as in MaxText: one array for all layers, which a scan goes through."""
+    layers = {
+        "mlp": {
+            "wi_0": {"kernel": on_pod(4096, 32, 11008, spec=P("fsdp", None, "tensor"))},
+            "wi_1": {"kernel": on_pod(4096, 32, 11008, spec=P("fsdp", None, "tensor"))},
+            "wo": {"kernel": on_pod(11008, 32, 4096, spec=P("tensor", None, "fsdp"))},
+        },
+        "self_attention": {
+            "query": {"kernel": on_pod(4096, 32, 32, 128, spec=P("fsdp", None, "tensor"))},
+            "out": {"kernel": on_pod(32, 32, 128, 4096, spec=P("tensor", None, None, "fsdp"))},
+        },
+        "norm": {"scale": on_pod(4096, 32, spec=P("tensor"))},
+    }
+    decoder = {"layers": layers, "logits_dense": on_pod(4096, 32000, spec=P("fsdp", "tensor"))}
+    return {"decoder": decoder, "token_embedder": on_pod(32000, 4096, spec=P("tensor", "fsdp"))}
+
+
+def mistaken(kind: str, leaf: jax.ShapeDtypeStruct, choice: random.Random) -> Any:
+    """Return an array with a mistake of this kind in its spec; None if it cannot have one."""
+    spec: Any = leaf.sharding.spec
+    entries: list[Any] = [*spec, *[None] * (len(leaf.shape) - len(spec))]
+    if kind == "whole":
+        entries = []
+    elif kind == "missed":
+        entries[choice.choice([i for i, entry in enumerate(entries) if entry])] = None
+    else:
+        pairs = [(i, j) for i in range(len(entries)) for j in range(i) if entries[i] != entries[j]]
+        if not pairs:
+            return None
+        i, j = choice.choice(pairs)
+        entries[i], entries[j] = entries[j], entries[i]
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(POD, P(*entries)))
+
+
+def test_a_hundred_mistakes_in_layouts_of_models_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = [linen(), equinox(), maxtext()]
+    files = [tmp_path / f"{i}.json" for i in range(len(models))]
+    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "1")
+    for tree, file in zip(models, files, strict=True):
+        gda.assert_sharded(tree)
+        gda.layouts(tree).check(file)
+    monkeypatch.delenv("GDA_UPDATE_GOLDEN")
+    found: Counter[str] = Counter()
+    for seed in range(100):
+        choice = random.Random(seed)
+        kind = choice.choice(["whole", "swapped", "missed"])
+        number = choice.randrange(len(models))
+        leaves, structure = jax.tree_util.tree_flatten_with_path(models[number])
+        wrong = {
+            at: mistake
+            for at, (_, leaf) in enumerate(leaves)
+            if leaf.sharding.spec and (mistake := mistaken(kind, leaf, choice))
+        }
+        at = choice.choice([*wrong])
+        values = [wrong[at] if i == at else leaf for i, (_, leaf) in enumerate(leaves)]
+        tree = jax.tree.unflatten(structure, values)
+        path = keystr(leaves[at][0], simple=True, separator="/")
+        (line,) = differences(tree, files[number])
+        assert line.startswith(f"{path}: ")
+        if not any(wrong[at].sharding.spec) and 2 * wrong[at].size > 2**20:
+            assert refused(tree)[1].startswith(f"  {path}: ")
+        found[kind] += 1
+    assert found.total() == 100
+    assert min(found.values()) > 20
