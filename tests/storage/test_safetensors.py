@@ -74,7 +74,9 @@ def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
 
 def test_a_whole_tensor_is_always_a_new_array(tmp_path: Path) -> None:
     save_file({"w": DATA}, tmp_path / "a")
-    message = r"^tensor 'w' of .*a is read .* which copy=False forbids; use numpy.asarray\(tensor\)$"
+    message = (
+        r"^tensor 'w' of .*a is read .* which copy=False forbids; use numpy.asarray\(tensor\)$"
+    )
     with pytest.raises(ValueError, match=message):
         np.asarray(open_safetensors(tmp_path / "a")["w"], copy=False)
 
