@@ -156,7 +156,7 @@ def mesh_and_spec(
     elif not isinstance(mesh, kinds):
         raise TypeError(
             "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
-            f"{mesh!r}; without devices use gda.ShardGrid"
+            f"{mesh!r:.80}; {_instead_of(mesh)}"
         )
     elif spec is None:
         raise TypeError(
@@ -172,6 +172,14 @@ def mesh_and_spec(
         )
     check_mesh(found.mesh, kinds)
     return found
+
+
+def _instead_of(mesh: object) -> str:
+    devices = mesh if isinstance(mesh, list | tuple | np.ndarray) else [mesh]
+    if all(isinstance(device, jax.Device) for device in np.array(devices, object).flat):
+        return "make one of the devices: jax.sharding.Mesh(devices, axis_names)"
+    needed = "a spec needs the mesh of its axes; " if mesh is None else ""
+    return f"{needed}without devices use gda.ShardGrid"
 
 
 def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -197,8 +198,19 @@ def test_other_meshes_are_refused(
         function((8, 2), mesh, P("x"))
     assert str(info.value) == (
         "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
-        f"{mesh!r}; without devices use gda.ShardGrid"
+        f"{mesh!r}; {'a spec needs the mesh of its axes; ' if mesh is None else ''}without devices "
+        "use gda.ShardGrid"
     )
+
+
+@pytest.mark.parametrize("shape", [(), (8,), (4, 2)])
+def test_devices_are_no_mesh_yet(shape: tuple[int, ...]) -> None:
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    given = [*devices] if len(shape) == 1 else devices if shape else devices[()]
+    with pytest.raises(
+        TypeError, match=r"(?s)^mesh must .*; make one .*: jax.sharding.Mesh\(devices, "
+    ):
+        gda.get_shard_shape((8, 2), given, P("x"))
 
 
 def test_devices_of_an_abstract_mesh_are_not_there() -> None:

@@ -21,6 +21,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,6 +77,8 @@ def _run(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     parser = _parser()
+    if argv[:1] == ["launch"]:
+        parser.error(f"for processes: python -m gda.launch {shlex.join(argv[1:])}".rstrip())
     options = parser.parse_args([*_with_negative_values(argv)])
     if options.run is None:
         parser.print_help()

@@ -16,13 +16,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh
 
+from gda.launch.accelerators import has_tpu
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_mesh
 from gda.planning.device_kinds import KINDS
@@ -218,7 +218,7 @@ def _within_time(ask: Any) -> Any:
 def without_hardware() -> Iterator[None]:
     """Stop libtpu from looking for hardware and a server in this block, unless there is a TPU."""
     with _lock:
-        added = {} if _has_tpu() else _WITHOUT_HARDWARE.items() - os.environ.items()
+        added = {} if has_tpu() else _WITHOUT_HARDWARE.items() - os.environ.items()
         before = {name: os.environ.get(name) for name, _ in added}
         os.environ.update(added)
         try:
@@ -229,7 +229,3 @@ def without_hardware() -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-def _has_tpu() -> bool:
-    return any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))

@@ -106,7 +106,9 @@ def _complaint(is_module: bool, command: Sequence[str]) -> str | None:
         return "no program was given; give a script, or -m and a module"
     program = command[0]
     if not is_module:
-        return None if os.path.isfile(program) else f"there is no script {program!r} here"
+        if os.path.isfile(program):
+            return None
+        return f"there is no script {program!r} here; give the path of one, or -m and a module"
     # The package only, because finding a module in it would import it.
     package = program.partition(".")[0]
     found = package and importlib.util.find_spec(package)

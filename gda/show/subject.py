@@ -146,7 +146,10 @@ def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike |
     if spec is None and hasattr(mesh, "mesh") and hasattr(mesh, "spec"):
         mesh, spec = mesh.mesh, mesh.spec
     if mesh is None or spec is None:
-        raise TypeError(f"a shape such as {shape} is shown with its mesh and its spec")
+        raise TypeError(
+            f"a shape such as {shape} is shown with its mesh and its spec: "
+            f"gda.visualize_sharding({shape}, mesh, PartitionSpec('x'))"
+        )
     if not isinstance(mesh, Mapping) and not isinstance(getattr(mesh, "shape", None), Mapping):
         raise TypeError(
             "after the shape come the mesh, a jax.sharding.Mesh or the sizes of its axes by name, "

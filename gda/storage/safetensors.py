@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
@@ -147,6 +148,8 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
 class SafetensorsTensor:
     """A tensor in a file, read when it is sliced; a source of ``load_tree`` and ``from_source``.
 
+    ``np.asarray(tensor)`` reads all of it.
+
     Attributes:
       path: the file.
       name: the name of the tensor in the file.
@@ -196,6 +199,19 @@ class SafetensorsTensor:
         out = np.empty([s.stop - s.start for s in bounds], self.dtype)
         self.read_direct(out, bounds)
         return out.reshape([n for n, drop in zip(out.shape, dropped, strict=True) if not drop])
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> _Memory:
+        """Read the whole tensor, for ``np.asarray``, ``np.stack``, ``jnp.asarray`` and the like.
+
+        Raises:
+          ValueError: ``copy=False`` was given, but a read always makes a new array.
+        """
+        if copy is False:
+            raise ValueError(
+                f"{self._text()} is read from its file into a new array, which copy=False forbids; "
+                "use numpy.asarray(tensor)"
+            )
+        return np.asarray(self[...], dtype)
 
     def read_direct(self, out: _Memory, index: Index) -> None:
         """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.

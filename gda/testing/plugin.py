@@ -25,17 +25,22 @@ Processes are kept for the next test of the same size.
 ``gda.Layouts.check`` instead of comparing with them, in this process, the workers of xdist and the
 processes of tests.
 
+If libtpu is installed, and neither a TPU nor another plugin of JAX, tests run with
+``JAX_PLATFORMS=cpu``, unless it is set. JAX has the CPU only there, and finds it without libtpu.
+
 Every pytest run with gda installed imports this module, so it has no slow imports.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gda.launch.accelerators import has_only_libtpu
 from gda.testing import marker
 
 if TYPE_CHECKING:
@@ -52,6 +57,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files of gda.Rehearsal.check and gda.Layouts.check, not compare",
     )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    # Before a conftest imports JAX, which reads the variable then.
+    if "JAX_PLATFORMS" not in os.environ and has_only_libtpu():
+        patch = pytest.MonkeyPatch()
+        patch.setenv("JAX_PLATFORMS", "cpu")
+        early_config.add_cleanup(patch.undo)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -708,7 +708,10 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
         ("-n x program.py", "argument -n/--num-processes: 'x' is not a positive integer"),
         ("program.py", "the following arguments are required: -n/--num-processes"),
         ("-n 2", "no program was given; give a script, or -m and a module"),
-        ("-n 2 nowhere.py", "there is no script 'nowhere.py' here"),
+        (
+            "-n 2 nowhere.py",
+            "there is no script 'nowhere.py' here; give the path of one, or -m and a module",
+        ),
         ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
         ("-n 2 -m", "no program was given; give a script, or -m and a module"),
         ("-n 2 --nope program.py", "unrecognized arguments: --nope"),

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
 from open_files import no_file_is_left_open  # noqa: F401, of every test
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import gda
 from gda.storage import safetensors as storage
@@ -53,6 +54,31 @@ def test_every_dtype_of_the_package(name: str, tmp_path: Path) -> None:
     assert tensors["x"][2:4, 1:3].tobytes() == data[2:4, 1:3].tobytes()
     assert tensors["scalar"][()] == data[1, 1]
     assert tensors["empty"][...].shape == (0, 6)
+    for each in tensors.values():
+        whole = np.asarray(each)
+        assert (whole.dtype, whole.shape) == (data.dtype, each.shape)
+        assert whole.tobytes() == each[...].tobytes()
+
+
+def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
+    data = {"w": DATA.astype(np.float32), "b": DATA[0].astype(ml_dtypes.bfloat16)}
+    save_file(data, tmp_path / "a")
+    theirs, tensors = load_file(tmp_path / "a"), open_safetensors(tmp_path / "a")
+    assert np.stack([tensors["w"], tensors["w"]]).tobytes() == theirs["w"].tobytes() * 2
+    np.testing.assert_array_equal(jnp.asarray(tensors["b"]), theirs["b"], strict=True)
+    in_double = np.asarray(tensors["b"], np.float64)
+    np.testing.assert_array_equal(in_double, theirs["b"].astype(np.float64), strict=True)
+    np.array(tensors["w"], copy=True)[...] = -1  # memory of its own
+    np.testing.assert_array_equal(tensors["w"], theirs["w"], strict=True)
+
+
+def test_a_whole_tensor_is_always_a_new_array(tmp_path: Path) -> None:
+    save_file({"w": DATA}, tmp_path / "a")
+    message = (
+        r"^tensor 'w' of .*a is read .* which copy=False forbids; use numpy.asarray\(tensor\)$"
+    )
+    with pytest.raises(ValueError, match=message):
+        np.asarray(open_safetensors(tmp_path / "a")["w"], copy=False)
 
 
 def test_dtypes_that_are_packed_are_refused_when_read(tmp_path: Path) -> None:

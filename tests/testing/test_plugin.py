@@ -19,26 +19,27 @@ SUITES = Path(__file__).with_name("suites")
 OPTIONS = ["-v", "-ra", "-Werror", "--strict-markers", "--basetemp=temporary"]
 OPTIONS += [f"-pno:{name}" for name in ("cacheprovider", "benchmark", "zarr", "jaxtyping")]
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "XLA_FLAGS"))}
+PATH = CLEAN.get("PYTHONPATH", "")
 
 # A group, because most tests look at one run.
 pytestmark = pytest.mark.xdist_group("plugin")
 
 
-def start(suite: str, folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(suite: str, folder: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
     shutil.copytree(SUITES / suite, folder, dirs_exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *OPTIONS, *options],
         cwd=folder,
-        env={**CLEAN, "COLUMNS": "200"},
+        env={**CLEAN, "COLUMNS": "200", **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def run(suite: str, folder: Path, *options: str) -> pytest.LineMatcher:
+def run(suite: str, folder: Path, *options: str, **variables: str) -> pytest.LineMatcher:
     """Run a suite and return what pytest printed."""
-    with start(suite, folder, *options) as process:
+    with start(suite, folder, *options, **variables) as process:
         try:
             output, _ = process.communicate(timeout=280)
         finally:
@@ -229,3 +230,14 @@ def test_a_suite_without_the_marker_pays_nothing(tmp_path: Path) -> None:
     assert outcomes(run("light", tmp_path, *others)) == {"PASSED": 1}
     help_text = " ".join(run("light", tmp_path, *others, "--markers").str().split())
     assert "@pytest.mark.processes(num_processes, *, devices=1, timeout=60): run the" in help_text
+
+
+@pytest.mark.parametrize("given", [None, "cuda"])
+def test_jax_does_not_start_libtpu_without_a_tpu(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(CLEAN, "JAX_PLATFORMS", raising=False)
+    variables = {} if given is None else {"JAX_PLATFORMS": given}
+    options = ["-s", "-ppretended", "-pno:hypothesispytest", "-pno:xdist"]
+    printed = run("libtpu", tmp_path, *options, PYTHONPATH=f"{tmp_path}:{PATH}", **variables)
+    printed.fnmatch_lines(f"*{given or 'cpu'} is the platform")

@@ -1,0 +1,2 @@
+def test_platforms(platforms):
+    print(platforms, "is the platform")
