@@ -130,7 +130,8 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
-    return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
+    is_array = isinstance(leaf, ArrayLeaf) and leaf.kind != "number"
+    return jax.ShapeDtypeStruct(*saved_type(leaf)) if is_array else None
 
 
 def leaves_of(
@@ -153,6 +154,8 @@ def leaves_of(
             place = None if layout is None else layout.place_of(path)
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
+            elif leaf.kind == "number":
+                results.append(_number_leaf(leaf, leaf.dtype))
             elif layout is not None and place is None:
                 lacking.append(format_path(leaf.path))
             else:
@@ -178,6 +181,10 @@ def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredL
     if leaf.key_impl is not None:  # NumPy has no keys
         return _uncommitted_leaf(leaf, leaf.dtype, None, is_weak=False)
     return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array)
+
+
+def _number_leaf(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> RestoredLeaf:
+    return RestoredLeaf(leaf, dtype, None, lambda array: array[()])
 
 
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
@@ -230,7 +237,9 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
         if not cast:
             raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
         dtype = wanted
-    if isinstance(array, np.ndarray | np.generic):
+    if isinstance(array, np.generic):
+        return _number_leaf(leaf, dtype)
+    if isinstance(array, np.ndarray):
         return RestoredLeaf(leaf, dtype, None, lambda array: array)
     sharding = getattr(array, "sharding", None)
     if place is not None:
