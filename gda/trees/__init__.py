@@ -4,6 +4,6 @@ Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by l
 (a spec for every leaf), ``load`` (sources to trees), ``written_blocks`` (those that this process
 writes), ``files`` (trees to targets and safetensors), ``to_numpy``, ``to_jax``, ``digests``
 (fingerprints), ``jit`` (``jit`` and ``constrain``), ``resharding`` (to other meshes), ``replicas``
-(a check that they hold the same bits), ``batches`` (each host's part to global arrays, ahead of the step), ``memory`` (of all live
-arrays, by name).
+(a check that they hold the same bits), ``batches`` (each host's part to global arrays, ahead of
+the step), ``memory`` (of all live arrays, by name).
 """

@@ -44,6 +44,11 @@ def are_keys(leaf: object) -> bool:
     return is_array(leaf) and is_extended(getattr(held_by(leaf), "dtype", None))
 
 
+def are_bare_keys(leaf: object) -> bool:
+    """Return True for a ``jax.Array`` of keys, which gets no container: jax.random takes none."""
+    return are_keys(leaf) and not is_container(leaf)
+
+
 def is_leaf(node: object) -> bool:
     """Return True if a node of a tree is an array, a container or another leaf."""
     return is_container(node) or jax.tree_util.all_leaves([node])

@@ -25,7 +25,15 @@ from gda.multihost.agreement import together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
-from gda.trees.leaves import are_keys, held_by, is_container, is_value, note_path, with_paths
+from gda.trees.leaves import (
+    are_bare_keys,
+    are_keys,
+    held_by,
+    is_container,
+    is_value,
+    note_path,
+    with_paths,
+)
 from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, specs_for, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
@@ -176,9 +184,7 @@ def _contained(source: Any, build: PendingArray, array: Any) -> Any:
         array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(held_by(source)))
     if grid.is_padded:
         return PaddedArray(array, grid.global_shape[: array.ndim])
-    # jax.random takes no container of keys.
-    is_bare = are_keys(source) and not is_container(source)
-    return array if is_bare else GlobalArray(array=array)
+    return array if are_bare_keys(source) else GlobalArray(array=array)
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:

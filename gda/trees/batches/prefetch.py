@@ -31,7 +31,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
-from gda.trees.leaves import is_container, is_value, with_paths
+from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
@@ -360,7 +360,8 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
         def placed(leaf: Any, found: Any) -> Any:
             if is_value(leaf):
                 return leaf
-            return _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+            return to_jax(array) if are_bare_keys(leaf) else array
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
     return to_jax(made) if plain else made
