@@ -26,6 +26,7 @@ from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
+from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
@@ -270,8 +271,9 @@ def _check_rank(x: Any, spec: SpecLike) -> None:
     check_spec(spec, shape)
     if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
         raise ValueError(
-            f"{format_spec(spec)} has {len(tuple(spec))} entries, and the result has the shape "
-            f"{shape}. With mesh=, results have the spec exactly as written; omit the last entries"
+            f"{format_spec(spec)} has {counted(len(tuple(spec)), 'entry', 'entries')}, and the "
+            f"result has the shape {shape}. With mesh=, results have the spec exactly as written; "
+            "omit the last entries"
         )
 
 
