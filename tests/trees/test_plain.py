@@ -234,6 +234,20 @@ def test_plain_refuses_padding_before_anything_is_read(tmp_path: Path) -> None:
         restore(tmp_path, plain=True)
 
 
+def test_a_state_that_was_trained_is_restored_into_a_fresh_one(tmp_path: Path) -> None:
+    fresh = train_state()
+    grads = jax.tree.map(jnp.ones_like, fresh.params)
+    trained = jax.jit(lambda state: state.apply_gradients(grads=grads))(fresh)
+    assert isinstance(trained.step, jax.Array)
+    gda.checkpoint.save(tmp_path, trained)
+    made = gda.checkpoint.restore(tmp_path, fresh, check_fingerprint=True)
+    assert type(made.step) is int
+    assert made.step == 1
+    assert gda.fingerprint(made.params) == gda.fingerprint(trained.params)
+    with pytest.raises(ValueError, match=r"at \['step'\], it has an array of shape \(\), and like"):
+        gda.checkpoint.restore(tmp_path, fresh.replace(step=0.5))
+
+
 # Fingerprints of trees.
 
 

@@ -212,6 +212,10 @@ def _check_same_leaves(
 def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
     if isinstance(leaf, ValueLeaf):
         return _value_like(leaf.value, like, cast)
+    # A step count is a number until the first jitted step makes it an array.
+    is_number = leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like)
+    if is_number:
+        return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array.item())
     container = _container_of(like)
     array = like if container is None else like.array
     pad = pad or container is PaddedArray
