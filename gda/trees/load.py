@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -109,17 +110,17 @@ def load_tree(
     check_not_padding(plain, pad)
     tree = _as_dicts(sources)
 
-    def prepare() -> _Pending:
+    def prepare() -> Any:
         return _pending_of(tree, mesh, specs, dtype, options, pad)
 
-    def asked(pending: _Pending) -> Description:
-        return describe(pending.tree_of(PendingArray.wanted)) | reads_wanted(
-            pending.builds, options
+    def asked(pending: Any) -> Description:
+        return describe(_made(pending, PendingArray.wanted)) | reads_wanted(
+            _builds_of(pending), options
         )
 
-    def work(pending: _Pending) -> Any:
-        read_builds(pending.builds, options, "load_tree")
-        return pending.tree_of(PendingArray.array)
+    def work(pending: Any) -> Any:
+        read_builds(_builds_of(pending), options, "load_tree")
+        return _made(pending, PendingArray.array)
 
     over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
     made = together(
@@ -134,57 +135,57 @@ def load_tree(
     return to_jax(made) if plain else made
 
 
-class _Pending(NamedTuple):
-    """A tree of sources, with the pending array of each; a value that is no array has none."""
+@dataclass(frozen=True)
+class _Pending:
+    """A source, and its pending array."""
 
-    sources: list[Any]
-    of_each: list[PendingArray | None]
-    structure: Any
+    source: Any
+    build: PendingArray
 
-    @property
-    def builds(self) -> list[PendingArray]:
-        return [build for build in self.of_each if build is not None]
-
-    def tree_of(self, made: Callable[[PendingArray], Any]) -> Any:
-        """Return the tree with what is made of each pending array, contained."""
-        pairs = zip(self.sources, self.of_each, strict=True)
-        leaves = [
-            source if build is None else _contained(source, build, made(build))
-            for source, build in pairs
-        ]
-        return jax.tree.unflatten(self.structure, leaves)
+    def contained(self, array: Any) -> Any:
+        """Return what is made of the source around its array, or around shape and dtype of it."""
+        grid = self.build.plan.grid
+        if are_keys(self.source) and isinstance(array, jax.Array):
+            impl = jax.random.key_impl(held_by(self.source))
+            array = jax.random.wrap_key_data(array, impl=impl)
+        if grid.is_padded:
+            return PaddedArray(array, grid.global_shape[: array.ndim])
+        return array if are_bare_keys(self.source) else GlobalArray(array=array)
 
 
-def _pending_of(
-    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
-) -> _Pending:
-    """Return the pending array of each leaf; read nothing."""
+def _builds_of(pending: Any) -> list[PendingArray]:
+    return [leaf.build for leaf in jax.tree.leaves(pending) if isinstance(leaf, _Pending)]
+
+
+def _made(pending: Any, make: Callable[[PendingArray], Any]) -> Any:
+    """Return the tree with what is made of each pending array, contained."""
+
+    def made(leaf: Any) -> Any:
+        return leaf.contained(make(leaf.build)) if isinstance(leaf, _Pending) else leaf
+
+    return jax.tree.map(made, pending)
+
+
+def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool) -> Any:
+    """Return the tree with a pending array for each source; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
 
-    def build(number: int, source: Any, found: Any, dtype: Any) -> PendingArray | None:
+    def pending(number: int, source: Any, found: Any, dtype: Any) -> Any:
         if is_value(source):
-            return None
+            return source
         note = partial(note_path, tree=tree, number=number)
-        over = mesh_and_spec_of(mesh, found)
+        over, data = mesh_and_spec_of(mesh, found), source
         if are_keys(source):
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], pad)  # that of their data has more
-            source, dtype = np.asarray(jax.random.key_data(held_by(source))), None
-        return pending_array_of_source(source, *over, dtype, options, note, pad=pad)
+            data, dtype = np.asarray(jax.random.key_data(held_by(source))), None
+        build = pending_array_of_source(data, *over, dtype, options, note, pad=pad)
+        return _Pending(source, build)
 
-    pending = with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes)
-    return _Pending(leaves, pending, structure)
-
-
-def _contained(source: Any, build: PendingArray, array: Any) -> Any:
-    grid = build.plan.grid
-    if are_keys(source) and isinstance(array, jax.Array):
-        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(held_by(source)))
-    if grid.is_padded:
-        return PaddedArray(array, grid.global_shape[: array.ndim])
-    return array if are_bare_keys(source) else GlobalArray(array=array)
+    made = with_paths(tree, pending, range(len(leaves)), leaves, layouts, dtypes)
+    return jax.tree.unflatten(structure, made)
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:

@@ -109,13 +109,14 @@ def specs_per_leaf(
     errors are those of ``load_tree``. ``shaped`` returns the leaf that a function ``specs`` sees,
     or ``None`` to skip it. ``name`` is the argument that is ``specs``.
     """
-    if mesh is None and specs is not None:
+    if specs is not None and mesh is None:
         raise TypeError(
             f"{name} {specs!r:.80} was given without a mesh; pass the mesh too, or a NamedSharding "
             "in place of both"
         )
+    over: Any = mesh
     if isinstance(mesh, Mesh) == (specs is None):
-        mesh_and_spec(mesh, specs)  # raises: one is missing, or surplus
+        mesh_and_spec(over, specs)  # raises: one is missing, or surplus
     if specs is None:
         check_not_devices(mesh)
         return prefix_of(tree, mesh, "mesh", SHARDINGS)

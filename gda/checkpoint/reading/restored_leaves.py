@@ -130,8 +130,9 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
-    is_array = isinstance(leaf, ArrayLeaf) and leaf.kind != "number"
-    return jax.ShapeDtypeStruct(*saved_type(leaf)) if is_array else None
+    if isinstance(leaf, ValueLeaf) or leaf.kind == "number":
+        return None
+    return jax.ShapeDtypeStruct(*saved_type(leaf))
 
 
 def leaves_of(
