@@ -10,7 +10,8 @@ from gda.trees.batches.prefetch import Prefetched as Prefetched
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
-from gda.arrays.fingerprints.fingerprint import fingerprint as fingerprint
+from gda.trees.to_jax import to_jax as to_jax
+from gda.trees.digests import fingerprint as fingerprint
 from gda.show.visualize import visualize_sharding as visualize_sharding
 from gda import show as show
 from gda.trees.memory.live_arrays import memory as memory
@@ -105,6 +106,7 @@ __all__ = [  # noqa: RUF022
     "Shard",
     "Index",
     "to_numpy",
+    "to_jax",
     "fingerprint",
     "visualize_sharding",
     "show",

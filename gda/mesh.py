@@ -31,6 +31,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes
 from gda.layout.spec import Index, Shape, SpecLike, check_spec
+from gda.layout.text import counted
 
 MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
 
@@ -154,10 +155,7 @@ def mesh_and_spec(
         (device,) = mesh.device_set
         found = MeshAndSpec(mesh_on(device), PartitionSpec(), mesh.memory_kind)
     elif not isinstance(mesh, kinds):
-        raise TypeError(
-            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
-            f"{mesh!r:.80}; {_instead_of(mesh)}"
-        )
+        raise _no_mesh_error(mesh, ", or a NamedSharding in place of mesh and spec")
     elif spec is None:
         raise TypeError(
             "a mesh was given without a spec; write P() for a replicated array, or give a "
@@ -174,14 +172,6 @@ def mesh_and_spec(
     return found
 
 
-def _instead_of(mesh: object) -> str:
-    devices = mesh if isinstance(mesh, list | tuple | np.ndarray) else [mesh]
-    if all(isinstance(device, jax.Device) for device in np.array(devices, object).flat):
-        return "make one of the devices: jax.sharding.Mesh(devices, axis_names)"
-    needed = "a spec needs the mesh of its axes; " if mesh is None else ""
-    return f"{needed}without devices use gda.ShardGrid"
-
-
 def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:
     """Return the spec and the argument after it, unchanged unless a sharding replaces both.
 
@@ -195,9 +185,29 @@ def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T |
 def check_mesh(mesh: object, kinds: tuple[type, ...] = (Mesh,)) -> None:
     """Raise ``TypeError`` if ``mesh`` is none, or is one without devices and those are needed."""
     if not isinstance(mesh, kinds):
+        raise _no_mesh_error(mesh)
+
+
+def check_not_devices(mesh: object) -> None:
+    """Raise ``TypeError`` if ``mesh`` is a list or an array of devices, not yet a mesh."""
+    if not isinstance(mesh, list | tuple | np.ndarray):
+        return
+    devices = np.array(mesh, dtype=object)
+    if devices.size and all(isinstance(each, jax.Device) for each in devices.flat):
+        names = ("x", "y", "z", "w")[: devices.ndim]
         raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
+            f"expected a mesh, not {counted(devices.size, 'device')}; write "
+            f"jax.sharding.Mesh(devices, {names}), with a name for each dimension"
         )
+
+
+def _no_mesh_error(mesh: object, otherwise: str = "") -> TypeError:
+    check_not_devices(mesh)
+    needed = "a spec needs the mesh of its axes; " if mesh is None else ""
+    return TypeError(
+        f"mesh must be a jax.sharding.Mesh{otherwise}, not {mesh!r:.80}; {needed}without devices "
+        "use gda.ShardGrid"
+    )
 
 
 @cache

@@ -47,11 +47,7 @@ def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
 
 def plain(tree: Any) -> Any:
     """Return the tree with the arrays inside the containers."""
-    return jax.tree.map(
-        lambda leaf: leaf.array if isinstance(leaf, gda.GlobalArray) else leaf,
-        tree,
-        is_leaf=lambda node: isinstance(node, gda.GlobalArray),
-    )
+    return gda.to_jax(tree)
 
 
 def is_right(array: Any, data: np.ndarray) -> bool:

@@ -14,6 +14,8 @@ over ``writing``, ``restoring`` over ``reading``, ``inspecting``, ``comparing``.
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
+from typing import Any
+
 from gda.checkpoint.comparing.diff import diff as diff
 from gda.checkpoint.comparing.differences import Differences as Differences
 from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
@@ -57,6 +59,11 @@ __all__ = [  # noqa: RUF022
     "CorruptionError",
     "SaveError",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    hint = "; did you mean gda.checkpoint.restore?" if name == "load" else ""
+    raise AttributeError(f"module 'gda.checkpoint' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
 from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
-from gda.layout.text import format_bytes, join_some, printable
+from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
@@ -90,7 +90,7 @@ class Contents:
     def summary(self) -> list[str]:
         """The total and the origin, for people: two lines."""
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
-        leaves = "1 leaf" if len(self.leaves) == 1 else f"{len(self.leaves)} leaves"
+        leaves = counted(len(self.leaves), "leaf", "leaves")
         total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
         return [total, f"zarr arrays: {self.data}"]
 

@@ -23,6 +23,7 @@ from gda.mesh import MeshLike, processes_of
 from gda.multihost.agreement import call_fields, done_by_all
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options, ProgressLike
+from gda.trees.to_jax import check_not_padding, to_jax
 
 MAX_BYTES = 128 * 2**20
 
@@ -39,6 +40,7 @@ def restore(
     partial: bool = False,
     cast: bool = False,
     pad: bool = False,
+    plain: bool = False,
     check_fingerprint: bool = False,
     read_once: bool = False,
     max_workers: int | None = None,
@@ -55,21 +57,24 @@ def restore(
       path: as for ``save``.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
-        needed. NumPy arrays and values come back as such. Named tuples and dataclasses come back
-        as such only with ``like``.
+        needed. Each leaf is of the kind of its example, and a ``jax.Array`` for a
+        ``ShapeDtypeStruct``; an array of one number becomes a Python number if that is one. Named
+        tuples and dataclasses come back as such only with ``like``.
       mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
         and a leaf is a ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
         A ``NamedSharding``, or a tree of them, can replace both; pass it as ``mesh``. With
         ``like``, they override its layouts only. Without any of the three every array becomes a
-        NumPy array, whole. PRNG keys come back as keys, in a container if they were saved in one.
+        NumPy array, whole, whatever it was saved from. NumPy numbers come back as such.
+        PRNG keys come back as keys, in a container if they were saved in one.
       at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
         for that subtree.
       partial: omit leaves that ``like`` does not have.
       cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
+      plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too.
       check_fingerprint: compute the fingerprint of every restored array, and compare it with the
         recorded one. Communicates.
       read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
@@ -90,7 +95,8 @@ def restore(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint; it is a ``FileNotFoundError``.
       CorruptionError: a file is damaged or missing; the message names array, chunk and file.
-      ValueError: the checkpoint does not fit ``like`` or ``specs``; nothing was read.
+      ValueError: the checkpoint does not fit ``like`` or ``specs``, or ``plain`` is given with
+        ``pad`` or a ``PaddedArray`` in ``like``; nothing was read.
       TypeError: a dtype differs, or a leaf is of another kind.
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
@@ -118,8 +124,11 @@ def restore(
     where = checked_path(at)
     if like is None and (cast or partial):
         raise TypeError("cast and partial were given without like; pass like= too")
-    if pad and like is None and mesh is None:
-        raise TypeError("pad was given without a mesh; pass mesh= and specs=, or like=")
+    if (pad or plain) and like is None and mesh is None:
+        given = "pad" if pad else "plain"
+        raise TypeError(f"{given} was given without a mesh; pass mesh= and specs=, or like=")
+    check_not_padding(plain, pad)
+    like = to_jax(like) if plain else like
     store = open_store(path, timeout)
 
     def found(manifest: Manifest) -> _Found:
@@ -173,7 +182,8 @@ def restore(
         values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
         if definition is not None:
             return jax.tree.unflatten(definition, values)
-        return unflatten(manifest.structure, values, where)
+        tree = unflatten(manifest.structure, values, where)
+        return to_jax(tree) if plain else tree
 
     # Processes do not communicate here: if one began again, it could have a later tree.
     return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)

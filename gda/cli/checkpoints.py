@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gda.cli.commands import DIFFERENT, OK, add_command, print_json, shows_progress
 from gda.cli.facts import terminal_width
 from gda.layout.tables import lines_of_rows
-from gda.layout.text import format_bytes
+from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
@@ -143,9 +143,8 @@ def verify(options: argparse.Namespace) -> int:
         timeout=options.timeout,
         progress=shows_progress(),
     )
-    print(
-        f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
-    )
+    leaves = counted(len(contents.leaves), "leaf", "leaves")
+    print(f"{contents.path} is whole: {leaves}, {format_bytes(contents.nbytes)}")
     return OK
 
 

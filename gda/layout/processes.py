@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, read_only
+from gda.layout.text import counted
 
 ProcessOf = Sequence[int] | npt.NDArray[np.integer[Any]]
 
@@ -122,7 +123,8 @@ class Processes:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"Processes({len(self.numbers)} processes of {self.num_devices} devices)"
+        processes = counted(len(self.numbers), "process", "processes")
+        return f"Processes({processes} of {counted(self.num_devices, 'device')})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Cached results are not pickled: the hash is valid in this Python process only.

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
+from gda.layout.text import counted
 from gda.storage.new_files import axis_of_runs, check_path
 from gda.storage.safetensors_format import read_header, read_object
 from gda.storage.sources import SAFETENSORS_DTYPES
@@ -138,7 +139,7 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
         return sum(tensor.nbytes for tensor in self.values())
 
     def __repr__(self) -> str:
-        return f"SafetensorsFiles({len(self)} tensors, {self.nbytes} bytes)"
+        return f"SafetensorsFiles({counted(len(self), 'tensor')}, {self.nbytes} bytes)"
 
 
 # The safetensors package is not used: it has no 8-bit floats for NumPy, copies data once more and

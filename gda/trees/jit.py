@@ -26,8 +26,9 @@ from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
+from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf
+from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -192,7 +193,8 @@ def constrain(
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``, or a pytree of them. The result is of the same kind.
-        A ``PaddedArray`` too, in a trace only if it needs no other padding.
+        A ``PaddedArray`` too, in a trace only if it needs no other padding. Numbers and strings
+        stay as they are.
       spec: a ``PartitionSpec``, or a sharding, which moves ``x`` to its memory kind too. For one
         array also a sequence of ``None``, axis names and tuples of axis names. For a tree also a
         tree of specs and shardings that is a prefix of ``x``. ``None`` leaves arrays as they are.
@@ -225,7 +227,7 @@ def _contained(leaf: Any) -> Container:
 
 
 def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
-    if spec is None:
+    if spec is None or is_value(x):
         return x
     is_sharding = isinstance(spec, Sharding)
     if mesh is not None:
@@ -269,8 +271,9 @@ def _check_rank(x: Any, spec: SpecLike) -> None:
     check_spec(spec, shape)
     if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
         raise ValueError(
-            f"{format_spec(spec)} has {len(tuple(spec))} entries, and the result has the shape "
-            f"{shape}. With mesh=, results have the spec exactly as written; omit the last entries"
+            f"{format_spec(spec)} has {counted(len(tuple(spec)), 'entry', 'entries')}, and the "
+            f"result has the shape {shape}. With mesh=, results have the spec exactly as written; "
+            "omit the last entries"
         )
 
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
 from gda.arrays.container import Container
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import live
+from gda.arrays.padded_array import PaddedArray
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
 from gda.layout.text import format_index
@@ -26,6 +29,24 @@ def is_container(node: object) -> bool:
 def is_array(leaf: object) -> bool:
     """Return True if a leaf is an array of JAX or a container."""
     return isinstance(leaf, Container | jax.Array)
+
+
+def is_value(leaf: object) -> bool:
+    """Return True if a leaf is a number of Python or NumPy, a string, or ``None``, and no array.
+
+    Functions of trees leave such leaves as they are, without a spec.
+    """
+    return leaf is None or isinstance(leaf, int | float | complex | str | bytes | np.generic)
+
+
+def are_keys(leaf: object) -> bool:
+    """Return True if a leaf is an array of typed PRNG keys, which NumPy cannot hold."""
+    return is_array(leaf) and is_extended(getattr(held_by(leaf), "dtype", None))
+
+
+def are_bare_keys(leaf: object) -> bool:
+    """Return True for a ``jax.Array`` of keys, which gets no container: jax.random takes none."""
+    return are_keys(leaf) and not is_container(leaf)
 
 
 def is_leaf(node: object) -> bool:
@@ -46,6 +67,13 @@ def array_of(leaf: Any, otherwise: str = "") -> jax.Array:
 def grid_of_leaf(leaf: Any) -> ShardGrid:
     """Return the grid of the elements of an array or container, with processes, without padding."""
     return leaf.grid if isinstance(leaf, Container) else grid_of_array(leaf)
+
+
+def without_data(leaf: Any) -> Any:
+    """Return the layout of an array as a tree without data, equal in all processes that agree."""
+    array = held_by(leaf)
+    layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+    return PaddedArray(layout, leaf.shape) if isinstance(leaf, PaddedArray) else layout
 
 
 def path_of(tree: Any, number: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import NoneType
 from typing import Any
@@ -19,13 +21,22 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
-from gda.mesh import MeshLike, mesh_of_all
+from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
-from gda.trees.leaves import is_container, note_path, with_paths
+from gda.trees.leaves import (
+    are_bare_keys,
+    are_keys,
+    held_by,
+    is_container,
+    is_value,
+    note_path,
+    with_paths,
+)
 from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, specs_for, specs_per_leaf
+from gda.trees.to_jax import check_not_padding, to_jax
 
 _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
@@ -39,6 +50,7 @@ def load_tree(
     *,
     dtype: npt.DTypeLike | Any = None,
     pad: bool = False,
+    plain: bool = False,
     read_once: bool = False,
     max_workers: int | None = None,
     max_bytes: int | None = None,
@@ -55,7 +67,8 @@ def load_tree(
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
         such as ``zarr.Group``, ``h5py.Group`` or the result of ``gda.storage.open_safetensors``, is
-        taken too, also inside a tree.
+        taken too, also inside a tree. Numbers and strings stay as they are. A ``jax.Array`` of
+        PRNG keys comes back as one, in its new layout.
       mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
@@ -65,18 +78,20 @@ def load_tree(
         ``None`` for no cast.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
+      plain: return ``jax.Array``s in place of ``GlobalArray``s.
       read_once: as in ``GlobalArray.from_source``, for the whole tree.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
         tree.
 
     Returns:
-      the same tree of ``GlobalArray``s, and with ``pad`` of ``PaddedArray``s, with dicts for
-        mappings that JAX does not know.
+      the same tree of ``GlobalArray``s, with ``plain`` of ``jax.Array``s, and with ``pad`` also of
+        ``PaddedArray``s, with dicts for mappings that JAX does not know.
 
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source``, with a
         note of the path; also if ``specs``, ``dtype`` or the tree of shardings is no prefix of
-        ``sources``, or the function ``specs`` raises ``StopIteration``.
+        ``sources``, the function ``specs`` raises ``StopIteration``, or ``plain`` is given with
+        ``pad``.
       Exception: any other error of a source, with a note of index and path, or of the function
         ``specs``, with a note of the path.
 
@@ -92,24 +107,23 @@ def load_tree(
     PaddedArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
     options = Options(max_workers, max_bytes, progress, retry, read_once)
+    check_not_padding(plain, pad)
     tree = _as_dicts(sources)
 
-    def prepare() -> tuple[list[PendingArray], Any]:
-        return _builds_of(tree, mesh, specs, dtype, options, pad)
+    def prepare() -> Any:
+        return _pending_of(tree, mesh, specs, dtype, options, pad)
 
-    def asked(prepared: tuple[list[PendingArray], Any]) -> Description:
-        builds, structure = prepared
-        tree = jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
-        return describe(tree) | reads_wanted(builds, options)
+    def asked(pending: Any) -> Description:
+        return describe(_made(pending, PendingArray.wanted)) | reads_wanted(
+            _builds_of(pending), options
+        )
 
-    def work(prepared: tuple[list[PendingArray], Any]) -> Any:
-        builds, structure = prepared
-        read_builds(builds, options, "load_tree")
-        arrays = [_contained(build, build.array()) for build in builds]
-        return jax.tree.unflatten(structure, arrays)
+    def work(pending: Any) -> Any:
+        read_builds(_builds_of(pending), options, "load_tree")
+        return _made(pending, PendingArray.array)
 
     over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
-    return together(
+    made = together(
         "gda.load_tree",
         over,
         work,
@@ -118,29 +132,60 @@ def load_tree(
         asked=asked,
         communicates=read_once,
     )
+    return to_jax(made) if plain else made
 
 
-def _builds_of(
-    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
-) -> tuple[list[PendingArray], Any]:
-    """Return the pending array of each leaf, and the structure of the tree; read nothing."""
+@dataclass(frozen=True)
+class _Pending:
+    """A source, and its pending array."""
+
+    source: Any
+    build: PendingArray
+
+    def contained(self, array: Any) -> Any:
+        """Return what is made of the source around its array, or around shape and dtype of it."""
+        grid = self.build.plan.grid
+        if are_keys(self.source) and isinstance(array, jax.Array):
+            impl = jax.random.key_impl(held_by(self.source))
+            array = jax.random.wrap_key_data(array, impl=impl)
+        if grid.is_padded:
+            return PaddedArray(array, grid.global_shape[: array.ndim])
+        return array if are_bare_keys(self.source) else GlobalArray(array=array)
+
+
+def _builds_of(pending: Any) -> list[PendingArray]:
+    return [leaf.build for leaf in jax.tree.leaves(pending) if isinstance(leaf, _Pending)]
+
+
+def _made(pending: Any, make: Callable[[PendingArray], Any]) -> Any:
+    """Return the tree with what is made of each pending array, contained."""
+
+    def made(leaf: Any) -> Any:
+        return leaf.contained(make(leaf.build)) if isinstance(leaf, _Pending) else leaf
+
+    return jax.tree.map(made, pending)
+
+
+def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool) -> Any:
+    """Return the tree with a pending array for each source; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
 
-    def build(number: int, source: Any, found: Any, dtype: Any) -> PendingArray:
+    def pending(number: int, source: Any, found: Any, dtype: Any) -> Any:
+        if is_value(source):
+            return source
         note = partial(note_path, tree=tree, number=number)
-        return pending_array_of_source(
-            source, *mesh_and_spec_of(mesh, found), dtype, options, note, pad=pad
-        )
+        over, data = mesh_and_spec_of(mesh, found), source
+        if are_keys(source):
+            mesh_grid(source.shape, *mesh_and_spec(*over)[:2], pad)  # that of their data has more
+            data, dtype = np.asarray(jax.random.key_data(held_by(source))), None
+        build = pending_array_of_source(data, *over, dtype, options, note, pad=pad)
+        return _Pending(source, build)
 
-    return with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes), structure
-
-
-def _contained(build: PendingArray, array: Any) -> GlobalArray | PaddedArray:
-    grid = build.plan.grid
-    return PaddedArray(array, grid.global_shape) if grid.is_padded else GlobalArray(array=array)
+    made = with_paths(tree, pending, range(len(leaves)), leaves, layouts, dtypes)
+    return jax.tree.unflatten(structure, made)
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:
@@ -162,6 +207,8 @@ def _as_dicts(tree: Any) -> Any:
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:
+    if are_keys(source):
+        return jax.ShapeDtypeStruct(source.shape, source.dtype)
     known = source_of(source)
     return jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
 

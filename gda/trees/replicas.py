@@ -15,7 +15,6 @@ from jax.tree_util import keystr
 from gda.arrays.fingerprints.formula import Words
 from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_replicas
 from gda.arrays.liveness import real
-from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
@@ -25,7 +24,15 @@ from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
 from gda.multihost.failure_watch import wait_for
-from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_array, is_container, with_paths
+from gda.trees.leaves import (
+    array_of,
+    grid_of_leaf,
+    held_by,
+    is_array,
+    is_container,
+    with_paths,
+    without_data,
+)
 
 _NAME = "gda.check_replicas_agree"
 
@@ -187,7 +194,7 @@ class ReplicaCheck:
         self._processes = tuple(sorted(set().union(*numbers)))
         # Without data, which a check on its way must not hold.
         described = dict.fromkeys(range(len(self._leaves)))
-        described |= {each.number: _without_data(self._leaves[each.number]) for each in shared}
+        described |= {each.number: without_data(self._leaves[each.number]) for each in shared}
         self._described = jax.tree.unflatten(structure, described.values())
         self._numbers = jax.tree.unflatten(structure, described)
         self._sums: PendingReplicas | None = None
@@ -321,10 +328,3 @@ def _layout_of(number: int, leaf: Any) -> _Replicated | None:
 
 def _live_array(leaf: Any) -> jax.Array | None:
     return array_of(leaf) if is_array(leaf) else None
-
-
-def _without_data(leaf: Any) -> Any:
-    """Return the layout of a leaf as a tree without data, equal in all processes that agree."""
-    array = held_by(leaf)
-    layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
-    return PaddedArray(layout, leaf.shape) if isinstance(leaf, PaddedArray) else layout

@@ -12,7 +12,7 @@ from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
-from gda.trees.leaves import array_of, held_by, is_container, with_paths
+from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
@@ -36,8 +36,9 @@ def reshard_tree(
     not.
 
     Args:
-      tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``. A process without an
-        array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
+      tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
+        it is. Numbers and strings stay as they are. A process without an array has a
+        ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
@@ -67,7 +68,9 @@ def reshard_tree(
     found = specs_per_leaf(tree, mesh, specs, _shaped)
     paths = ["/".join(names_of(pair.keys)) for pair in found.pairs]
 
-    def relayout(leaf: Any, found: Any, path: str) -> Relayout:
+    def relayout(leaf: Any, found: Any, path: str) -> Relayout | None:
+        if is_value(leaf):
+            return None
         may_pad = pad or isinstance(leaf, PaddedArray)
         over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
         each = Relayout(_data_of(leaf), over, leaf.shape if may_pad else None, path)
@@ -75,9 +78,13 @@ def reshard_tree(
         return each
 
     relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), paths)
-    moved = reshard_all(relayouts, "gda.reshard_tree", max_bytes, donate)
-    are_padded = [each.target.is_padded for each in relayouts]
-    return jax.tree.unflatten(structure, map(_like, leaves, moved, are_padded))
+    arrays = [each for each in relayouts if each is not None]
+    moved = iter(reshard_all(arrays, "gda.reshard_tree", max_bytes, donate))
+    results = [
+        leaf if each is None else _like(leaf, next(moved), each.target.is_padded)
+        for leaf, each in zip(leaves, relayouts, strict=True)
+    ]
+    return jax.tree.unflatten(structure, results)
 
 
 def _data_of(leaf: Any) -> Any:

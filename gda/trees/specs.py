@@ -10,8 +10,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.mesh import mesh_and_spec
-from gda.trees.leaves import is_container, with_paths
+from gda.mesh import check_not_devices, mesh_and_spec
+from gda.trees.leaves import is_container, is_value, with_paths
 from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 
 # A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
@@ -61,10 +61,14 @@ class Prefix(NamedTuple):
     pairs: list[Pair]  # each leaf with its entry, and those without a partner
 
     def of_each_leaf(self) -> list[Any]:
-        """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree."""
+        """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree.
+
+        A value that is no array needs none: without one, it has ``None``.
+        """
         hint = f"; write {self.kind.written.format('')} for replicated arrays"
-        check_match(self.pairs, self.name, "be a prefix of the tree that it is for", hint)
-        return [pair.found for pair in self.pairs]
+        of_arrays = [pair for pair in self.pairs if not is_value(pair.leaf)]
+        check_match(of_arrays, self.name, "be a prefix of the tree that it is for", hint)
+        return [None if pair.found is NOTHING else pair.found for pair in self.pairs]
 
 
 def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
@@ -101,12 +105,20 @@ def specs_per_leaf(
 ) -> Prefix:
     """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
 
-    Arguments and errors are those of ``load_tree``. ``shaped`` returns the leaf that a function
-    ``specs`` sees, or ``None`` to skip it. ``name`` is the argument that is ``specs``.
+    A function ``specs`` is not called for values that are no arrays. Other arguments and
+    errors are those of ``load_tree``. ``shaped`` returns the leaf that a function ``specs`` sees,
+    or ``None`` to skip it. ``name`` is the argument that is ``specs``.
     """
+    if specs is not None and mesh is None:
+        raise TypeError(
+            f"{name} {specs!r:.80} was given without a mesh; pass the mesh too, or a NamedSharding "
+            "in place of both"
+        )
+    over: Any = mesh
     if isinstance(mesh, Mesh) == (specs is None):
-        mesh_and_spec(mesh, specs)  # raises: one is missing, or surplus
+        mesh_and_spec(over, specs)  # raises: one is missing, or surplus
     if specs is None:
+        check_not_devices(mesh)
         return prefix_of(tree, mesh, "mesh", SHARDINGS)
     # A module that can be called may be a tree of the specs of its parameters.
     if not callable(specs) or any(map(SPECS.has, jax.tree.leaves(specs, is_leaf=SPECS.has))):
@@ -115,7 +127,7 @@ def specs_per_leaf(
     function: Any = specs
 
     def by_function(pair: Pair) -> Pair:
-        leaf = shaped(pair.leaf)
+        leaf = None if is_value(pair.leaf) else shaped(pair.leaf)
         path = "/".join(names_of(pair.keys))
         return pair._replace(
             found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)

@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
-from gda.trees.leaves import held_by, is_container, with_paths
+from gda.trees.leaves import are_keys, array_of, held_by, is_container, with_paths
 
 
 @set_module("gda")
@@ -23,7 +24,8 @@ def to_numpy(tree: Any) -> Any:
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which come without padding, and
-        ``jax.Array``s. This process must hold every block of each. Other leaves stay as they are.
+        ``jax.Array``s. This process must hold every block of each. Other leaves stay as they are,
+        and so do PRNG keys, which NumPy does not have: they come as a ``jax.Array`` of keys.
 
     Returns:
       a tree of NumPy arrays as ``numpy.asarray`` returns them: read-only, and on CPU possibly the
@@ -31,7 +33,8 @@ def to_numpy(tree: Any) -> Any:
 
     Raises, with a note of the leaf's path:
       RuntimeError: this process does not hold every block of an array, or it was deleted.
-      TypeError: an array has PRNG keys or is traced, or a ``GlobalArray`` holds no data.
+      TypeError: an array is traced, a ``GlobalArray`` holds no data, or a ``PaddedArray`` has PRNG
+        keys.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
@@ -48,6 +51,8 @@ def to_numpy(tree: Any) -> Any:
 
 
 def _value_of(leaf: Any) -> Any:
+    if are_keys(leaf) and not isinstance(leaf, PaddedArray):
+        return array_of(leaf)
     if isinstance(leaf, jax.Array):
         leaf = GlobalArray(array=leaf)  # whose errors say what to do
     return np.asarray(leaf) if is_container(leaf) else leaf

@@ -131,7 +131,7 @@ def test_a_mesh_may_be_given_where_no_argument_has_one(mesh: Mesh) -> None:
         assert gda.jit(lambda x: x + 1, out_specs=P("x"))(make(mesh)).grid.spec == ("x",)
     # Surplus Nones are dropped only without a mesh.
     assert gda.jit(jnp.sum, out_specs=P(None))(make(mesh)).grid.spec == ()
-    with pytest.raises(ValueError, match=r"P\(None\) has 1 entries, .* shape \(\).* omit the last"):
+    with pytest.raises(ValueError, match=r"P\(None\) has 1 entry, .* shape \(\).* omit the last"):
         gda.jit(jnp.sum, out_specs=P(None), mesh=mesh)(make(mesh))
 
 

@@ -45,7 +45,7 @@ def test_deleted_arrays_and_shapes_are_named(mesh: Mesh) -> None:
     deleted = cut(DATA, mesh, P("x"))
     deleted.delete()
     shape = jax.tree.map(lambda x: x.shape, cut(DATA, mesh, P("x")))
-    keys = gda.GlobalArray.from_array(jax.random.key(0))
+    keys = gda.load_tree(jax.random.split(jax.random.key(0), 3), mesh, P("x"), pad=True)
     for leaf, error, message in [
         (deleted, RuntimeError, "was deleted, by delete()"),
         (shape, TypeError, "use gda.to_numpy(tree)"),

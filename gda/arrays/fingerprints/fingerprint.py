@@ -10,7 +10,7 @@ blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,14 +21,12 @@ from gda.arrays.fingerprints.formula import (
     Words,
     add,
     digest_of,
-    fingerprint_of_numpy,
     sums_of_numpy,
 )
 from gda.arrays.fingerprints.on_devices import device_of, started
 from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
-from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, start_of
 from gda.mesh import grid_of_array, processes_of, sharding_of
@@ -38,56 +36,53 @@ from gda.multihost.agreement import check_same_call, watching
 # program there takes longer, and to compile it much longer.
 SMALL = 1 << 16
 
-_OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
-
-
-@set_module("gda")
-@public
-def fingerprint(x: Any) -> str:
-    """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
-
-    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
-    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
-    device, makes no copy, reads a memory map in pieces and never communicates.
-    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
-    together.
-
-    Args:
-      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
-        dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
-
-    Raises:
-      TypeError: ``x`` is something else, holds no numbers, or is being traced.
-      ValueError, RuntimeError: as ``GlobalArray.fingerprint``.
-
-    >>> import gda, jax.numpy as jnp, numpy as np
-    >>> gda.fingerprint(np.arange(6, dtype=np.int32)) == gda.fingerprint(jnp.arange(6))
-    True
-    >>> gda.fingerprint(np.arange(6)) == gda.fingerprint(np.arange(6).reshape(2, 3))
-    False
-    """
-    if isinstance(x, np.ndarray | np.generic):
-        return fingerprint_of_numpy(np.asarray(x))
-    if hasattr(x, "fingerprint"):  # a container
-        return x.fingerprint()
-    array = live(x, _OTHERWISE)
-    return fingerprint_of(array, grid_of_array(array))
+OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
 
 def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     """Return the fingerprint of an array, or of the part of it that a padded grid names."""
+    name = "GlobalArray.fingerprint"
+    check_held(array)
+    if not array.is_fully_addressable:
+        check_same_call(name, array, {"shape": grid.global_shape})
+    return fingerprints_of([(array, grid)], name)[0]
+
+
+def check_held(array: jax.Array) -> None:
+    """Raise ``ValueError`` if one other process holds an array alone."""
     if array.is_fully_addressable:
-        return digest_of(grid.global_shape, array.dtype, begin(array, grid).result())
+        return
     mesh: Any = sharding_of(array).mesh
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
         raise elsewhere_error("fingerprint()", numbers[0])
-    name = "GlobalArray.fingerprint"
-    check_same_call(name, array, {"shape": grid.global_shape})
-    with watching(name, tuple(range(jax.process_count()))) as watch:
-        mine = begin(array, grid).result()
-        received = watch.all_gather(mine.astype("<u4").view(np.uint8))
-    return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
+
+
+def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:
+    """Return the fingerprint of each array with its grid, as ``fingerprint_of``.
+
+    If several processes hold parts of some of them, all processes must call it, for the same ones
+    of those; it communicates once. They have compared the call before, of the function ``name``.
+    """
+    shared = [not array.is_fully_addressable for array, _ in arrays]
+
+    def sums() -> Words:
+        begun = [begin(*each) for each in arrays]
+        return np.stack([each.result() for each in begun])
+
+    if not any(shared):
+        totals = sums() if arrays else ()
+    else:
+        with watching(name, tuple(range(jax.process_count()))) as watch:
+            totals = sums()
+            mine = totals[shared]
+            received = watch.all_gather(mine.astype("<u4").view(np.uint8).reshape(-1))
+        of_all = received.view("<u4").reshape(-1, *mine.shape)
+        totals[shared] = of_all.sum(0, dtype=np.uint32)
+    return [
+        digest_of(grid.global_shape, array.dtype, total)
+        for (array, grid), total in zip(arrays, totals, strict=True)
+    ]
 
 
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
@@ -102,7 +97,7 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
     are small or not in the devices' own memory. The first block of a shape and dtype costs a
     compilation, for all devices together.
     """
-    array = live(array, _OTHERWISE)
+    array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
     shards = distinct_shards(array, grid)
     written = grid.view(jax.process_index()).written_blocks()

@@ -121,7 +121,8 @@ class ArrayLeaf:
 
     Attributes:
       path: the keys and indices that lead to it.
-      kind: ``"GlobalArray"``, ``"PaddedArray"``, ``"jax.Array"`` or ``"numpy"``.
+      kind: ``"GlobalArray"``, ``"PaddedArray"``, ``"jax.Array"``, ``"numpy"``, or ``"number"`` for
+        a number of NumPy.
       shape, dtype: those of its data without padding; of PRNG keys, those of the numbers that they
         consist of.
       key_impl: the implementation of PRNG keys; ``None`` for other arrays.

@@ -45,7 +45,7 @@ def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
 
 def check_fingerprints(url: str, leaves: Sequence[RestoredLeaf], values: Sequence[Any]) -> None:
     """Raise unless every array has the recorded fingerprint. All processes must call it."""
-    begun = [_begin_share(value) for value in values]
+    begun = [_begin_share(*each) for each in zip(leaves, values, strict=True)]
 
     def judge(parts: dict[int, list[Any]]) -> list[str]:
         return [
@@ -113,11 +113,11 @@ class ChunkSums:
         ]
 
 
-def _begin_share(value: Any) -> tuple[tuple[int, ...], Sums]:
+def _begin_share(leaf: RestoredLeaf, value: Any) -> tuple[tuple[int, ...], Sums]:
     """Return the processes that hold a restored array, and the sums over the share of this one."""
     array = held_by(value)
     if not isinstance(array, jax.Array):
-        return (jax.process_index(),), Sums(sums_of_numpy(np.asarray(array)))
+        return (jax.process_index(),), Sums(sums_of_numpy(np.asarray(array, leaf.dtype)))
     sums = begin(array, grid_of_leaf(value))
     if array.is_fully_addressable:
         return (jax.process_index(),), sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -10,9 +11,9 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.stores.directory import LOCK
+from gda.checkpoint.stores.directory import LOCK, FileStore
 from gda.checkpoint.stores.opening import Store
-from gda.layout.text import printable
+from gda.layout.text import join_some, printable
 
 T = TypeVar("T")
 
@@ -105,8 +106,20 @@ def _what_is_there(store: Store) -> str:
             f"there is no complete checkpoint at {store.url}: a save was begun there "
             f"({', '.join(unfinished)}) and never committed; the next save removes it"
         )
+    if below := [name for name in sorted(entries, key=len) if _has_manifest(store, name)]:
+        return (
+            f"there is no checkpoint at {store.url} itself; it has the checkpoints "
+            f"{join_some(list(map(printable, below)))}. Pass one of them"
+        )
     shown = [name for name in entries if name != LOCK]
     if not shown:
         return f"there is no checkpoint at {store.url}: it is empty"
     has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "")
     return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}, but {has}"
+
+
+def _has_manifest(store: Store, name: str) -> bool:
+    """Return True if an entry of a directory is a checkpoint; an object store is not asked."""
+    return isinstance(store, FileStore) and os.path.isfile(
+        os.path.join(store.url, name, manifest_json.NAME)
+    )

@@ -130,7 +130,9 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
-    return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
+    if isinstance(leaf, ValueLeaf) or leaf.kind == "number":
+        return None
+    return jax.ShapeDtypeStruct(*saved_type(leaf))
 
 
 def leaves_of(
@@ -153,6 +155,8 @@ def leaves_of(
             place = None if layout is None else layout.place_of(path)
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
+            elif leaf.kind == "number":
+                results.append(_number_leaf(leaf, leaf.dtype))
             elif layout is not None and place is None:
                 lacking.append(format_path(leaf.path))
             else:
@@ -180,6 +184,10 @@ def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredL
     return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array)
 
 
+def _number_leaf(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> RestoredLeaf:
+    return RestoredLeaf(leaf, dtype, None, lambda array: array[()])
+
+
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
     """Return the sharding of an array; errors as for any array."""
     mesh, spec, memory_kind = place
@@ -205,6 +213,10 @@ def _check_same_leaves(
 def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
     if isinstance(leaf, ValueLeaf):
         return _value_like(leaf.value, like, cast)
+    # A step count is a number until the first jitted step makes it an array.
+    is_number = leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like)
+    if is_number:
+        return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array.item())
     container = _container_of(like)
     array = like if container is None else like.array
     pad = pad or container is PaddedArray
@@ -230,7 +242,9 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
         if not cast:
             raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
         dtype = wanted
-    if isinstance(array, np.ndarray | np.generic):
+    if isinstance(array, np.generic):
+        return _number_leaf(leaf, dtype)
+    if isinstance(array, np.ndarray):
         return RestoredLeaf(leaf, dtype, None, lambda array: array)
     sharding = getattr(array, "sharding", None)
     if place is not None:

@@ -215,7 +215,9 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf:
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask; save its data and its mask")
     if isinstance(leaf, np.ndarray | np.generic):
-        return _of_numpy(path, "numpy", np.asarray(leaf))
+        return _of_numpy(
+            path, "numpy" if isinstance(leaf, np.ndarray) else "number", np.asarray(leaf)
+        )
     if type(leaf) in _VALUES:
         return ValueLeaf(path, leaf)
     raise TypeError(

@@ -37,7 +37,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
-from gda.layout.text import format_bytes, itemsize_error
+from gda.layout.text import counted, format_bytes, itemsize_error
 from gda.layout.tiling import indices_of
 
 
@@ -346,7 +346,7 @@ class ReshardPlan:
         )
         shape = self.source.global_shape
         return (
-            f"ReshardPlan({shape}: {source} -> {target}, {self.num_moves} moves; "
+            f"ReshardPlan({shape}: {source} -> {target}, {counted(self.num_moves, 'move')}; "
             f"{format_bytes(self.nbytes_kept)} kept, "
             f"{format_bytes(self.nbytes_within_processes)} within processes, "
             f"{format_bytes(self.nbytes_between_processes)} between processes)"

@@ -31,8 +31,9 @@ from gda.layout.grid import ShardGrid
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
-from gda.trees.leaves import is_container, with_paths
+from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.to_jax import check_not_padding, to_jax
 
 _SECONDS_AT_EXIT = 5.0
 
@@ -46,12 +47,14 @@ def prefetch(
     *,
     size: int = 2,
     pad: bool = False,
+    plain: bool = False,
 ) -> Prefetched:
     """Return an iterator of the same batches as ``GlobalArray``s, made ahead in a thread.
 
-    Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``: all
-    leaves are arrays or numbers. They are copied, so the iterator may use the memory of a batch
-    again. Never communicates between processes: they must have as many batches, of equal shapes.
+    Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``. They
+    are copied, so the iterator may use the memory of a batch again. Numbers and strings of a batch
+    stay as they are. Never communicates between processes: they must have as many batches, of equal
+    shapes.
 
     An error of the iterator, or of a batch that cannot be placed, is raised where that batch would
     have come, with a note of its number. The thread ends with the iterator, with ``close()`` or the
@@ -71,10 +74,11 @@ def prefetch(
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape, as
         that of a short last batch. A dimension that is sharded over several processes must divide
         all the same, because no process knows its global size.
+      plain: batches of ``jax.Array``s in place of ``GlobalArray``s.
 
     Raises:
       TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.
-      ValueError: ``size`` is less than 1.
+      ValueError: ``size`` is less than 1, or ``plain`` is given with ``pad``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -89,6 +93,7 @@ def prefetch(
     count = operator.index(size)
     if count < 1:
         raise ValueError(f"size is {count}; prefetch at least 1 batch")
+    check_not_padding(plain, pad)
     specs_per_leaf((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
     try:
         source = iter(iterator)
@@ -97,7 +102,7 @@ def prefetch(
             f"prefetch takes an iterable of batches, not {type(iterator).__name__}; pass the "
             "loader, or a generator that yields batches"
         ) from error
-    return Prefetched(source, partial(_placed, mesh=mesh, spec=spec, pad=pad), count)
+    return Prefetched(source, partial(_placed, mesh=mesh, spec=spec, pad=pad, plain=plain), count)
 
 
 @set_module("gda")
@@ -346,16 +351,20 @@ def _end_all() -> None:
 # One batch.
 
 
-def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool) -> Any:
+def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, spec, _shaped, "spec").of_each_leaf()
 
     with BatchBuffers(len(leaves)) as batch:
 
-        def placed(leaf: Any, found: Any) -> GlobalArray | PaddedArray:
-            return _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+        def placed(leaf: Any, found: Any) -> Any:
+            if is_value(leaf):
+                return leaf
+            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+            return to_jax(array) if are_bare_keys(leaf) else array
 
-        return jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
+        made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
+    return to_jax(made) if plain else made
 
 
 def _placed_leaf(

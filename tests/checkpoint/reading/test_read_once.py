@@ -41,7 +41,7 @@ def test_each_chunk_of_a_checkpoint_is_read_once(loaded: list[tuple[int, int]]) 
     tree = {
         "w": batch(64, 24),
         "v": batch(8, 16) * 2,
-        "scalar": np.float32(3),
+        "scalar": np.array(3, np.float32),
         "n": np.arange(7, dtype=np.int32),
     }
     rows = ordered_mesh(range(8), {"x": 8})

@@ -101,8 +101,8 @@ def test_batches_come_in_order_with_their_specs(mesh: Mesh) -> None:
     for given_, got in zip(host, made, strict=True):
         assert isinstance(got, Example)
         assert isinstance(got.tokens["a"], gda.GlobalArray)
-        specs = (got.tokens["a"].spec, got.tokens["b"].spec, got.step.spec)
-        assert specs == (P("x", "y"), P("y"), P())
+        assert (got.tokens["a"].spec, got.tokens["b"].spec) == (P("x", "y"), P("y"))
+        assert got.step is given_.step
         jax.tree.map(np.testing.assert_array_equal, gda.to_numpy(got), given_)
         assert jax.jit(lambda x: x.tokens["a"].array.sum())(got) == given_.tokens["a"].sum()
 
@@ -141,7 +141,7 @@ def test_any_iterable_of_anything_that_is_an_array(auto_mesh: Mesh) -> None:
     first, second, third = gda.prefetch(loader, auto_mesh, lambda path, leaf: P(*"x" * leaf.ndim))
     np.testing.assert_array_equal(first, batch(8))
     np.testing.assert_array_equal(second, batch(8))
-    assert [x.shape for x in third] == [()] * 8
+    assert third == list(range(8))
 
 
 @pytest.mark.parametrize("shape", [(64, 16), (16, 3), (6, 4)])
@@ -245,7 +245,7 @@ class Leaf:
 @pytest.mark.parametrize(
     ("leaf", "kind", "message"),
     [
-        ("text", TypeError, "JAX does not have"),
+        (np.array("text"), TypeError, "JAX does not have"),
         (np.full(8, 2**40), gda.DoesNotFitError, "does not fit"),
         (batch(5), ValueError, "5 is not divisible by 4"),
         (np.array([{}] * 8), TypeError, "has dtype object"),
@@ -292,7 +292,7 @@ def test_arguments_are_checked_before_anything_is_taken(auto_mesh: Mesh) -> None
     for arguments, size, message in [
         ((3, auto_mesh, P()), 2, "takes an iterable of batches, not int; pass the loader"),
         ((source, auto_mesh), 2, "a mesh was given without a spec"),
-        ((source, None, P()), 2, r"mesh must be a jax\.sharding\.Mesh"),
+        ((source, None, P()), 2, r"was given without a mesh; pass the mesh"),
         ((source, auto_mesh, {"a": "x"}), 2, r"spec\['a'\] is 'x', not a Partit"),
         ((source, auto_mesh, P()), 0, "size is 0; prefetch at least 1 batch"),
         ((source, auto_mesh, P()), 1.5, "cannot be interpreted as an integer"),
@@ -521,7 +521,7 @@ def test_each_process_gives_its_rows(order: list[int], kind: AxisType) -> None:
     me = jax.process_index()
     mesh = ordered_mesh(order, {"x": 4, "y": 2}, kind)
     spec = {"rows": P(("x", "y")), "step": P()}
-    host = [{"rows": batch(8, 2) + 100 * me + step, "step": step} for step in range(4)]
+    host = [{"rows": batch(8, 2) + 100 * me + step, "step": np.array(step)} for step in range(4)]
     made = list(gda.prefetch(iter(host), mesh, spec))
     assert [each["step"].shape for each in made] == [()] * 4
     for given_, got in zip(host, made, strict=True):

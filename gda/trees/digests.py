@@ -1,0 +1,96 @@
+"""The fingerprints of all arrays of a tree, in one round between processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from gda.arrays.fingerprints.fingerprint import OTHERWISE, check_held, fingerprints_of
+from gda.arrays.fingerprints.formula import fingerprint_of_numpy
+from gda.layout.boundary import public, set_module
+from gda.mesh import is_tracer, processes_of, sharding_of
+from gda.multihost.agreement import done_by_all, wait_for_arrays
+from gda.multihost.descriptions import describe
+from gda.trees.leaves import (
+    array_of,
+    grid_of_leaf,
+    held_by,
+    is_array,
+    is_container,
+    is_leaf,
+    is_value,
+    with_paths,
+    without_data,
+)
+
+_NAME = "gda.fingerprint"
+
+
+@set_module("gda")
+@public
+def fingerprint(tree: Any) -> Any:
+    """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
+
+    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
+    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
+    device, makes no copy, reads a memory map in pieces and never communicates.
+    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
+    together.
+
+    Of a tree it returns the same tree with the fingerprint of each array, which ``==`` compares
+    with that of another run. If processes share arrays, it communicates once for the whole tree.
+
+    Args:
+      tree: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout, or a
+        pytree of them. Numbers and strings in a tree stay as they are. The dtype counts: JAX makes
+        a float64 array float32 unless ``jax_enable_x64`` is set.
+
+    Raises:
+      TypeError: a leaf is something else, holds no numbers, or is being traced. Errors of a tree
+        have a note with the path.
+      ValueError, RuntimeError: as ``GlobalArray.fingerprint``.
+      DisagreementError, LateProcessError: if processes share arrays, as ``check_replicas_agree``.
+
+    >>> import gda, jax.numpy as jnp, numpy as np
+    >>> gda.fingerprint(np.arange(6, dtype=np.int32)) == gda.fingerprint(jnp.arange(6))
+    True
+    >>> gda.fingerprint(np.arange(6)) == gda.fingerprint(np.arange(6).reshape(2, 3))
+    False
+    >>> gda.fingerprint({'w': jnp.arange(6), 'step': 3})
+    {'step': 3, 'w': '6c3e7540bd23d0ed5a82c408f8b2329a'}
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    is_one = is_leaf(tree)
+    arrays = [number for number, leaf in enumerate(leaves) if is_array(leaf)]
+    shared = [number for number in arrays if _is_shared(held_by(leaves[number]))]
+
+    def prepared(leaf: Any) -> Any:
+        if is_array(leaf):
+            check_held(array := array_of(leaf))
+            return array
+        if isinstance(leaf, np.ndarray | np.generic) and (is_one or not is_value(leaf)):
+            return fingerprint_of_numpy(np.asarray(leaf))
+        return leaf if is_value(leaf) and not is_one else array_of(leaf, OTHERWISE)  # raises
+
+    def described(_: object) -> Any:
+        layouts: dict[int, Any] = dict.fromkeys(range(len(leaves)))
+        layouts |= {number: without_data(leaves[number]) for number in shared}
+        return describe(jax.tree.unflatten(structure, layouts.values()))
+
+    alone = None if shared else ()
+    results = done_by_all(lambda: with_paths(tree, prepared, leaves), described, _NAME, alone)
+    wait_for_arrays(_NAME, [results[number] for number in shared])
+    with_grids = [(results[number], grid_of_leaf(leaves[number])) for number in arrays]
+    for number, digest in zip(arrays, fingerprints_of(with_grids, _NAME), strict=True):
+        results[number] = digest
+    return jax.tree.unflatten(structure, results)
+
+
+def _is_shared(array: Any) -> bool:
+    """Return True if several processes hold parts of an array."""
+    if is_tracer(array) or not isinstance(array, jax.Array) or array.is_fully_addressable:
+        return False
+    mesh: Any = sharding_of(array).mesh
+    return len(processes_of(mesh).numbers) > 1
