@@ -1,4 +1,3 @@
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -203,13 +202,11 @@ def test_other_meshes_are_refused(
     )
 
 
-@pytest.mark.parametrize("shape", [(), (8,), (4, 2)])
+@pytest.mark.parametrize("shape", [(8,), (4, 2)])
 def test_devices_are_no_mesh_yet(shape: tuple[int, ...]) -> None:
-    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
-    given = [*devices] if len(shape) == 1 else devices if shape else devices[()]
-    with pytest.raises(
-        TypeError, match=r"(?s)^mesh must .*; make one .*: jax.sharding.Mesh\(devices, "
-    ):
+    devices = np.array(jax.devices()).reshape(shape)
+    given = [*devices] if len(shape) == 1 else devices
+    with pytest.raises(TypeError, match=r"^expected a mesh, not 8 devices; write "):
         gda.get_shard_shape((8, 2), given, P("x"))
 
 
