@@ -66,7 +66,7 @@ def commands(page: str) -> Iterator[tuple[list[str], str | None]]:
 
 def runnable(page: str) -> Any:
     """Return a page as a parameter, marked if its blocks compile for TPUs."""
-    needs_libtpu = "gda.rehearsal_mesh(" in (DOCS / page).read_text(encoding="utf-8")
+    needs_libtpu = any("gda.rehearsal_mesh(" in text for _, text, _ in blocks(page))
     return pytest.param(page, marks=pytest.mark.topology if needs_libtpu else ())
 
 
