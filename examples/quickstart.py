@@ -34,7 +34,8 @@ gda.checkpoint.save(path, params)
 other = Mesh(devices[:2], ("z",))
 like = gda.abstract(params, other, P("z"))
 restored = gda.checkpoint.restore(path, like=like)
-print((isinstance(restored["w"], jax.Array), restored["w"].sharding.mesh == other))
+w = restored["w"]
+print((isinstance(w, jax.Array), w.sharding.mesh == other))
 print(gda.checkpoint.diff(path, restored).are_equal)
 
 
