@@ -106,7 +106,6 @@ def test_the_picture_of_the_front_page_is_one_that_gda_draws() -> None:
     assert picture.read_text() == gda.show.svg(grid, dtype="bfloat16") + "\n"
 
 
-
 @pytest.mark.parametrize("name", ["doctests", "gallery", "llms", "offline"])
 def test_examples_of_the_hooks_hold(name: str) -> None:
     if name in {"doctests", "llms"}:
