@@ -92,7 +92,7 @@ def test_code_fits_its_column(page: str) -> None:
             is_output = not line.startswith((">>> ", "... ")) if is_session else language == "text"
             if len(line) > (80 if is_output else 76) and lines[first - 4] != "<!-- wide -->":
                 offenders.append(f"{page}:{number}: {len(line)} characters")
-    assert offenders == []
+    assert not offenders, "\n".join(["longer than 76, or 80 of an output:", *offenders])
 
 
 # The pages as they are built.
