@@ -46,4 +46,5 @@ def step(params, x):
 # The memory and the communication of a step that does not run.
 x = gda.abstract(jax.ShapeDtypeStruct((64, 8), np.float32), other, P("z"))
 rehearsal = gda.rehearse(step, like, x)
-print((rehearsal.argument_bytes, [each.kind for each in rehearsal.collectives]))
+collectives = rehearsal.collectives or ()  # None only if the step does not fit
+print((rehearsal.argument_bytes, [each.kind for each in collectives]))
