@@ -1,4 +1,4 @@
-"""The quickstart of the README as a program, on 8 virtual CPU devices.
+"""The two examples of the README as a program, on 8 virtual CPU devices.
 
 python examples/quickstart.py
 """
@@ -8,29 +8,43 @@ import os
 # The CPU plays 8 devices; with accelerators, omit this line.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
+import tempfile
+
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
 
-mesh = Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("x", "y"))
-data = np.arange(128, dtype=np.float32).reshape(8, 16)
+devices = np.array(jax.devices("cpu"))
+mesh = Mesh(devices.reshape(4, 2), ("x", "y"))
+data = np.arange(64, dtype=np.float32).reshape(8, 8)
 
-# An array in memory: dimension 0 is sharded over 'x', and 'y' holds replicas.
-g = gda.GlobalArray.from_source(data, mesh, P("x"))
+# One call of the callback for each distinct block: 'y' holds replicas.
+g = gda.GlobalArray.from_callback((8, 8), mesh, P("x"), lambda index: data[index])
 print(repr(g))
+shard = g.local_shards[3]
+print((shard.index, shard.replica_id, shard.data.shape))
 
-# A tree of arrays, and the same as NumPy arrays.
-params = {"w": data, "b": np.zeros(3, np.float32)}
-tree = gda.load_tree(params, mesh, {"w": P("x", "y"), "b": P()})
-print(repr(tree["w"]))
-print(repr(gda.to_numpy(tree)["b"]))
+# A plain tree, saved and restored onto another mesh.
+params = {"w": jax.device_put(data, NamedSharding(mesh, P("x", "y")))}
+path = tempfile.mkdtemp() + "/step-1"
+gda.checkpoint.save(path, params)
+other = Mesh(devices[:2], ("z",))
+like = gda.abstract(params, other, P("z"))
+restored = gda.checkpoint.restore(path, like=like)
+w = restored["w"]
+print((isinstance(w, jax.Array), w.sharding.mesh == other))
+print(gda.checkpoint.diff(path, restored).are_equal)
 
-# One call of the callback for each distinct block.
-h = gda.GlobalArray.from_callback((8, 16), mesh, P(None, "y"), lambda index: data[index])
-print((len(h.local_shards), h.local_shards[1].index))
 
-# Computing gives an ordinary jax.Array.
-print(repr((g + h).sum()))
+def step(params, x):
+    return jax.grad(lambda p: ((x @ p["w"]) ** 2).sum())(params)
+
+
+# The memory and the communication of a step that does not run.
+x = gda.abstract(jax.ShapeDtypeStruct((64, 8), np.float32), other, P("z"))
+rehearsal = gda.rehearse(step, like, x)
+collectives = rehearsal.collectives or ()  # None only if the step does not fit
+print((rehearsal.argument_bytes, [each.kind for each in collectives]))

@@ -56,14 +56,14 @@ def main() -> None:
 
         mesh = mesh_of(data=4, model=2)
         params = train(new_params(mesh, args.seed), digits[:TRAINING], mesh, args)
-        print(f"trained:  w1 is {params['w1']!r}")
+        print(f"trained:  w1 is {layout_of(params['w1'])}")
         before = accuracy(params, digits[TRAINING:], mesh)
         print(f"accuracy on {HELD_OUT} held-out digits after training: {before:.2%}")
 
         gda.checkpoint.save(directory / "params", params)
         other_mesh = mesh_of(data=2, model=4)
         restored = gda.checkpoint.restore(directory / "params", mesh=other_mesh, specs=SPECS)
-        print(f"restored: w1 is {restored['w1']!r}")
+        print(f"restored: w1 is {layout_of(restored['w1'])}")
         after = accuracy(restored, digits[TRAINING:], other_mesh)
         print(f"accuracy on {HELD_OUT} held-out digits after restoring: {after:.2%}")
 
@@ -93,6 +93,11 @@ def mesh_of(*, data: int, model: int) -> Mesh:
     if len(devices) < 8:
         sys.exit(f"8 devices are needed, but there are {len(devices)}; set XLA_FLAGS")
     return Mesh(np.array(devices[:8]).reshape(data, model), ("data", "model"))
+
+
+def layout_of(g: gda.GlobalArray) -> str:
+    axes = ",".join(f"{name}={size}" for name, size in g.mesh.shape.items())
+    return f"sharded by {g.spec} over {axes}"
 
 
 # From a file to batches.

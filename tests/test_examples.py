@@ -36,8 +36,8 @@ def test_train_digits_keeps_its_accuracy_on_the_way_through_files(tmp_path: Path
     before, after = accuracies(done.stdout)
     assert before == after
     assert after > 95
-    assert "mesh={'data': 4, 'model': 2}" in done.stdout
-    assert "mesh={'data': 2, 'model': 4}" in done.stdout
+    assert "over data=4,model=2" in done.stdout
+    assert "over data=2,model=4" in done.stdout
     assert "300/300" in done.stdout, "the progress bar is seen where there is no terminal"
     shown = re.search(r"^```text\n(accuracy .*?)^```$", README.read_text(), re.M | re.S)
     assert shown

@@ -2,9 +2,11 @@
 
 A block of Python is either examples, which run from the top of the page to its end, or a file whose
 first line is its name. A block of commands runs in a folder with those files, and the block of text
-below it is its output.
+below it is its output. Below ``<!-- measured -->`` its numbers may differ by 10 %, and times by any
+factor.
 """
 
+import contextlib
 import doctest
 import importlib
 import json
@@ -36,6 +38,9 @@ PROGRAMS = {
 }
 READERS = {"json": json.loads, "toml": tomllib.loads}
 _FILE = re.compile(r"# ([\w./-]+\.py)\n")
+_MEASURED = "<!-- measured -->\n\n```text\n"
+_TIME = re.compile(r"\d[\d.]* ?s\b")
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e\+\d+)?")
 
 
 def blocks(page: str) -> list[tuple[str, str, int]]:
@@ -61,7 +66,7 @@ def commands(page: str) -> Iterator[tuple[list[str], str | None]]:
 
 def runnable(page: str) -> Any:
     """Return a page as a parameter, marked if its blocks compile for TPUs."""
-    needs_libtpu = "gda.rehearsal_mesh(" in (DOCS / page).read_text(encoding="utf-8")
+    needs_libtpu = any("gda.rehearsal_mesh(" in text for _, text, _ in blocks(page))
     return pytest.param(page, marks=pytest.mark.topology if needs_libtpu else ())
 
 
@@ -111,7 +116,8 @@ def test_commands_print_the_shown_output(page: str, folder: Path) -> None:
         left -= {word.partition(":")[0] for word in command}  # of FILE.py:FUNCTION
         output = run(command)
         if shown is not None:
-            compare(shown, output, is_all=command[0] == "gda")
+            is_measured = _MEASURED + shown in (DOCS / page).read_text(encoding="utf-8")
+            compare(shown, output, is_all=command[0] == "gda", is_measured=is_measured)
     tests = {name for name in left if name.startswith("test_")}
     assert left == tests, "no command runs these programs"
     if tests:
@@ -125,13 +131,40 @@ def run(command: list[str]) -> str:
     return done.stdout + done.stderr
 
 
-def compare(shown: str, output: str, *, is_all: bool) -> None:
+def compare(shown: str, output: str, *, is_all: bool, is_measured: bool = False) -> None:
     """Compare: lines of many processes come in any order, and ``...`` stands for anything."""
     assert shown.strip()
     for part in re.split(r"\n(?=\[\d+\] )", shown):
-        pattern = ".*?".join(re.escape(" ".join(piece.split())) for piece in part.split("..."))
+        text = " ".join(part.split())
+        numbers, between = [], [text]
+        if is_measured:
+            text = _TIME.sub("...", text)
+            numbers, between = _NUMBER.findall(text), _NUMBER.split(text)
+        pattern = f"({_NUMBER.pattern})".join(
+            ".*?".join(map(re.escape, each.split("..."))) for each in between
+        )
         find = re.fullmatch if is_all else re.search
-        assert find(pattern, " ".join(output.split())), output
+        found = find(pattern, " ".join(output.split()))
+        assert found, output
+        for number, other in zip(numbers, found.groups(), strict=True):
+            expected = pytest.approx(float(number.replace(",", "")), rel=0.1)
+            assert float(other.replace(",", "")) == expected, output
+
+
+@pytest.mark.parametrize(
+    ("output", "is_equal"),
+    [
+        ("peak 1.5 GiB, 9% in 3.2 s", True),
+        ("peak 1.6 GiB, 9% in 80 s", True),
+        ("peak 1.7 GiB, 9% in 3.2 s", False),
+        ("peak 1.5 GiB, 10% in 3.2 s", False),
+        ("peak 1.5 MiB, 9% in 3.2 s", False),
+    ],
+)
+def test_measured_numbers_are_compared_within_a_tenth(output: str, is_equal: bool) -> None:
+    failure = contextlib.nullcontext() if is_equal else pytest.raises(AssertionError)
+    with failure:
+        compare("peak 1.5 GiB, 9% in 3.2 s\n", output, is_all=True, is_measured=True)
 
 
 def test_commands_that_are_not_run_here_install_extras_that_are() -> None:

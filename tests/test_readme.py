@@ -5,11 +5,7 @@ import re
 import tomllib
 from pathlib import Path
 
-import jax
-import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
 from running import fresh_python
 
@@ -35,6 +31,7 @@ PLAN = (
     ".venv/bin/gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 --spec data,model "
     "--no-picture"
 )
+_NEXT_LINE = re.compile(r" \\\n +")
 
 
 # Snippets.
@@ -43,9 +40,8 @@ PLAN = (
 def test_every_block_is_one_that_a_test_looks_at() -> None:
     blocks = blocks_of(README)
     assert {language for language, _, _ in blocks} == {"python", "bash", "text"}
-    assert [text for language, text, _ in blocks if language == "bash"] == [
-        f"{command}\n" for command in [MAIN_JOB, TESTS, INSTALL, PLAN, LAUNCH]
-    ]
+    commands = [_NEXT_LINE.sub(" ", text) for language, text, _ in blocks if language == "bash"]
+    assert commands == [f"{command}\n" for command in [MAIN_JOB, TESTS, INSTALL, PLAN, LAUNCH]]
     outside = README
     for _, text, _ in blocks:
         outside = outside.replace(text, "", 1)
@@ -64,7 +60,7 @@ def test_the_plan_is_one_that_the_command_makes() -> None:
 
 
 def test_the_picture_is_the_one_of_the_quickstart() -> None:
-    grid = gda.ShardGrid((8, 16), {"x": 4, "y": 2}, ("x",))
+    grid = gda.ShardGrid((8, 8), {"x": 4, "y": 2}, ("x",))
     picture = ROOT / "docs" / "pictures" / "quickstart.svg"
     assert picture.read_text() == gda.show.svg(grid, dtype="float32") + "\n"
 
@@ -74,21 +70,6 @@ def test_the_program_for_many_hosts_runs_as_the_readme_says() -> None:
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "rows" in line]
     assert sorted(lines) == [f"[{i}] process {i} of 4: 512 rows, w = [1. 2. 3.]" for i in range(4)]
-
-
-def test_the_opening_counts_the_reads() -> None:
-    mesh = Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("x", "y"))
-    calls = []
-
-    def read(index: gda.Index) -> np.ndarray:
-        calls.append(index)
-        return np.zeros(2, np.float32)
-
-    jax.make_array_from_callback((8,), NamedSharding(mesh, P("x")), read)
-    of_jax = len(calls)
-    gda.GlobalArray.from_callback((8,), mesh, P("x"), read)
-    assert f"JAX calls `read` {of_jax} times" in README
-    assert f"gda calls `read` {len(calls) - of_jax} times" in README
 
 
 def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
@@ -111,11 +92,11 @@ def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
     assert re.search(rf"\b{examples} passed", done.stdout), done.stdout
 
 
-def test_quickstart_program_prints_the_shown_output() -> None:
-    section = README.partition("## Quickstart in 60 seconds\n")[2].partition("\n## ")[0]
+def test_quickstart_program_prints_the_output_of_the_opening() -> None:
+    opening = README.partition("\n## ")[0]
     shown = [
         example.want
-        for language, text, _ in blocks_of(section)
+        for language, text, _ in blocks_of(opening)
         for example in doctest.DocTestParser().get_examples(text)
         if language == "python"
     ]
@@ -128,7 +109,7 @@ def test_quickstart_program_prints_the_shown_output() -> None:
 
 
 def test_the_readme_is_read_in_ten_minutes() -> None:
-    assert len(README.splitlines()) <= 250
+    assert len(README.splitlines()) <= 200
 
 
 def test_the_table_names_every_extra_for_users() -> None:
@@ -137,14 +118,6 @@ def test_the_table_names_every_extra_for_users() -> None:
     of_features = [row.split("|")[2] for row in table.splitlines() if row.count("|") == 3]
     named = set(re.findall(r"`(\w+)`", " ".join(of_features)))
     assert named == set(project["optional-dependencies"]) - {"bench", "dev", "docs"}
-
-
-def test_page_of_libraries_runs_every_row_of_the_table() -> None:
-    table = README.partition("| library | parameters | in the step |")[2].partition("\n\n")[0]
-    fragments = re.findall(r"`([^`]+)`", table)
-    assert len(fragments) == 6
-    code = "".join(text for _, text, _ in blocks_of((ROOT / "docs" / "libraries.md").read_text()))
-    assert [fragment for fragment in fragments if fragment not in code] == []
 
 
 def test_the_commands_are_those_that_are_checked() -> None:

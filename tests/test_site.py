@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from markdown_blocks import blocks_of
 from public_api import MODULES
 
 import gda
@@ -73,7 +74,36 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages <= set(NAVIGATION)
 
 
+def test_the_front_page_finds_every_page_of_the_guide() -> None:
+    listed = set(re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "index.md").read_text()))
+    guide = {page for page in NAVIGATION if "/" not in page} - {"index.md"}
+    assert guide - listed == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}" for page in NAVIGATION)])
+def test_code_fits_its_column(page: str) -> None:
+    # Of an output, a line that is longer is wrapped, because whitespace is normalised. A table of
+    # gda that cannot be has the comment above it.
+    lines = (DOCS.parent / page).read_text(encoding="utf-8").splitlines()
+    offenders = []
+    for language, text, first in blocks_of("\n".join(lines)):
+        is_session = text.startswith(">>> ")
+        for number, line in enumerate(text.splitlines(), start=first):
+            is_output = not line.startswith((">>> ", "... ")) if is_session else language == "text"
+            if len(line) > (80 if is_output else 76) and lines[first - 4] != "<!-- wide -->":
+                offenders.append(f"{page}:{number}: {len(line)} characters")
+    assert not offenders, "\n".join(["longer than 76, or 80 of an output:", *offenders])
+
+
 # The pages as they are built.
+
+
+def test_the_picture_of_the_front_page_is_one_that_gda_draws() -> None:
+    quarters = [row // 2 * 2 + column // 2 for row in range(4) for column in range(4)]
+    sizes = {"data": 4, "model": 4}
+    grid = gda.ShardGrid((4096, 8192), sizes, ("data", "model"), process_of=quarters)
+    picture = DOCS / "pictures" / "hosts.svg"
+    assert picture.read_text() == gda.show.svg(grid, dtype="bfloat16") + "\n"
 
 
 @pytest.mark.parametrize("name", ["doctests", "gallery", "llms", "offline"])

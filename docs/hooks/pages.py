@@ -8,7 +8,7 @@ from typing import Any
 from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
 ROOT = Path(__file__).parents[2]
-_README = "<!-- README.md, up to its first section -->"
+_README = "<!-- README.md, from its heading to its first section -->"
 _LINK_UPWARD = re.compile(r"(?<=\]\()(?:\.\./)+[^)#\s]+")
 _EXAMPLES = re.compile(r"^```python\n(?=>>> )(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -36,4 +36,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def _opening() -> str:
     readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0].rstrip()
+    readme = readme.removeprefix("# gda\n\n")
     return re.sub(r"(?<=\]\()(?![a-z]+:|#)", "../", readme).replace("](../docs/", "](")

@@ -158,7 +158,7 @@ def test_specs_that_do_not_fit_name_their_leaves(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"specs": P()}, TypeError, "P() was given without a mesh; pass"),
+        ({"specs": P()}, TypeError, "was given without a mesh; pass"),
         ({"cast": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"partial": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),

@@ -77,12 +77,12 @@ def test_states_of_libraries_go_through_everything(
 ) -> None:
     given = make()
     expected = ["GlobalArray" if kind == "array" and not plain else kind for kind in kinds(given)]
-    digests = gda.fingerprint(given)
+    digests = jax.tree.leaves(gda.fingerprint(given))
 
     def check(tree: Any, kinds_of_it: list[str] = expected) -> Any:
         assert kinds(tree) == kinds_of_it
         assert jax.tree.structure(gda.to_jax(tree)) == jax.tree.structure(given)
-        assert gda.fingerprint(tree) == digests
+        assert jax.tree.leaves(gda.fingerprint(tree)) == digests
         return tree
 
     placed = check(gda.load_tree(given, MESH, P(), plain=plain))
@@ -323,5 +323,5 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
             gda.load_tree(DATA, *given)
         with pytest.raises(TypeError, match=message):
             gda.checkpoint.restore(path, mesh=given[0], specs=P() if given[1:] else None)
-    with pytest.raises(TypeError, match=r"specs .*P\('x'.* was given without a mesh; pass"):
+    with pytest.raises(TypeError, match="specs .* was given without a mesh; pass"):
         gda.checkpoint.restore(path, specs={"a": P("x")})
