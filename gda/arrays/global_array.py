@@ -124,7 +124,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         *,
         dtype: npt.DTypeLike | None = None,
         array: Any = _NOTHING,
-    ) -> Any:
+    ) -> Self:
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
@@ -272,6 +272,6 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
     # JAX needs the structure alone, and passes a number, around which a container dissolves.
-    from_children=lambda static, children: GlobalArray(array=object()),
+    from_children=lambda aux_data, children: GlobalArray(array=object()),
 )
 libraries.register(GlobalArray)

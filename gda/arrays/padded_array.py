@@ -420,5 +420,5 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.PaddedArray",
     serialize_auxdata=lambda static: json.dumps(static).encode(),
     deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
-    from_children=lambda static, children: PaddedArray(object(), *static),
+    from_children=lambda aux_data, children: PaddedArray(object(), *aux_data),
 )
