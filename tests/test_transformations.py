@@ -303,8 +303,13 @@ def told(text: str) -> list[str]:
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:optax\..*")
 @pytest.mark.filterwarnings("ignore:Specifying a key will be required:UserWarning")
 def test_page_is_up_to_date() -> None:
-    # An older optax has fewer of them.
-    missing = set(told(page())) - set(told(PAGE.read_text(encoding="utf-8")))
+    # An older optax has fewer of them, and an older flax took containers in one place more.
+    rows = set(told(PAGE.read_text(encoding="utf-8")))
+    missing = {
+        line
+        for line in told(page())
+        if not rows & {line, line.replace("| yes | equal |", "| `gda.jit` | equal |")}
+    }
     assert not missing, "write it again: python tests/test_transformations.py"
 
 
