@@ -60,8 +60,10 @@ def _is_of_gda(kind: type) -> bool:
 
 def _members(kind: type) -> Iterator[str]:
     """Yield the public members that gda gives a class, its constructor's overloads first."""
-    if "__init__" in vars(kind):
-        yield from (f"overload {_signature(one)}" for one in typing.get_overloads(kind.__init__))
+    for name in ("__init__", "__new__"):
+        constructor = vars(kind).get(name)
+        constructor = getattr(constructor, "__func__", constructor)
+        yield from (f"overload {_signature(one)}" for one in typing.get_overloads(constructor))
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         # The operators that a container has of jax.Array depend on the version of JAX.

@@ -3,7 +3,6 @@
 After a change of the table or of the results, run ``python tests/test_works.py`` to write it again.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 from jax import lax, nn  # noqa: F401  (the table names both)
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
+from tables import table, write
 
 import gda
 
@@ -112,9 +112,8 @@ def page() -> str:
     found = answers()
     parts = [HEAD.format(count=len(found))]
     for module, texts in TABLE.items():
-        head = [f"| {module} |" + "".join(f" {way} |" for way in WAYS), "|---" * 7 + "|"]
-        rows = [f"| `{text}` |" + "".join(f" {cell} |" for cell in found[text]) for text in texts]
-        parts.append("\n".join([*head, *rows]) + "\n")
+        rows = [[f"`{text}`", *found[text]] for text in texts]
+        parts.append(table([module, *WAYS], rows))
     return "\n".join(parts)
 
 
@@ -161,5 +160,4 @@ def test_page_is_up_to_date() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-    PAGE.write_text(page(), encoding="utf-8")
+    write(PAGE, page)

@@ -43,3 +43,8 @@ class Doctests(griffe.Extension):
         if obj.docstring is not None:
             markdown = markdown_of(obj.docstring.value)
             obj.docstring.value = _BARE.sub(lambda bare: bare[1] or r"\_\_", markdown)
+
+    def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
+        """Show the signature of ``__new__`` where there is no ``__init__``."""
+        if "__new__" in cls.members:
+            cls.members.setdefault("__init__", cls.members["__new__"])

@@ -48,7 +48,10 @@ def reference(name: str) -> str:
 def _of(value: Any, name: str) -> Iterator[str]:
     value = getattr(value, "__func__", value)  # of a classmethod or staticmethod
     if not isinstance(value, ModuleType | property | cached_property):
-        function = inspect.unwrap(value.__init__ if inspect.isclass(value) else value)
+        if inspect.isclass(value):
+            function = value.__new__ if "__new__" in vars(value) else value.__init__
+        else:
+            function = inspect.unwrap(value)
         overloads = typing.get_overloads(function) if inspect.isfunction(function) else []
         signatures = [_signature(one, name) for one in overloads or [value]]
         yield "\n".join(["```python", *signatures, "```"])

@@ -40,6 +40,26 @@ AnyNDArray = np.ndarray[Any, Any]
 _get = object.__getattribute__
 _set = object.__setattr__
 
+_NOT_HELD = (str, int, float, complex, np.generic, np.dtype, PartitionSpec)
+
+held_types: set[type] = set()
+"""The types of the values that containers have held so far, for a quick answer."""
+
+
+def dissolves_around(value: object) -> bool:
+    """Return True if a tree function gives this value itself in the place of a container.
+
+    docs/design/jit.md has the reasons.
+    """
+    if isinstance(value, _NOT_HELD):
+        # Orbax names the leaves by their paths, and maps over the tree of these names.
+        return not (isinstance(value, str) and value.endswith("array"))
+    # To JAX, None is a tree without leaves.
+    if value is not None and not jax.tree_util.all_leaves((value,)):
+        return True
+    held_types.add(type(value))
+    return False
+
 
 class Container:
     """A ``jax.Array`` with a mesh and spec; immutable, and a pytree with that array as its leaf."""

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gda.arrays import libraries
 from gda.arrays.construction import from_callbacks
 from gda.arrays.constructors import ArrayConstructors
-from gda.arrays.container import Container
+from gda.arrays.container import Container, dissolves_around, held_types
 from gda.arrays.liveness import deleted_error
 from gda.arrays.operators import ArrayOperators
 from gda.layout.boundary import hide_own_frames, set_module, unexpected_keyword
@@ -30,7 +30,11 @@ from gda.mesh import (
 )
 
 _NOTHING = object()
-_set = object.__setattr__
+_SUCCESSORS = {
+    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
+    "shards": "g.local_shards or g.global_shards",
+}
+_new, _set = object.__new__, object.__setattr__
 
 
 @set_module("gda")
@@ -44,12 +48,12 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
     ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take and return it.
 
-    A tree function puts its results back into the container, also results that are not arrays:
-    ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` return a ``GlobalArray`` around
-    a NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` returns one around a tuple. For
-    NumPy arrays use ``gda.to_numpy(tree)``. For other results pass ``is_leaf=lambda x:
-    isinstance(x, gda.GlobalArray)``. Then the function gets the container, and the tree has its
-    results.
+    A tree function puts arrays, shapes and shardings back into the container, so that the tree
+    keeps its structure: ``jax.device_get(tree)`` returns a ``GlobalArray`` around a NumPy array,
+    for which there is ``gda.to_numpy(tree)``. Around a result that is a tree, a number, a string, a
+    dtype or a ``PartitionSpec`` the container dissolves: ``jax.tree.map(lambda x: x.shape, tree)``
+    has tuples. With ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the
+    container, and the tree has its results as they are.
 
     Args:
       global_shape: sizes of the whole array.
@@ -89,28 +93,28 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     """The array itself, for everything that a container does not do."""
 
     @overload
-    def __init__(
-        self,
+    def __new__(
+        cls,
         global_shape: Iterable[int],
         mesh: Mesh,
         spec: SpecLike,
         device_buffers: Iterable[jax.Array],
         *,
         dtype: npt.DTypeLike | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @overload
-    def __init__(
-        self,
+    def __new__(
+        cls,
         global_shape: Iterable[int],
         mesh: NamedSharding | SingleDeviceSharding,
         device_buffers: Iterable[jax.Array],
         *,
         dtype: npt.DTypeLike | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     @overload
-    def __init__(self, *, array: Any) -> None: ...
-    def __init__(  # pyright: ignore[reportInconsistentOverload]
-        self,
+    def __new__(cls, *, array: Any) -> Self: ...
+    def __new__(  # pyright: ignore[reportInconsistentOverload]
+        cls,
         global_shape: Any = None,
         mesh: Any = None,
         spec: Any = None,
@@ -120,7 +124,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         *,
         dtype: npt.DTypeLike | None = None,
         array: Any = _NOTHING,
-    ) -> None:
+    ) -> Self:
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
@@ -143,7 +147,11 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
             except Exception as error:
                 hide_own_frames(error)
                 raise
+        elif type(array) not in held_types and dissolves_around(array):
+            return array
+        self = _new(cls)
         _set(self, "array", array)
+        return self
 
     @classmethod
     def _around(cls, array: Any, shape: Shape | None) -> Self:
@@ -199,8 +207,8 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         return array
 
     def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
-        # are compared.
+        # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, Orbax puts None
+        # into them, and such trees are compared.
         if not hasattr(self.array, "dtype"):
             return isinstance(other, GlobalArray) and self.array == other.array
         return super().__eq__(other)
@@ -209,6 +217,8 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
 
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"GlobalArray has no attribute {name!r}"
+            if name in _SUCCESSORS:
+                problem += f"; write {_SUCCESSORS[name]}"
             theirs = getattr(type(self), name, None)
             if isinstance(theirs, property):  # its AttributeError has lost its message
                 try:
@@ -261,5 +271,7 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.GlobalArray",
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
+    # JAX needs the structure alone, and passes a number, around which a container dissolves.
+    from_children=lambda aux_data, children: GlobalArray(array=object()),
 )
 libraries.register(GlobalArray)

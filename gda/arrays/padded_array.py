@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import as_one_block
 from gda.arrays.construction.placing import hashable_over
-from gda.arrays.container import Container
+from gda.arrays.container import Container, dissolves_around, held_types
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
@@ -78,10 +78,14 @@ class PaddedArray(Container):
 
     _in_jit = "inside jit use .array, mask() and filled(value)"
 
-    def __init__(self, array: Any, shape: Any) -> None:
+    def __new__(cls, array: Any, shape: Any) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
+        if type(array) not in held_types and dissolves_around(array):
+            return array
+        self = object.__new__(cls)
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "shape", tuple(shape))
+        return self
 
     @classmethod
     def _around(cls, array: Any, shape: Any) -> Self:
@@ -416,4 +420,5 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.PaddedArray",
     serialize_auxdata=lambda static: json.dumps(static).encode(),
     deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
+    from_children=lambda aux_data, children: PaddedArray(object(), *aux_data),
 )

@@ -7,6 +7,7 @@ from functools import partial, wraps
 from typing import Any, Protocol, TypeVar, overload
 
 import jax
+import numpy as np
 from jax.sharding import (
     AbstractMesh,
     AxisType,
@@ -153,6 +154,8 @@ def jit(
         try:
             result = unwrapped(fun(*args, **kwargs))
         except Exception as error:
+            if isinstance(error, AttributeError) and error.name == "array" and is_tracer(error.obj):
+                error.add_note("gda.jit: the function gets plain arrays; write x, not x.array")
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
                 raise
@@ -223,7 +226,10 @@ def constrain(
 
 
 def _contained(leaf: Any) -> Container:
-    return leaf if isinstance(leaf, Container) else GlobalArray(array=leaf)
+    if isinstance(leaf, Container):
+        return leaf
+    is_number = isinstance(leaf, int | float | complex | np.generic)
+    return GlobalArray(array=jax.numpy.asarray(leaf) if is_number else leaf)
 
 
 def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:

@@ -9,6 +9,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import pytest
 import safetensors.flax
 import safetensors.numpy
 from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
@@ -629,14 +631,61 @@ def test_unpickling_without_the_devices_names_them(mesh: Mesh, tmp_path) -> None
 # Around something else than an array.
 
 
-@pytest.mark.parametrize("leaf", [None, object(), 3.0, "text"])
-def test_unflattening_takes_anything(leaf: object) -> None:
-    treedef = jax.tree.structure(gda.GlobalArray(array=0))
-    g = jax.tree.unflatten(treedef, [leaf])
-    assert g.array is leaf
-    assert repr(g) == f"GlobalArray(array={leaf!r})"
-    with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
-        g.mesh  # noqa: B018
+SHARDING = SingleDeviceSharding(jax.devices()[0])
+HELD = [None, object(), SHARDING, jax.ShapeDtypeStruct((), "f4"), DATA, "w.array"]
+
+
+@pytest.mark.parametrize("leaf", HELD, ids=lambda leaf: type(leaf).__name__)
+def test_unflattening_holds_what_libraries_put_in_the_place_of_arrays(leaf: object) -> None:
+    g, p = (
+        jax.tree.map(lambda _: leaf, kind(np.zeros(3)))
+        for kind in (lambda x: gda.GlobalArray(array=x), lambda x: gda.PaddedArray(x, (2,)))
+    )
+    assert g.array is p.array is leaf
+    assert repr(g).startswith("GlobalArray(")
+    if not hasattr(leaf, "dtype"):
+        assert g == jax.tree.map(lambda _: leaf, g)
+        with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
+            g.mesh  # noqa: B018
+
+
+def dissolving() -> st.SearchStrategy[Any]:
+    """Return values that are no arrays, and trees of them."""
+    spec = st.lists(st.sampled_from([None, "x", ("x", "y")]), max_size=2).map(lambda s: P(*s))
+    number = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.just(1j))
+    numpy = st.sampled_from([np.float32(2), np.bool_(True), np.dtype("int8"), np.int64(3)])
+    label = st.text("abc", max_size=3)
+    tree = st.recursive(st.one_of(spec, number, numpy, label), st.lists, max_leaves=3)
+    return st.one_of(tree, tree.map(lambda t: {"a": t}), tree.map(lambda t: Masked(t)))
+
+
+class Masked(NamedTuple):
+    """A node of a tree as those of optax."""
+
+    value: Any
+
+
+@given(st.lists(dissolving(), min_size=3, max_size=3), st.booleans())
+def test_functions_of_trees_give_values_as_for_plain_arrays(values: list[Any], pad: bool) -> None:
+    def answers(tree: Any) -> Any:
+        of_leaf = iter(values)
+        return jax.tree.map(lambda _: next(of_leaf), tree)
+
+    g = gda.PaddedArray(DATA, (7, 2)) if pad else gda.GlobalArray(array=DATA)
+    ours, theirs = answers({"a": g, "b": [g, g]}), answers({"a": DATA, "b": [DATA, DATA]})
+    assert ours == theirs
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+
+
+def test_a_container_of_a_container_is_one(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    assert jax.tree.map(lambda _: g, g) is g  # as in a Jacobian of containers by containers
+
+
+def test_names_of_other_libraries_have_successors(auto_mesh: Mesh) -> None:
+    for name, successor in [("numpy", r"gda\.to_numpy\(g\)"), ("shards", r"g\.local_shards")]:
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; write {successor}"):
+            getattr(make(auto_mesh), name)
 
 
 def test_attribute_error_names_the_value_inside(explicit_mesh: Mesh) -> None:
@@ -651,34 +700,20 @@ def test_attribute_error_names_the_value_inside(explicit_mesh: Mesh) -> None:
 
 
 def test_a_container_around_no_array_names_to_numpy(mesh: Mesh) -> None:
-    g = make(mesh)
-    on_host = jax.device_get({"w": g})["w"]
-    shape = jax.tree.map(lambda x: x.shape, {"w": g})["w"]
+    on_host = jax.device_get({"w": make(mesh)})["w"]
     uses = [
+        partial(on_host.reshard, mesh, P()),
+        partial(on_host.__deepcopy__, {}),
         *(
-            partial(getattr(h, name), *arguments)
-            for h in (on_host, shape)
-            for name, arguments in [("reshard", [mesh, P()]), ("__deepcopy__", [{}])]
-        ),
-        *(
-            partial(getattr, h, name)
-            for h in (on_host, shape)
+            partial(getattr, on_host, name)
             for name in ["mesh", "spec", "grid", "local_shards", "sharding"]
         ),
-        lambda: shape + 1,
-        lambda: shape[0],
-        lambda: np.asarray(shape),
-        lambda: shape.shape,
     ]
     for use in uses:
         with pytest.raises((TypeError, AttributeError), match=r"use gda.to_numpy\(tree\)"):
             use()
     np.testing.assert_array_equal(np.asarray(on_host), DATA)
     np.testing.assert_array_equal(on_host + 1, DATA + 1)
-    shapes = jax.tree.map(
-        lambda x: x.shape, {"w": g}, is_leaf=lambda x: isinstance(x, gda.GlobalArray)
-    )
-    assert shapes == {"w": (8, 2)}
 
 
 def test_abstract_values_keep_shape_and_sharding(mesh: Mesh) -> None:
