@@ -61,7 +61,7 @@ def _is_of_gda(kind: type) -> bool:
 def _members(kind: type) -> Iterator[str]:
     """Yield the public members that gda gives a class, its constructor's overloads first."""
     for name in ("__init__", "__new__"):
-        constructor = vars(kind).get(name)
+        constructor = vars(kind).get(name, _members)
         constructor = getattr(constructor, "__func__", constructor)
         yield from (f"overload {_signature(one)}" for one in typing.get_overloads(constructor))
     found: dict[str, Any] = {}

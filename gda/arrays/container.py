@@ -40,7 +40,7 @@ AnyNDArray = np.ndarray[Any, Any]
 _get = object.__getattribute__
 _set = object.__setattr__
 
-_NOT_HELD = (str, int, float, complex, np.generic, np.dtype, PartitionSpec)
+_NOT_HELD = (int, float, complex, np.generic, np.dtype, PartitionSpec)
 
 held_types: set[type] = set()
 """The types of the values that containers have held so far, for a quick answer."""
@@ -51,9 +51,10 @@ def dissolves_around(value: object) -> bool:
 
     docs/design/jit.md has the reasons.
     """
+    if isinstance(value, str):  # Orbax names the leaves by their paths, and maps over their tree
+        return value != "array" and not value.endswith(".array")
     if isinstance(value, _NOT_HELD):
-        # Orbax names the leaves by their paths, and maps over the tree of these names.
-        return not (isinstance(value, str) and value.endswith("array"))
+        return True
     # To JAX, None is a tree without leaves.
     if value is not None and not jax.tree_util.all_leaves((value,)):
         return True

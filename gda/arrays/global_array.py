@@ -29,12 +29,19 @@ from gda.mesh import (
     not_an_array_error,
 )
 
-_NOTHING = object()
 _SUCCESSORS = {
     "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
     "shards": "g.local_shards or g.global_shards",
 }
-_new, _set = object.__new__, object.__setattr__
+_new = object.__new__
+_set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _NoArray:
+    """The class of the default of ``array``, which no container ever holds."""
+
+
+_NO_ARRAY = _NoArray()
 
 
 @set_module("gda")
@@ -123,34 +130,22 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         mesh_axes: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
-        array: Any = _NOTHING,
+        array: Any = _NO_ARRAY,
     ) -> Self:
-        # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
-        # or object(), so it checks nothing; users have `from_array`.
-        if array is _NOTHING:
-            # Keywords of 2022 are parameters, because with **kwargs each unflattening would take a
-            # tenth longer.
-            for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
-                if value is not None:
-                    raise unexpected_keyword("GlobalArray", name)
-            spec, device_buffers = after_spec(mesh, spec, device_buffers)
-            if device_buffers is None:
-                raise TypeError(
-                    "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array "
-                    "on the host write GlobalArray.from_source(array, mesh, spec), for a jax.Array "
-                    "that has its sharding GlobalArray.from_array(array)"
-                )
-            try:
-                array = from_callbacks.array_from_device_buffers(
-                    global_shape, mesh, spec, device_buffers, dtype
-                )
-            except Exception as error:
-                hide_own_frames(error)
-                raise
-        elif type(array) not in held_types and dissolves_around(array):
-            return array
+        # `array=` is the way in for JAX's tree functions, in every jitted call. They pass tracers,
+        # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
+        if type(array) not in held_types:
+            if array is _NO_ARRAY:
+                # Keywords of 2022 are parameters, because with **kwargs each unflattening would
+                # take a tenth longer.
+                for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
+                    if value is not None:
+                        raise unexpected_keyword("GlobalArray", name)
+                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+            elif dissolves_around(array):
+                return array
         self = _new(cls)
-        _set(self, "array", array)
+        _set_array(self, array)
         return self
 
     @classmethod
@@ -261,6 +256,26 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     def local_data(self, i: int) -> jax.Array:
         """Return ``addressable_data(i)``, by its name in GlobalDeviceArray."""
         return self.addressable_data(i)
+
+
+def _of_buffers(
+    global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
+) -> jax.Array:
+    """Return the array whose shards are the buffers; arguments and errors of ``GlobalArray``."""
+    spec, device_buffers = after_spec(mesh, spec, device_buffers)
+    if device_buffers is None:
+        raise TypeError(
+            "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array on the "
+            "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
+            "sharding GlobalArray.from_array(array)"
+        )
+    try:
+        return from_callbacks.array_from_device_buffers(
+            global_shape, mesh, spec, device_buffers, dtype
+        )
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
 # The quickest registration there is: design.md has the figures. JAX makes containers by calling
