@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gda.compiled.hlo import Collective, format_axes, format_size, summed
-from gda.layout.golden import check_golden
 from gda.layout.text import format_mesh
+from gda.storage.golden_files import check_golden
 
 
 def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], int | None]:

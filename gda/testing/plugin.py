@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from gda.testing.pools import Pools
 
 _pools_key = pytest.StashKey["Pools"]()
-_UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.layout.golden, which need not be imported
+_UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.storage.golden_files, which need not be imported
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding
 
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
-from gda.layout.golden import check_golden
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, format_layout, format_spec
 from gda.layout.tables import table
@@ -36,6 +35,7 @@ from gda.planning.planned_array import spec_for_json
 from gda.show import markup
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import escape
+from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, with_paths
 from gda.trees.matching import names_of
 
