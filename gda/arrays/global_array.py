@@ -141,7 +141,11 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
                 for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
                     if value is not None:
                         raise unexpected_keyword("GlobalArray", name)
-                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+                try:
+                    array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+                except Exception as error:
+                    hide_own_frames(error)
+                    raise
             elif dissolves_around(array):
                 return array
         self = _new(cls)
@@ -269,13 +273,7 @@ def _of_buffers(
             "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
             "sharding GlobalArray.from_array(array)"
         )
-    try:
-        return from_callbacks.array_from_device_buffers(
-            global_shape, mesh, spec, device_buffers, dtype
-        )
-    except Exception as error:
-        hide_own_frames(error)
-        raise
+    return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
 
 
 # The quickest registration there is: design.md has the figures. JAX makes containers by calling

@@ -35,8 +35,8 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``. Or, in
         place of mesh and specs, a ``NamedSharding`` or a tree of them that is a prefix of ``tree``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``tree``, or a function
-        ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Omit it for a
-        model file to use the specs of the file.
+        ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Numbers need
+        none, and are replicated. Omit it for a model file to use the specs of the file.
 
     Returns:
       the same tree with a ``jax.ShapeDtypeStruct`` for each array and number. A ``GlobalArray`` or
@@ -92,6 +92,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     shaped = _shaped(leaf)
+    found = PartitionSpec() if found is None else found  # of a number, which needs no spec
     over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
     grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))
     sharding = named_sharding(shaped.shape, over.mesh, over.spec, over.memory_kind)

@@ -57,7 +57,7 @@ def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
     """Return a wrong call by the name of the frame that it leaves."""
     bad, g = P("nope"), make(mesh)
     return {
-        "__init__": lambda: gda.GlobalArray((8, 2), mesh, P("x"), [1]),  # pyright: ignore
+        "__new__": lambda: gda.GlobalArray((8, 2), mesh, P("x"), [1]),  # pyright: ignore
         "from_array": lambda: gda.GlobalArray.from_array(DATA),  # pyright: ignore
         "from_callback": lambda: gda.GlobalArray.from_callback((8, 2), mesh, bad, DATA.__getitem__),
         "from_source": lambda: gda.GlobalArray.from_source(DATA, mesh, bad),
