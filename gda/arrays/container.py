@@ -380,8 +380,8 @@ class Container:
         128 bits as 32 hex digits, to compare arrays of two processes or runs without moving them.
         It does not depend on mesh, spec, padding, order of devices, number of processes or version
         of JAX. It compares bits: 0.0 and -0.0 differ, and so do NaNs with other bits. It is not
-        secure: one can construct an array with the same digest. ``gda.fingerprint`` takes NumPy
-        arrays too.
+        secure: one can construct an array with the same digest. ``gda.fingerprint`` also takes
+        NumPy arrays, and whole trees, of which it returns the digest of each array.
 
         Every device sums up the blocks that it holds, each block once, and processes exchange 16
         bytes. All processes of the program must call it, also those without devices of the mesh.
