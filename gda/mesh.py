@@ -37,7 +37,7 @@ MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its 
 
 _T = TypeVar("_T")
 
-_MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
+MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
 
 
 class Device(Protocol):
@@ -128,7 +128,7 @@ def mesh_grid(
     pad: bool = False,
 ) -> ShardGrid:
     """Return the grid of a shape over a mesh; ``TypeError`` if ``mesh`` is not one."""
-    over = mesh_and_spec(mesh, spec, _MESHES)
+    over = mesh_and_spec(mesh, spec, MESHES)
     return ShardGrid(global_shape, over.mesh.shape, over.spec, pad=pad)
 
 

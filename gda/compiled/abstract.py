@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.inspecting import Contents, inspect
 from gda.layout.boundary import public, set_module
-from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, named_sharding
+from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.planning.notation.model_file import read_arrays, text_of
 from gda.trees.leaves import is_container, with_paths
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
@@ -32,8 +32,9 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
         NumPy arrays and numbers; or the contents of a checkpoint, ``gda.checkpoint.inspect(path)``
         or its path; or the path of a model file of ``gda plan --tree``, whose arrays become a
         dict by name.
-      mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``. Or, in
-        place of mesh and specs, a ``NamedSharding`` or a tree of them that is a prefix of ``tree``.
+      mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
+        ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
+        ``NamedSharding`` or a tree of them that is a prefix of ``tree``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``tree``, or a function
         ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Numbers need
         none, and are replicated. Omit it for a model file to use the specs of the file.
@@ -93,7 +94,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     shaped = _shaped(leaf)
     found = PartitionSpec() if found is None else found  # of a number, which needs no spec
-    over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
+    over = mesh_and_spec(*mesh_and_spec_of(mesh, found), MESHES)
     grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))
     sharding = named_sharding(shaped.shape, over.mesh, over.spec, over.memory_kind)
     array = jax.ShapeDtypeStruct(

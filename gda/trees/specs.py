@@ -7,10 +7,10 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.mesh import check_not_devices, mesh_and_spec
+from gda.mesh import MESHES, check_not_devices, mesh_and_spec
 from gda.trees.leaves import is_container, is_value, with_paths
 from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 
@@ -115,8 +115,8 @@ def specs_per_leaf(
             "in place of both"
         )
     over: Any = mesh
-    if isinstance(mesh, Mesh) == (specs is None):
-        mesh_and_spec(over, specs)  # raises: one is missing, or surplus
+    if isinstance(mesh, MESHES) == (specs is None):
+        mesh_and_spec(over, specs, MESHES)  # raises: one is missing, or surplus
     if specs is None:
         check_not_devices(mesh)
         return prefix_of(tree, mesh, "mesh", SHARDINGS)

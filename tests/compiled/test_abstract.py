@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
@@ -49,6 +49,16 @@ def test_specs_are_one_or_a_tree_or_a_function(mesh: Mesh) -> None:
     assert by_function["step"].weak_type
     sharding = NamedSharding(mesh, P())
     assert gda.abstract(tree, sharding)["layers"][0].sharding == sharding
+
+
+def test_an_abstract_mesh_gives_layouts_without_devices() -> None:
+    mesh = AbstractMesh((64, 4), ("data", "model"))
+    tree = {"w": jax.ShapeDtypeStruct((512, 8), np.float32), "step": 3}
+    placed = gda.abstract(tree, mesh, lambda path, leaf: P("data", "model"))
+    assert placed["w"].sharding == NamedSharding(mesh, P("data", "model"))
+    assert gda.layouts(placed).nbytes_per_device == 8 * 2 * 4 + 4
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
+        gda.load_tree({"w": np.zeros((512, 8))}, mesh, P())
 
 
 def test_doubles_become_floats_as_in_a_call(mesh: Mesh) -> None:
