@@ -60,7 +60,8 @@ def stage_of(
             "and the arguments of a call"
         )
     jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
-    return jitted.trace(*args, **kwargs)
+    traced: Any = jitted.trace(*args, **kwargs)
+    return traced if isinstance(traced, Traced) else traced.traced  # nnx.jit has its own stages
 
 
 def compiled(stage: Traced | Lowered | Compiled) -> Compiled:

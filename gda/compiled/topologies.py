@@ -81,7 +81,8 @@ def rehearsal_mesh(topology: str, mesh_shape: Mapping[str, int], *, num_slices: 
     """
     if not isinstance(topology, str) or _NAME.fullmatch(topology) is None:
         raise (ValueError if isinstance(topology, str) else TypeError)(
-            f"topology must be {_EXPECTED}, not {topology!r:.80}"
+            f"topology must be {_EXPECTED}, not {topology!r:.80}; for CPUs make a "
+            "jax.sharding.Mesh of jax.devices()"
         )
     # The programs of larger topologies, which libtpu describes, abort its compiler.
     kind, _, chips = topology.partition(":")

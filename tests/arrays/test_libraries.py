@@ -309,6 +309,25 @@ def test_nnx_trains_as_documented(auto_mesh: Mesh) -> None:
     assert again.mesh == w.mesh
 
 
+@pytest.mark.parametrize("options", [{"donate_argnums": 0}, {"graph": False}])
+def test_step_under_nnx_jit_is_rehearsed(auto_mesh: Mesh, options: dict[str, Any]) -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in [(4, 4), (4,), (8, 4)]]
+    w, b, x = gda.abstract(shapes, auto_mesh, [P(), P(), P("x")])
+
+    def loss_of(module: Dense, x: Any) -> Any:
+        return (module(x) ** 2).mean()
+
+    def step(module: Dense, x: Any) -> None:
+        gradients = nnx.grad(loss_of)(module, x)
+        module.w[...] -= gradients.w[...]
+        module.b[...] -= gradients.b[...]
+
+    found = gda.rehearse(nnx.jit(step, **options), Dense(w, b), x)
+    assert found.argument_bytes == 4 * (16 + 4 + 2 * 4)
+    assert found.undonated_bytes == (0 if "donate_argnums" in options else 4 * (16 + 4))
+    assert [each.axes for each in found.traffic] == [("x",)]
+
+
 # Layers under jax.jit, their parameters and inputs in containers.
 
 

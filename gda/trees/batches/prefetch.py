@@ -377,7 +377,10 @@ def _placed_leaf(
         shape = _shape_to_pad(local_shape, mesh, spec)
         if shape is None or not pad:
             if shape is not None:
-                error.add_note("gda: prefetch(..., pad=True) makes a PaddedArray of it")
+                error.add_note(
+                    "gda: prefetch(..., pad=True) makes a PaddedArray of it; with plain=True, let "
+                    "the loader drop such a batch"
+                )
             elif pad and "is not divisible by" in str(error):
                 error.add_note(
                     "gda: pad=True pads only a dimension that this process has whole. Let every "

@@ -204,7 +204,8 @@ def test_a_short_last_batch_without_padding(auto_mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="dimension 0 of local size 5 holds 4") as raised:
         next(batches)
     assert raised.value.__notes__ == [
-        "gda: prefetch(..., pad=True) makes a PaddedArray of it",
+        "gda: prefetch(..., pad=True) makes a PaddedArray of it; with plain=True, let the loader "
+        "drop such a batch",
         "gda: at ['rows'] of the tree",
         "gda: in batch 1 of prefetch, counted from 0",
     ]
