@@ -315,7 +315,7 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
     for step in (200, 1000, 100):
         gda.checkpoint.save(tmp_path / f"step-{step}", {"a": DATA})
     (tmp_path / "log").mkdir()
-    message = "itself; it has the checkpoints step-100; step-200; step-1000. Pass one of them"
+    message = "itself; it has the checkpoints step-1000; step-200; step-100. Pass one of them"
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match=message):
         gda.checkpoint.restore(tmp_path)
     path = tmp_path / "step-100"
