@@ -12,6 +12,7 @@ from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
+from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
@@ -79,7 +80,14 @@ def reshard_tree(
 
     relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), paths)
     arrays = [each for each in relayouts if each is not None]
-    moved = iter(reshard_all(arrays, "gda.reshard_tree", max_bytes, donate))
+    try:
+        moved = iter(reshard_all(arrays, "gda.reshard_tree", max_bytes, donate))
+    except DisagreementError as error:
+        error.add_note(
+            "gda: reshard_tree moves arrays that all processes know in one layout. If each process "
+            "made a whole tree of its own, use gda.load_tree(tree, mesh, specs, plain=True)"
+        )
+        raise
     results = [
         leaf if each is None else _like(leaf, next(moved), each.target.is_padded)
         for leaf, each in zip(leaves, relayouts, strict=True)
@@ -93,6 +101,7 @@ def _data_of(leaf: Any) -> Any:
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+    _data_of(leaf)  # raises for what is no array
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.compiled import topologies
@@ -146,6 +148,20 @@ def test_an_axis_is_a_ring_of_neighbours() -> None:
 def test_the_same_topology_has_the_same_devices() -> None:
     one, other = (gda.rehearsal_mesh("v5e:2x2", shape) for shape in ({"x": 4}, {"a": 2, "b": 2}))
     assert {*one.devices.flat} == {*other.devices.flat}
+
+
+@pytest.mark.topology
+def test_a_rule_of_specs_is_checked_on_devices_that_are_not_here() -> None:
+    mesh = gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4})  # of 4 hosts
+    shape = jax.ShapeDtypeStruct((1024, 1024), np.float32)
+    last = jax.sharding.Mesh(mesh.devices[-1:], mesh.axis_names)  # without devices of host 0
+    for num_replicas, over in ((16, mesh), (4, last)):
+        row = gda.layouts(gda.abstract(shape, over, P())).arrays[0]
+        assert (row.num_replicas, row.memory_kind) == (num_replicas, None)
+    with pytest.raises(AssertionError, match=r"P\('data', 'model'\) would leave 256\.0 KiB"):
+        gda.assert_sharded(gda.abstract(shape, mesh, P()), max_replicated_bytes=2**20)
+    on_host = NamedSharding(mesh, P("data"), memory_kind="pinned_host")
+    assert gda.layouts(gda.abstract(shape, on_host)).arrays[0].memory_kind == "pinned_host"
 
 
 @pytest.mark.topology

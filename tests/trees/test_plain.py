@@ -267,7 +267,11 @@ def test_fingerprints_find_the_leaf_that_differs() -> None:
     assert [name for name in digests if changed[name] != digests[name]] == ["g"]
     deleted = cut(DATA, MESH, P("x"))
     deleted.delete()
-    for leaf, error in ((deleted, RuntimeError), (print, TypeError), (deleted.array, RuntimeError)):
+    for leaf, error in (
+        (deleted, RuntimeError),
+        (object(), TypeError),
+        (deleted.array, RuntimeError),
+    ):
         with pytest.raises(error) as caught:
             gda.fingerprint({"a": [leaf]})
         assert caught.value.__notes__ == ["gda: at ['a'][0] of the tree"]
@@ -311,7 +315,7 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
     for step in (200, 1000, 100):
         gda.checkpoint.save(tmp_path / f"step-{step}", {"a": DATA})
     (tmp_path / "log").mkdir()
-    message = "itself; it has the checkpoints step-100; step-200; step-1000. Pass one of them"
+    message = "itself; it has the checkpoints step-1000; step-200; step-100. Pass one of them"
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match=message):
         gda.checkpoint.restore(tmp_path)
     path = tmp_path / "step-100"
@@ -325,3 +329,22 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
             gda.checkpoint.restore(path, mesh=given[0], specs=P() if given[1:] else None)
     with pytest.raises(TypeError, match="specs .* was given without a mesh; pass"):
         gda.checkpoint.restore(path, specs={"a": P("x")})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tree: gda.abstract(tree, MESH, P()),
+        lambda tree: gda.load_tree(tree, MESH, P()),
+        lambda tree: gda.reshard_tree(tree, MESH, lambda path, leaf: P()),
+        lambda tree: gda.fingerprint(tree),
+        lambda tree: gda.checkpoint.save("never-written", tree),
+    ],
+)
+def test_a_function_in_a_module_of_equinox_is_named_with_advice(call: Callable) -> None:
+    with pytest.raises(TypeError, match="function") as caught:
+        call({"activation": jax.nn.gelu, "w": jnp.ones(8)})
+    assert sorted(caught.value.__notes__) == [
+        "gda: at ['activation'] of the tree",
+        "gda: of a module of equinox pass eqx.filter(model, eqx.is_array)",
+    ]

@@ -170,6 +170,15 @@ def test_a_process_without_the_arrays_gives_their_layouts() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
+def test_a_tree_that_each_process_made_is_for_load_tree() -> None:
+    mesh, tree = ordered_mesh(range(8), {"x": 8}), {"w": jnp.ones(8)}
+    with pytest.raises(gda.DisagreementError) as caught:
+        gda.reshard_tree(tree, mesh, P("x"))
+    assert "use gda.load_tree(tree, mesh, specs, plain=True)" in caught.value.__notes__[0]
+    assert gda.load_tree(tree, mesh, P("x"), plain=True)["w"].sharding.spec == P("x")
+
+
+@pytest.mark.processes(4, devices=2)
 def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[Any] = []
     permutation = carrying.permutation

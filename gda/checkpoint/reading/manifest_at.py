@@ -106,7 +106,7 @@ def _what_is_there(store: Store) -> str:
             f"there is no complete checkpoint at {store.url}: a save was begun there "
             f"({', '.join(unfinished)}) and never committed; the next save removes it"
         )
-    if below := [name for name in sorted(entries, key=len) if _has_manifest(store, name)]:
+    if below := [name for name in sorted(entries, key=len) if _has_manifest(store, name)][::-1]:
         return (
             f"there is no checkpoint at {store.url} itself; it has the checkpoints "
             f"{join_some(list(map(printable, below)))}. Pass one of them"

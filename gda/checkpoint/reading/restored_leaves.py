@@ -206,8 +206,18 @@ def _check_same_leaves(
         said.append(f"it has no {join_some(missing)}")
     if surplus:
         said.append(f"like has no {join_some(surplus)} (partial=True omits them)")
+    if missing and (parts := _parts_with(paths, saved)):
+        where = join_some([str([*at, *part]) for part in parts])
+        said.append(f"it has all leaves of like with at= one of {where}")
     if said:
         raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
+
+
+def _parts_with(paths: Sequence[Path], saved: dict[Path, Leaf]) -> list[Path]:
+    """Return the parts of a checkpoint with all paths of a tree: params, and their moments."""
+    first = paths[0]
+    parts = [path[: -len(first)] for path in saved if first and path[-len(first) :] == first]
+    return sorted((part for part in parts if all(part + path in saved for path in paths)), key=len)
 
 
 def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:

@@ -31,7 +31,7 @@ from gda.mesh import grid_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, note_function
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
@@ -220,10 +220,12 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf:
         )
     if type(leaf) in _VALUES:
         return ValueLeaf(path, leaf)
-    raise TypeError(
+    error = TypeError(
         f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
         "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
     )
+    note_function(error, leaf)
+    raise error
 
 
 def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> _Given:
