@@ -360,8 +360,7 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
         def placed(leaf: Any, found: Any) -> Any:
             if is_value(leaf):
                 return leaf
-            over = mesh_and_spec_of(mesh, found)
-            array = _placed_leaf(leaf, *over, pad, plain, batch)
+            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
             return to_jax(array) if are_bare_keys(leaf) else array
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
@@ -369,7 +368,7 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
 
 
 def _placed_leaf(
-    leaf: Any, mesh: Any, spec: Any, pad: bool, plain: bool, batch: BatchBuffers
+    leaf: Any, mesh: Any, spec: Any, pad: bool, batch: BatchBuffers
 ) -> GlobalArray | PaddedArray:
     try:
         return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
@@ -378,8 +377,7 @@ def _placed_leaf(
         shape = _shape_to_pad(local_shape, mesh, spec)
         if shape is None or not pad:
             if shape is not None:
-                without = ", without plain=True," if plain else ""
-                error.add_note(f"gda: prefetch(..., pad=True){without} makes a PaddedArray of it")
+                error.add_note("gda: prefetch(..., pad=True) makes a PaddedArray of it")
             elif pad and "is not divisible by" in str(error):
                 error.add_note(
                     "gda: pad=True pads only a dimension that this process has whole. Let every "

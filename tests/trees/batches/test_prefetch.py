@@ -211,13 +211,6 @@ def test_a_short_last_batch_without_padding(auto_mesh: Mesh) -> None:
     assert list(batches) == []
 
 
-def test_a_plain_batch_that_does_not_divide_is_told_of_padding(auto_mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match="dimension 0 of local size 5") as raised:
-        next(gda.prefetch([batch(5)], auto_mesh, P("x"), plain=True))
-    note = "gda: prefetch(..., pad=True), without plain=True, makes a PaddedArray of it"
-    assert raised.value.__notes__[0] == note
-
-
 # Errors.
 
 
