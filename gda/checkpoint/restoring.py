@@ -58,8 +58,8 @@ def restore(
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
         needed. Each leaf is of the kind of its example, and a ``jax.Array`` for a
-        ``ShapeDtypeStruct``; an array of one number becomes a Python number if that is one. Named
-        tuples and dataclasses come back as such only with ``like``.
+        ``ShapeDtypeStruct``; an array of one number becomes a Python number if that is one, and a
+        Python number an array. Named tuples and dataclasses come back as such only with ``like``.
       mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,

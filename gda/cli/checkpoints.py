@@ -180,7 +180,7 @@ def diff(options: argparse.Namespace) -> int:
             progress=options.values and shows_progress(),
         )
     except KeyError as error:
-        raise MistakesError(f"--at: {error.args[0]}") from None
+        raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
     except checkpoint.CorruptionError as error:
         raise MistakesError(*error.problems) from None  # 1 is for a difference
     if options.json:

@@ -206,6 +206,33 @@ def test_numbers_of_numpy_come_back_as_such(tmp_path: Path) -> None:
         assert restored == tree
 
 
+def test_a_number_comes_back_as_the_array_of_like(tmp_path: Path) -> None:
+    tree = {"step": 2**30, "rate": 0.5, "done": True}
+    save(tmp_path, tree)
+    mesh = mesh_of({"x": 8})
+    like = gda.abstract(tree, mesh, P())
+    for restored in (
+        restore(tmp_path, like),
+        restore(tmp_path, jax.eval_shape(lambda: tree), mesh=mesh, specs=P()),
+    ):
+        assert restored == tree
+        for key, array in restored.items():
+            assert array.sharding == NamedSharding(mesh, P())
+            assert array.dtype == like[key].dtype
+    assert not restore(tmp_path, jax.tree.map(jnp.asarray, tree))["step"].committed
+
+
+def test_a_number_that_an_array_of_like_cannot_hold(tmp_path: Path) -> None:
+    save(tmp_path, {"step": 2**40})
+    like = gda.abstract({"step": 0}, mesh_of({"x": 8}), P())
+    with pytest.raises(ValueError, match="it has the int 1099511627776, and like has int32"):
+        restore(tmp_path, like)
+    with pytest.raises(ValueError, match="like has no sharding for the array"):
+        restore(tmp_path, jax.eval_shape(lambda: {"step": 0}))
+    with pytest.raises(ValueError, match="put a value of type int there"):
+        restore(tmp_path, gda.abstract({"step": 0.5}, mesh_of({"x": 8}), P()))
+
+
 def test_arrays_on_one_device_go_back_to_it(tmp_path: Path) -> None:
     device = jax.devices()[3]
     tree = {

@@ -46,7 +46,10 @@ def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
     assert (code, "name" in out) == (1, False)
     code, out, err = run("diff", a, b, "--at", "params/7")
     assert (code, out) == (2, "")
-    assert err == "gda: --at: ['params'][7] is not in the checkpoint; ['params'] has 0; 1\n"
+    assert err == (
+        "gda: --at: ['params'][7] is not in the checkpoint; ['params'] has 0; 1; "
+        "write keys as in params/layers/0\n"
+    )
 
 
 def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
     return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
 
 
+_NO_SHARDING = (
+    "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and specs"
+)
+
+
 class _Mismatch(Exception):  # noqa: N818
     """A reason why a leaf does not fit."""
 
@@ -221,9 +226,11 @@ def _parts_with(paths: Sequence[Path], saved: dict[Path, Leaf]) -> list[Path]:
 
 
 def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
-    if isinstance(leaf, ValueLeaf):
-        return _value_like(leaf.value, like, cast)
     # A step count is a number until the first jitted step makes it an array.
+    if isinstance(leaf, ValueLeaf):
+        if _is_number_of(like, leaf.value):
+            return _array_of_number(leaf.value, like, place)
+        return _value_like(leaf.value, like, cast)
     is_number = leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like)
     if is_number:
         return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array.item())
@@ -260,10 +267,7 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
     if place is not None:
         sharding = _sharding(leaf, place, pad)
     if sharding is None:
-        raise _Mismatch(
-            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
-            "specs"
-        )
+        raise _Mismatch(_NO_SHARDING)
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
         return _uncommitted_leaf(leaf, dtype, container, getattr(array, "weak_type", False))
     return _jax_leaf(leaf, dtype, sharding, container, pad)
@@ -292,6 +296,29 @@ def _value_like(value: Any, like: Any, cast: bool) -> Any:
         f"it has the {type(value).__name__} {said(value):.40}, and like has {_said(like)}; put a "
         f"value of type {type(value).__name__} there"
     )
+
+
+def _is_number_of(like: Any, value: Any) -> bool:
+    """``True`` if ``like`` is a ``jax.Array`` for one number of the type of ``value``."""
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct) or like.shape:
+        return False
+    is_key = jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key)
+    return not is_key and type(np.zeros((), like.dtype).item()) is type(value)
+
+
+def _array_of_number(value: Any, like: Any, place: MeshAndSpec | None) -> jax.Array:
+    sharding = like.sharding
+    if place is not None:
+        sharding = NamedSharding(place[0], PartitionSpec(*place[1]), memory_kind=place[2])
+    if sharding is None:
+        raise _Mismatch(_NO_SHARDING)
+    try:
+        data = np.asarray(value, like.dtype)
+    except OverflowError:
+        raise _Mismatch(f"it has the int {value}, and like has {like.dtype}") from None
+    if not getattr(like, "committed", True):
+        return jax.device_put(data)
+    return jax.make_array_from_callback((), sharding, lambda _: data)
 
 
 def _said(like: Any) -> str:
