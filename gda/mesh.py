@@ -313,9 +313,9 @@ def memory_kind_of(sharding: Any) -> str | None:
     kind = sharding.memory_kind
     if kind is None or isinstance(getattr(sharding, "mesh", None), AbstractMesh):
         return kind
-    # A device of another process has no default_memory() where libtpu only describes it.
-    defaults = (device.default_memory().kind for device in sharding.addressable_devices)
-    return None if kind == next(defaults, None) else kind
+    # Of devices that libtpu only describes, those of other hosts have no default_memory().
+    device = next(iter(sharding.addressable_devices or sharding.device_set))
+    return None if kind == device.default_memory().kind else kind
 
 
 def is_tracer(array: object) -> bool:
