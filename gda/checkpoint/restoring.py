@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.manifest import Manifest
@@ -122,6 +122,8 @@ def restore(
     zarr_format.require_crc32c()
     options = Options(max_workers, max_bytes, progress, read_once=read_once)
     where = checked_path(at)
+    if isinstance(like, Mesh | Sharding):
+        raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh= and specs=")
     if like is None and (cast or partial):
         raise TypeError("cast and partial were given without like; pass like= too")
     if (pad or plain) and like is None and mesh is None:

@@ -63,6 +63,7 @@ def layouts(tree: Any) -> Layouts:
 
     Raises:
       ValueError: a sharding does not fit its shape; with a note of the path.
+      TypeError: the tree is a function, such as that which makes the arrays.
       LayoutUnknownError: an array is being traced over Auto axes.
 
     >>> import gda, jax, numpy as np
@@ -80,6 +81,11 @@ def layouts(tree: Any) -> Layouts:
     found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     of_each = with_paths(tree, partial(_layout_of, cache(_facts_of)), *zip(*found, strict=True))
     rows = [row for row in of_each if row is not None]
+    if not rows and callable(tree):
+        raise TypeError(
+            f"expected a tree of arrays, not the function {tree!r:.80}; pass the shapes of its "
+            "result, jax.eval_shape(function, ...)"
+        )
     return Layouts(tuple(sorted(rows, key=lambda row: -row.nbytes_per_device)))
 
 
@@ -99,7 +105,7 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
     Raises:
       AssertionError: there are such arrays; the message has their paths, bytes and layouts, and a
         spec that would shard them.
-      ValueError, LayoutUnknownError: as ``layouts``.
+      ValueError, TypeError, LayoutUnknownError: as ``layouts``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from interrupts import Calls
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
@@ -165,10 +165,14 @@ def test_specs_that_do_not_fit_name_their_leaves(
     assert not reads
 
 
+LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"specs": P()}, TypeError, "was given without a mesh; pass"),
+        ({"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
         ({"cast": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"partial": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),

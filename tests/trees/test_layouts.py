@@ -5,6 +5,7 @@ import math
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -356,6 +357,16 @@ def test_a_tree_on_one_device_passes() -> None:
     one = mesh_of({"x": 1})
     gda.assert_sharded([shape(one, P(), 1024, 1024), jnp.zeros((1024, 1024))])
     gda.assert_sharded([])
+
+
+@pytest.mark.parametrize("function", [gda.layouts, gda.assert_sharded])
+def test_a_function_in_place_of_its_shapes_is_refused(function: Callable[[Any], object]) -> None:
+    def init() -> Any:
+        return {"w": jnp.zeros((8, 2))}
+
+    with pytest.raises(TypeError, match=r"init.*; pass the shapes of its result, jax\.eval_shape"):
+        function(init)
+    function(jax.eval_shape(init))
 
 
 def test_very_many_lines_are_cut_short(mesh: Mesh) -> None:
