@@ -322,7 +322,7 @@ def test_page_has_every_transformation_and_a_sample_is_as_told() -> None:
     assert {f"`{name}`" for name in names} <= {
         line.split(" | ")[0].removeprefix("| ") for line in told(PAGE.read_text(encoding="utf-8"))
     }
-    check(row(f"`{name}`", of_optax(name)) for name in Random(SEED).sample(names, 20))
+    check(row(f"`{name}`", of_optax(name)) for name in Random(SEED).sample(names, 10))
     check(row(name, make()) for name, make in MODELS.items())
 
 
