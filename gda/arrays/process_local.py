@@ -45,21 +45,30 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     By number, in the order of ``block_ids`` of its view. Nothing is copied or moved. ``grid`` is
     that of the array, or the padded one of the array without its padding.
     """
-    distinct: dict[int, jax.Array] = {}
-    for position, data in shards_by_position(array).items():
-        block = grid.block_id(position)
-        if block not in distinct:
-            if array.shape != grid.global_shape:
-                shape = shape_at(grid.block_index(block), grid.shard_shape)
-                data = without_padding(data, shape)
-            distinct[block] = data
-    return distinct
+    mesh: Any = sharding_of(array).mesh
+    data_on = data_by_device(array)
+    distinct = {block: data_on[device] for block, device in first_holders(grid, mesh).items()}
+    if array.shape == grid.global_shape:
+        return distinct
+    return {
+        block: without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
+        for block, data in distinct.items()
+    }
+
+
+@lru_cache(maxsize=1024)
+def first_holders(grid: ShardGrid, mesh: Mesh) -> dict[int, Device]:
+    """Return the first device of this process that holds each of its blocks."""
+    holders: dict[int, Device] = {}
+    for device, position in local_positions(mesh).items():
+        holders.setdefault(grid.block_id(position), device)
+    return holders
 
 
 def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
     """Return the data on each device of this process, by its position in the mesh, in order."""
     mesh: Any = sharding_of(array).mesh
-    data_on = _data_by_device(array)
+    data_on = data_by_device(array)
     return {position: data_on[device] for device, position in local_positions(mesh).items()}
 
 
@@ -107,7 +116,7 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)
-    data_on = _data_by_device(array)
+    data_on = data_by_device(array)
     buffers = [data_on[device] for device in local.mesh.devices.flat]  # pyright: ignore
     if (kind := array.sharding.memory_kind) is not None:
         local = local.with_memory_kind(kind)
@@ -147,5 +156,5 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     return named_sharding(global_shape, local_mesh, entries)
 
 
-def _data_by_device(array: jax.Array) -> dict[Any, jax.Array]:
+def data_by_device(array: jax.Array) -> dict[Any, jax.Array]:
     return {shard.device: shard.data for shard in array.addressable_shards}

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -220,8 +220,13 @@ def save_async(
 ) -> Pending:
     """Begin to save a tree. When this returns, its arrays may be changed, deleted or donated.
 
-    As ``save``, but the caller waits only until this process has copied its blocks to the host. A
-    failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
+    As ``save``, but the caller waits only until the values are safe. Blocks on CPU devices are not
+    copied: until they are written, a step to which an array is donated copies them instead, so the
+    save takes the memory of what is donated or deleted meanwhile. Accelerators copy their blocks to
+    pinned memory of the host, as much as this process writes, and NumPy arrays are copied at once.
+    All of it is free again when the save is over.
+
+    A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
     it logs the failure again, and under ``gda.launch`` it fails.
 
     Returns:
@@ -253,13 +258,13 @@ def save_async(
         stack = held.pop("stack", None)
         if stack is not None:
             with stack:
-                parts = saving.write(copies)
-                saving.commit(copies, parts)
+                parts = saving.write(share)
+                saving.commit(share, parts)
 
     try:
         name = "gda.checkpoint.save_async"
-        saving, share = _begin(name, path, tree, agreed, timeout, options, held["stack"])
-        copies = saving.copy_to_host(share)
+        begun = _begin(name, path, tree, agreed, timeout, options, held["stack"], keeps=True)
+        saving, share = begun
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
         pending._start(finish, f"gda-save-{saving.claim.data}")
@@ -285,10 +290,12 @@ def _begin(
     timeout: float,
     options: Options,
     stack: contextlib.ExitStack,
+    keeps: bool = False,
 ) -> tuple[_Saving, Share]:
     """Agree on the call and the directory; keep other saves out until ``stack`` ends.
 
-    ``agreed`` has the options that must be the same in all processes.
+    ``agreed`` has the options that must be the same in all processes. With ``keeps``, the caller
+    may do anything with the arrays afterwards.
     """
     compression = agreed["compression"]
     if compression not in (None, "zstd"):
@@ -305,17 +312,19 @@ def _begin(
         error.add_note("gda: every process of the program must call save, not process 0 alone")
         raise
 
-    def claim() -> tuple[Any, Share, Claim | None]:
+    def claim() -> _Begun:
         structure, leaves = flatten(tree)
         share = Share(saved_leaves(leaves))
-        if jax.process_index() != 0:
-            return structure, share, None
-        return structure, share, stack.enter_context(claimed(store, agreed["overwrite"]))
-
-    def tell(begun: tuple[Any, Share, Claim | None]) -> dict[str, Any]:
-        _, share, claim = begun
         values = values_of(share.leaves) if jax.process_count() > 1 else {}
-        return {"values": values, "data": claim and claim.data}
+        mine = None
+        if jax.process_index() == 0:
+            mine = stack.enter_context(claimed(store, agreed["overwrite"]))
+        if keeps:
+            share = share.kept(agreed["fingerprint"])
+        return _Begun(structure, share, values, mine)
+
+    def tell(begun: _Begun) -> dict[str, Any]:
+        return {"values": begun.values, "data": begun.claim and begun.claim.data}
 
     def judge(parts: dict[int, Any]) -> str:
         check_same_values([part["values"] for part in parts.values()])
@@ -323,7 +332,7 @@ def _begin(
 
     what = f"beginning the checkpoint {store.url}"
     begun = save_step(claim, what=what, timeout=timeout, tell=tell, judge=judge)
-    (structure, share, mine), data = begun.mine, begun.verdict
+    (structure, share, _, mine), data = begun.mine, begun.verdict
     writer = Writer(
         store=store,
         data=data,
@@ -335,6 +344,15 @@ def _begin(
     saving = _Saving(writer, structure, mine or Claim(data, ()), timeout)
     stack.push(saving.abandon_after)
     return saving, share
+
+
+class _Begun(NamedTuple):
+    """The part of this process in the beginning of a save."""
+
+    structure: Any  # of the tree, as JSON
+    share: Share
+    values: dict[str, str]  # by path, of what must be the same in all processes
+    claim: Claim | None  # of process 0
 
 
 @dataclass
@@ -350,13 +368,6 @@ class _Saving:
     @property
     def store(self) -> Store:
         return self.writer.store
-
-    def copy_to_host(self, share: Share) -> Share:
-        """Return a copy of the share on the host, when all processes have copied theirs."""
-        copied = self._step(
-            lambda: self.writer.copy_to_host(share), "copying to the host for", lambda _: None
-        )
-        return copied.mine
 
     def write(self, share: Share) -> list[Any]:
         """Write a share. When all processes have, return in process 0 the parts of all."""

@@ -6,6 +6,7 @@ has the part of an array that one process holds.
 
 from __future__ import annotations
 
+import math
 import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
@@ -179,6 +180,11 @@ class Writing:
         """Return the process that writes each block, ``turn`` places after the chosen one."""
         ranks = (self.chosen[blocks] + turn) % self.counts[blocks]
         return self.holders[self.firsts[blocks] + ranks]
+
+    @cached_property
+    def period(self) -> int:
+        """The number of turns after which the writers are the same again."""
+        return math.lcm(*np.unique(self.counts).tolist())
 
     @cached_property
     def by_block(self) -> list[tuple[int, ...]]:

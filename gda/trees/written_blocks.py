@@ -6,22 +6,32 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from gda.arrays.bits import without_padding
 from gda.arrays.construction.placing import is_empty
-from gda.arrays.process_local import distinct_shards
-from gda.arrays.transport.to_host import BlockData
+from gda.arrays.process_local import data_by_device, first_holders
+from gda.arrays.transport.to_host import BlockData, is_host
+from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
-from gda.layout.spec import Index, Shape, bounded
-from gda.mesh import view_of_array
+from gda.layout.sharing import writing_of_grid
+from gda.layout.spec import Index, Shape, bounded, index_at, shape_at, start_of
+from gda.mesh import sharding_of
+
+
+class _Plan(NamedTuple):
+    """The blocks that this process writes of the arrays of one layout and turn."""
+
+    indices: dict[int, Index]
+    starts: dict[int, Shape]
+    devices: dict[int, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,28 +42,41 @@ class WrittenArray:
     grid: ShardGrid | None  # without padding; None for a NumPy array, which is one block
     turn: int  # as for ProcessView.written_blocks
     is_local: bool  # every process has the whole array, and one of them writes it
-    numbers: tuple[int, ...]  # of the blocks that this process writes; none of padding alone
+    # Of the blocks that this process writes, none of padding alone, by number.
+    indices: Mapping[int, Index]  # with every start and stop
+    starts: Mapping[int, Shape]  # the first element
+    devices: Mapping[int, Any]  # the first here that has it; None for a NumPy array
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The blocks that this process writes."""
+        return tuple(self.indices)
 
     @property
     def shape(self) -> Shape:
         """Its sizes without padding."""
         return self.array.shape if self.grid is None else self.grid.global_shape
 
-    @cached_property
-    def indices(self) -> dict[int, Index]:
-        """The index of each block of ``numbers``, with every start and stop."""
-        if self.grid is None:
-            return dict.fromkeys(
-                self.numbers, bounded((slice(None),) * self.array.ndim, self.shape)
-            )
-        return {n: bounded(self.grid.block_index(n), self.shape) for n in self.numbers}
-
     def blocks(self) -> dict[int, BlockData]:
-        """Return the data of each block of ``numbers``; at the edge of a padded array, a copy."""
-        if self.grid is None or self.is_local:
-            return dict.fromkeys(self.numbers, self.array)
-        data = distinct_shards(self.array, self.grid) if self.numbers else {}  # pyright: ignore
-        return {number: data[number] for number in self.numbers}
+        """Return the data of each block of ``numbers``: a view if it is in memory of the host.
+
+        While such a view lives, a step to which the array is donated copies the block instead, and
+        after a deletion the memory stays. Waits for an array that CPUs are computing.
+        """
+        array, devices = self.array, self.devices
+        if isinstance(array, np.ndarray) or not devices:
+            return dict.fromkeys(devices, array)
+        # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
+        has_views = width_of(array.dtype)[0] >= 8
+        data_on = dict.fromkeys(array.devices(), array) if self.is_local else data_by_device(array)
+        blocks: dict[int, BlockData] = {}
+        for number, device in devices.items():
+            data = data_on[device]
+            blocks[number] = np.asarray(data) if has_views and is_host(device) else data
+        if array.shape != self.shape:
+            for number, data in blocks.items():
+                blocks[number] = _first_of(data, shape_at(self.indices[number], self.shape))
+        return blocks
 
 
 def written_arrays(
@@ -72,21 +95,47 @@ def written_arrays(
     layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
     turns = turns_of([array.nbytes for array in arrays], layouts)
     has_others = are_copies and jax.process_count() > 1
+    plans: dict[tuple[int, int], _Plan] = {}
     written = []
     for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
         is_local = grid is None or (has_others and layout is None)
         if grid is None or is_local:
-            numbers = (0,) if turn % jax.process_count() == jax.process_index() else ()
+            plan = _plan_of_local(array, turn)
         else:
-            numbers = _numbers(array, grid, turn)
-        written.append(WrittenArray(array, grid, turn, is_local, numbers))
+            turn = turn % _period_of(grid) if jax.process_count() > 1 else 0
+            key = id(grid), turn  # arrays of one layout have one grid, from a cache
+            plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn))
+        written.append(WrittenArray(array, grid, turn, is_local, *plan))
     return written
 
 
-def _numbers(array: Any, grid: ShardGrid, turn: int) -> tuple[int, ...]:
+def _plan_of_local(array: Any, turn: int) -> _Plan:
+    if turn % jax.process_count() != jax.process_index():
+        return _Plan({}, {}, {})
+    start = (0,) * array.ndim
+    (device,) = getattr(array, "devices", set)() or [None]
+    return _Plan({0: index_at(start, array.shape)}, {0: start}, {0: device})
+
+
+def _plan_of(array: Any, grid: ShardGrid, turn: int) -> _Plan:
     if not array.size:
-        return ()
-    if not grid.is_padded:
-        return view_of_array(array).written_blocks(turn)
-    numbers = grid.view(jax.process_index()).written_blocks(turn)
-    return tuple([each for each in numbers if not is_empty(grid.block_index(each))])
+        return _Plan({}, {}, {})
+    indices = {}
+    for number in grid.view(jax.process_index()).written_blocks(turn):
+        index = grid.block_index(number)
+        if not (grid.is_padded and is_empty(index)):
+            indices[number] = bounded(index, grid.global_shape)
+    holders = first_holders(grid, sharding_of(array).mesh)
+    starts = {number: start_of(index) for number, index in indices.items()}
+    return _Plan(indices, starts, {number: holders[number] for number in indices})
+
+
+def _period_of(grid: Any) -> int:
+    return writing_of_grid(grid, grid.processes).period
+
+
+def _first_of(data: BlockData, shape: Shape) -> BlockData:
+    """Return a block without its padding."""
+    if isinstance(data, np.ndarray):
+        return data[tuple(map(slice, shape))]
+    return without_padding(data, shape)

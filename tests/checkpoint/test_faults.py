@@ -677,7 +677,7 @@ def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPa
     if what == "an array that was deleted":
         tree["weights"].delete()
     if what == "the copy to the host":
-        patch.setattr(writer, "on_host", cannot_copy)
+        patch.setattr(writer, "kept", cannot_copy)
     Disk(fails).install(patch.setattr)
 
 

@@ -100,6 +100,11 @@ def one_by_one(
         block.release()
 
 
+def is_host(device: Any) -> bool:
+    """Return True if the memory of a device is that of the host, of which NumPy can have views."""
+    return device.platform == "cpu"
+
+
 def apart(data: jax.Array) -> jax.Array:
     """Return the buffer of a single-device array as another array, which takes some microseconds.
 

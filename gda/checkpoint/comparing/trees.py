@@ -186,5 +186,4 @@ Side = SavedSide | GivenSide
 
 def _on_host(block: Block, index: Index) -> AnyArray:
     with jax.transfer_guard("allow"):
-        hosted = block.hosted
-        return np.asarray(hosted[index] if index else hosted)
+        return np.asarray(block.data[index] if index else block.data)

@@ -45,7 +45,7 @@ class Pack(NamedTuple):
         (size,) = self.array.chunk_shape
         blocks = ((placed, block) for placed in self.pieces for block in placed.blocks)
         for chunk, each in itertools.groupby(
-            to_host(blocks, options), lambda host: host.key[0].piece.offset // size
+            to_host(blocks, options.max_bytes), lambda host: host.key[0].piece.offset // size
         ):
             yield chunk, list(each)
 

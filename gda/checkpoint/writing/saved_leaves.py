@@ -4,70 +4,62 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from gda.arrays.buffers import aligned_empty
 from gda.arrays.fingerprints.fingerprint import begin_blocks
 from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
+from gda.arrays.transport.to_host import (
+    MAX_BYTES,
+    BlockData,
+    HostBlock,
+    apart,
+    host_blocks,
+    is_host,
+)
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
-from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, format_spec, start_of
+from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
-from gda.mesh import grid_of_array
+from gda.mesh import Device, grid_of_array
 from gda.multihost.meeting import DisagreementError
-from gda.storage import tasks
-from gda.storage.options import Options
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, note_function
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
 
 _VALUES = (bool, int, float, complex, str, bytes)
+_PINNED = "pinned_host"
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """One block of a leaf: its first element, and its data on a device or on the host."""
 
     number: int
     start: Shape
-    data: jax.Array | np.ndarray[Any, Any]
-
-    @property
-    def hosted(self) -> jax.Array | np.ndarray[Any, Any]:
-        """The data, as a NumPy array if it is in host memory already.
-
-        Elements of less than a byte stay in the ``jax.Array``, which would keep NumPy's copy.
-        """
-        if isinstance(self.data, jax.Array) and width_of(self.data.dtype)[0] >= 8:
-            return self.data if is_on_accelerator(self.data) else np.asarray(self.data)
-        return self.data
+    data: BlockData  # without padding; a view of the device's memory if that is the host's
+    device: Device | None  # that has it; None for a block of a NumPy array
 
 
-def is_on_accelerator(data: Any) -> bool:
+def is_on_accelerator(data: BlockData) -> bool:
     """Return True if a block is on a device that is not a CPU."""
-    return isinstance(data, jax.Array) and any(d.platform != "cpu" for d in data.devices())
+    return isinstance(data, jax.Array) and not all(map(is_host, data.devices()))
 
 
 Keyed: TypeAlias = tuple[K, Block]  # a block, and the object that it belongs to
 
 
-@dataclass(frozen=True)
-class SavedLeaf:
+class SavedLeaf(NamedTuple):
     """An array of the tree, and the blocks of it that this process writes."""
 
     number: int
@@ -90,12 +82,16 @@ class SavedLeaf:
         """Begin the share of this process in the fingerprint, where the blocks are."""
         if self.grid is None:
             return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
-        blocks: dict[int, Any] = {block.number: block.data for block in self.blocks}
+        with jax.transfer_guard("allow"):
+            blocks = {block.number: _on_device(block) for block in self.blocks}
         return begin_blocks(blocks, self.grid)
 
 
 def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLeaf]:
-    """Return every leaf of a tree as it is saved; copies nothing."""
+    """Return every leaf of a tree as it is saved; copies nothing.
+
+    On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
+    """
     given: list[_Given | ValueLeaf] = []
     for path, leaf in leaves:
         with noting_path(path):
@@ -113,62 +109,54 @@ def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLe
 
 
 def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
-    blocks = [
-        Block(each, start_of(written.indices[each]), data)
-        for each, data in written.blocks().items()
-    ]
+    data = written.blocks()
+    starts, devices = written.starts.values(), written.devices.values()
+    blocks = tuple(map(Block, data, starts, data.values(), devices))
     own = written.array if written.is_local else None
-    return SavedLeaf(number, record, grid=written.grid, blocks=tuple(blocks), own=own)
+    return SavedLeaf(number, record, grid=written.grid, blocks=blocks, own=own)
 
 
-def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
+def _on_device(block: Block) -> Any:
+    """Return the data of a block on its device; of aligned memory nothing is copied."""
+    if isinstance(block.data, jax.Array):
+        return block.data
+    return jax.device_put(block.data, block.device)
+
+
+def to_host(blocks: Iterable[Keyed[K]], max_bytes: int | None) -> Iterable[HostBlock[Keyed[K]]]:
     """Return blocks that are being transferred to the host, if they are not there."""
     sized = (
-        (keyed, data := keyed[1].hosted, data.nbytes if isinstance(data, jax.Array) else 0)
+        (keyed, data := keyed[1].data, data.nbytes if isinstance(data, jax.Array) else 0)
         for keyed in blocks
     )
-    return host_blocks(sized, options.max_bytes or MAX_BYTES)
+    return host_blocks(sized, max_bytes or MAX_BYTES)
 
 
-def on_host(leaves: Sequence[SavedLeaf], options: Options, adopt: bool) -> list[SavedLeaf]:
-    """Return leaves with copies of their blocks, on the host.
+def kept(leaf: SavedLeaf) -> SavedLeaf:
+    """Return a leaf whose blocks nothing can change or delete any more.
 
-    With ``adopt``, the copy of a block on a CPU device is an array on that device, which computes
-    fingerprints faster than NumPy.
+    Views of CPU devices are kept as they are. An accelerator copies its blocks into host memory of
+    its own, which is not waited for, if it has some; all others become NumPy arrays.
     """
-    copies: dict[tuple[int, int], Block] = {}
-
-    def copy(host: HostBlock[Keyed[int]]) -> Block:
-        _, block = host.key
-        data = host.values()
-        out = aligned_empty(data.shape, data.dtype)
-        np.copyto(out, data)
-        return replace(block, data=_adopted(out, block.data) if adopt else out)
-
-    def finish(host: HostBlock[Keyed[int]], block: Block) -> None:
-        copies[host.key[0], block.number] = block
-        host.release()
-
-    blocks = ((leaf.number, block) for leaf in leaves for block in leaf.blocks)
-    each = (
-        tasks.Task(host.nbytes, functools.partial(copy, host), functools.partial(finish, host))
-        for host in to_host(blocks, options)
-    )
-    tasks.run(each, options)
-    # In the order of the blocks, not of the threads: the fingerprint compiles a program for each
-    # order of devices.
-    return [
-        replace(each, own=None, blocks=tuple(copies[each.number, b.number] for b in each.blocks))
-        for each in leaves
-    ]
+    blocks = leaf.blocks
+    if leaf.grid is not None and (not blocks or isinstance(blocks[0].data, np.ndarray)):
+        return leaf
+    blocks = tuple([block._replace(data=_kept(block)) for block in blocks])
+    return leaf._replace(own=None, blocks=blocks)
 
 
-def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
-    """Return aligned memory as an array on the device where another is, if that is a CPU."""
-    if not isinstance(like, jax.Array) or is_on_accelerator(like):
-        return copy
-    with jax.transfer_guard("allow"):
-        return jax.device_put(copy, *like.devices())
+def _kept(block: Block) -> BlockData:
+    data = block.data
+    if isinstance(data, np.ndarray):
+        return np.array(data)
+    if is_on_accelerator(data) and _has_pinned_memory(block.device):
+        return jax.device_put(data, data.sharding.with_memory_kind(_PINNED), may_alias=False)
+    return np.asarray(apart(data))
+
+
+@functools.cache
+def _has_pinned_memory(device: Any) -> bool:
+    return _PINNED in [memory.kind for memory in device.addressable_memories()]
 
 
 def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
@@ -257,21 +245,25 @@ def _of_jax(path: Path, given: Any) -> _Given:
     key_impl = str(jax.random.key_impl(array)) if is_key else None
     if is_key:
         array = jax.random.key_data(array)
-    sharding = array.sharding if isinstance(array.sharding, NamedSharding) else None
     grid = _of_data(grid_of_leaf(given), array.shape) if is_padded else grid_of_array(array)
-    record = ArrayLeaf(
-        path=path,
-        kind=kind,
-        shape=grid.global_shape,
-        dtype=np.dtype(array.dtype),
-        key_impl=key_impl,
-        spec=format_spec(sharding.spec) if sharding else None,
-        mesh=dict(sharding.mesh.shape) if sharding and isinstance(sharding.mesh, Mesh) else None,
-    )
+    spec, mesh = _said_of(array.sharding)
+    dtype = np.dtype(array.dtype)
+    record = ArrayLeaf(path, kind, grid.global_shape, dtype, key_impl, spec=spec, mesh=mesh)
     return _Given(record, array, grid)
+
+
+@functools.lru_cache(maxsize=256)
+def _said_of(sharding: Any) -> tuple[str | None, dict[str, int] | None]:
+    """Return spec and mesh of a sharding, for people."""
+    if not isinstance(sharding, NamedSharding):
+        return None, None
+    is_concrete = isinstance(sharding.mesh, Mesh)
+    return format_spec(sharding.spec), dict(sharding.mesh.shape) if is_concrete else None
 
 
 def _of_data(grid: ShardGrid, shape: Shape) -> ShardGrid:
     """Return the grid of the data of PRNG keys, which has more dimensions, or that of an array."""
     sizes = grid.global_shape + shape[len(grid.global_shape) :]
+    if sizes == grid.global_shape:
+        return grid
     return ShardGrid(sizes, grid.mesh_shape, grid.spec, pad=True, process_of=grid.processes)

@@ -24,7 +24,7 @@ from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
 from gda.checkpoint.reading.restored_leaves import saved_type
 from gda.checkpoint.stores.opening import Store
 from gda.checkpoint.writing.packing import Pack, fill, packs_of, sums_of
-from gda.checkpoint.writing.saved_leaves import SavedLeaf, is_on_accelerator, on_host, to_host
+from gda.checkpoint.writing.saved_leaves import SavedLeaf, is_on_accelerator, kept, to_host
 from gda.layout.spec import Shape
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -54,6 +54,20 @@ class Share:
     @property
     def _arrays(self) -> list[SavedLeaf]:
         return [each for each in self.leaves if isinstance(each, SavedLeaf)]
+
+    def kept(self, fingerprints: bool) -> Share:
+        """Return the share with blocks that nothing can change any more.
+
+        With ``fingerprints``, accelerators begin the sums of their blocks first: they are faster
+        than this process.
+        """
+        on_accelerators = [
+            leaf
+            for leaf in self.large
+            if any(is_on_accelerator(block.data) for block in leaf.blocks)
+        ]
+        sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators if fingerprints}
+        return Share([kept(x) if isinstance(x, SavedLeaf) else x for x in self.leaves], sums)
 
 
 class _Chunk(NamedTuple):
@@ -87,27 +101,12 @@ class Writer:
     fingerprints: bool  # True to record those of the arrays
     options: Options
 
-    def copy_to_host(self, share: Share) -> Share:
-        """Return the share with copies on the host; the arrays of the caller may then change."""
-        large = on_host(share.large, self.options, adopt=True)
-        small = on_host(share.small, Options(), adopt=False)
-        copies = {leaf.number: leaf for leaf in [*large, *small]}
-        # Accelerators sum up their blocks faster than this process sums up the copies, which are
-        # NumPy arrays.
-        on_accelerators = [
-            leaf
-            for leaf in share.large
-            if any(is_on_accelerator(block.data) for block in leaf.blocks)
-        ]
-        leaves = [
-            copies[leaf.number] if isinstance(leaf, SavedLeaf) else leaf for leaf in share.leaves
-        ]
-        return Share(leaves, self._begin_sums(on_accelerators))
-
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
-        left = [leaf for leaf in share.large if leaf.number not in share.sums]
-        sums = {**share.sums, **self._begin_sums(left)}
+        sums = dict(share.sums)
+        for leaf in share.large if self.fingerprints else ():
+            if leaf.number not in sums:
+                sums[leaf.number] = leaf.begin_sums()
         arrays = {leaf.number: self._array_of(leaf) for leaf in share.large}
         packs = packs_of(share.small, self.codec)
         documents = [array for array, _ in packs]
@@ -181,7 +180,7 @@ class Writer:
         self, leaves: Iterable[SavedLeaf], arrays: Mapping[int, StoredArray]
     ) -> Iterator[_Chunk]:
         blocks = ((leaf, block) for leaf in leaves for block in leaf.blocks)
-        for host in to_host(blocks, self.options):
+        for host in to_host(blocks, self.options.max_bytes):
             leaf, block = host.key
             array = arrays[leaf.number]
             overlaps = list(array.grid.overlaps(block.start, block.data.shape))
@@ -257,10 +256,6 @@ class Writer:
         return _Written(chunk.array.name, chunk.number, crc, payload.nbytes, sums)
 
     # The fingerprints.
-
-    def _begin_sums(self, leaves: Iterable[SavedLeaf]) -> dict[int, Sums]:
-        """Begin the sums over the blocks that this process writes of large arrays."""
-        return {leaf.number: leaf.begin_sums() for leaf in leaves} if self.fingerprints else {}
 
     def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
         if not self.fingerprints:
