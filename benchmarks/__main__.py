@@ -1,33 +1,25 @@
 """Measure all works, and write the results and all pages and pictures that show them.
 
 ``python -m benchmarks --only restore --only save`` prints some works. With ``--write`` it puts
-their figures among the results. The number of virtual devices is fixed when JAX starts, so every
-count is a pytest run of its own.
+their figures among the results.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.measuring import Measuring
 from benchmarks.pages import pages
-from benchmarks.report import render
-from benchmarks.results import Results, load, results_of, save
+from benchmarks.report import line, render
+from benchmarks.results import Measured, Results, here, load, save, stats_of
 from benchmarks.work import Work
 from benchmarks.works import sections
-
-FOLDER = Path(__file__).parent
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,13 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write(load())
         return 0
     console = Console()
-    runs = _measure(chosen, options.only, options.quick, console)
-    results = results_of(runs)
+    works, machine = [work for each in chosen.values() for work in each], here()
+    results = measure(works, machine, console, quick=options.quick)
+    missing = {
+        work.name: Measured(machine, 0, {}, f"{work.needs} is not installed")
+        for work in works
+        if not work.can_be_measured
+    }
     if options.quick or (options.only and not options.write):
-        console.print(Markdown(render(results, chosen, quick=options.quick)))
+        console.print(Markdown(render({**missing, **results}, chosen, quick=options.quick)))
     else:
-        write({**load(), **results})
-    return 0 if all(run["complete"] for run in runs) else 1
+        write({**missing, **load(), **results})
+    return 1 if any(work.reason for work in results.values()) else 0
 
 
 def write(results: Results) -> None:
@@ -69,64 +66,29 @@ def write(results: Results) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def _measure(
-    chosen: Mapping[str, Sequence[Work]], only: Sequence[str], quick: bool, console: Console
-) -> list[dict[str, Any]]:
-    """Run pytest once for each device count and return what pytest-benchmark saved."""
-    works = [work for each in chosen.values() for work in each if work.can_be_measured]
-    counts = sorted({work.devices for work in works})
-    names = {c: [w.name for w in works if w.devices == c for _ in w.ways] for c in counts}
-    runs = []
+def measure(works: Sequence[Work], machine: str, console: Console, *, quick: bool) -> Results:
+    """Measure the works that can be measured, and print the line of each as soon as it is there."""
+    results = {}
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    now = TextColumn("{task.fields[now]}")
     with (
-        Progress(*columns, TextColumn("{task.fields[now]}"), console=console) as progress,
-        tempfile.TemporaryDirectory() as folder,
+        Progress(*columns, now, console=console, disable=not console.is_terminal) as progress,
+        Measuring([work for work in works if work.can_be_measured], quick=quick) as measuring,
     ):
-        task = progress.add_task("", total=sum(map(len, names.values())), now="")
-        for count in counts:
-            saved = Path(folder) / f"{count}.json"
-            remaining = iter(names[count])
-            progress.update(task, now=next(remaining, ""))
-            seen = []
-            for line in _pytest(count, only, quick, saved):
-                seen.append(line)
-                # Only verbose lines of single tests have a percentage.
-                if line.startswith("benchmarks/") and line.endswith("%]"):
-                    progress.update(task, advance=1, now=next(remaining, ""))
-            progress.update(task, completed=sum(len(names[c]) for c in counts if c <= count))
-            run: dict[str, Any] = {"benchmarks": []}
-            if saved.exists() and saved.stat().st_size:  # empty where pytest died
-                run = json.loads(saved.read_text())
-            run["complete"] = len(run["benchmarks"]) == len(names[count])
-            if not run["complete"]:
-                console.print("\n".join(seen[-60:]), markup=False, highlight=False)
-            runs.append(run)
-    return runs
-
-
-def _pytest(count: int, only: Sequence[str], quick: bool, saved: Path) -> Iterator[str]:
-    command = [
-        *(sys.executable, "-m", "pytest", "benchmarks/test_speed.py", "-v", "--color=no"),
-        *(
-            f"--virtual-devices={count}",
-            *(f"--only={text}" for text in only),
-            *(["--quick"] if quick else []),
-        ),
-        *(f"--benchmark-json={saved}", "-n", "0", "-p", "no:cacheprovider"),
-    ]
-    # A run of pytest around this one is another.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    with subprocess.Popen(
-        command,
-        cwd=FOLDER.parent,
-        env={**environment, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield line.rstrip()
+        task = progress.add_task("", total=len(measuring.works), now="")
+        for work in measuring.works:
+            progress.update(task, now=work.name)
+            found = measuring.measure(work)
+            if isinstance(found, str):
+                print(measuring.log, file=sys.stderr)
+                one = Measured(machine, 0, {}, found)
+            else:
+                ways = zip(work.ways, map(stats_of, found), strict=True)
+                one = Measured(machine, len(found[0]), dict(ways))
+            results[work.name] = one
+            console.print(line(work, one), markup=False, highlight=False, soft_wrap=True)
+            progress.update(task, advance=1)
+    return results
 
 
 if __name__ == "__main__":

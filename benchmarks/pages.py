@@ -91,6 +91,10 @@ _ROWS = [
 ]
 
 
+def _is_measured(results: Results, work: Work) -> bool:
+    return work.name in results and not results[work.name].reason
+
+
 def is_less(way: str) -> bool:
     """Return whether a way does less than the work beside which it was measured."""
     return way.startswith(_LESS)
@@ -121,9 +125,10 @@ _WIDTH, _THICKNESS, _PITCH, _GAP = 240, 14, 21, 10
 def picture_of(results: Results, works: Sequence[Work], titles: Mapping[str, str]) -> str:
     """Return the ways of some works as bars; of each work, the longest has the whole width."""
     sheet, y, said = Sheet(), 0.0, []
+    works = [work for work in works if _is_measured(results, work)]
     ways = {work: ordered_ways(results, work) for work in works}
     names = [_compared(results, work, way)[0] for work in works for way in ways[work]]
-    left = max(text_width(name, 12) for name in names) + _GAP
+    left = max((text_width(name, 12) for name in names), default=0) + _GAP
     for work in works:
         sheet.text(0, y, titles[work.name], size=14, is_bold=True)
         medians = {way: results[work.name].ways[way].median for way in ways[work]}
@@ -166,7 +171,7 @@ def pages(results: Results, sections: Mapping[str, Sequence[Work]]) -> dict[Path
     machines = "\n".join(f"- {machine}" for machine in machines_of(results))
     guide = with_losses(GUIDE.read_text("utf-8"), results, works.values())
     texts[GUIDE] = _with_block(guide, "runs", f"\n{machines}\n")
-    rows = [_row(results, works[name]) for name in _ROWS]
+    rows = [_row(results, works[name]) for name in _ROWS if _is_measured(results, works[name])]
     lines = table(["work", "gda", "fastest rival", "in comparison"], rows)
     texts[README] = _with_block(
         README.read_text("utf-8"), "speed:begin", "\n".join(["", *lines, ""])
@@ -189,7 +194,7 @@ def _with_block(page: str, name: str, block: str) -> str:
 def losses(results: Results, works: Iterable[Work]) -> Iterator[tuple[Work, str]]:
     """Yield each work in which a way that does the same is faster than gda, and that way."""
     for work in works:
-        if work.name in results and work.ours not in _INSIDE:
+        if _is_measured(results, work) and work.ours not in _INSIDE:
             ways = results[work.name].ways
             same = (way for way in ways if not is_less(way))
             fastest = min(same, key=lambda way: ways[way].median)

@@ -42,12 +42,17 @@ class Side:
 
 
 def measure(
-    sides: Sequence[Side], seconds: float, least: int = LEAST_ROUNDS, most: int = MOST_ROUNDS
+    sides: Sequence[Side],
+    seconds: float,
+    least: int = LEAST_ROUNDS,
+    most: int = MOST_ROUNDS,
+    until: float = math.inf,
 ) -> list[list[float]]:
     """Return for every side its seconds per call, one for every round.
 
     There are at least ``least`` rounds, and no more than needed to settle the ratio of each median
-    to the first, or than ``most``, or than fit into ``seconds``.
+    to the first, or than ``most``, or than fit into ``seconds``. None but the first begins after
+    ``until``, a time of ``time.monotonic``.
 
     A round before the first compiles and fills what is meant to be warm. The garbage collector
     rests throughout: it would fall on the side that happens to make the next object.
@@ -65,7 +70,7 @@ def measure(
                 samples[i].append(_time_once(sides[i]))
             order.reverse()
             is_over = time.perf_counter() > end or (rounds % 10 == 0 and _is_settled(samples))
-            if rounds >= least and is_over:
+            if (rounds >= least and is_over) or time.monotonic() > until:
                 break
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""The page ``RESULTS.md``: the machine, one table of all targets, and tables that inform."""
+"""The page ``RESULTS.md``: the machines, and the targets and other figures of each section."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ saved or got.
 
 A floor is the least that any program could take, measured in the same rounds. A target that even
 the faster quarter of the floor's rounds misses is replaced: gda must then reach the stated share of
-the floor's speed.
+the floor's speed. Beside a time that depends on a disk stands what a raw read or write of the same
+bytes took.
 
 The column *run* has the number of a line here:
 """
@@ -34,43 +35,42 @@ def render(
     results: Results, sections: Mapping[str, Sequence[Work]], pictures: str = "", *, quick: bool
 ) -> str:
     """Return the page, which begins with ``pictures``."""
-    machines = machines_of(results)
-    targets = [
-        row
-        for works in sections.values()
-        for work in works
-        if work.name in results
-        for row in _with_run(results, work, _target_rows)
-    ]
-    reached = sum(row[-2].startswith("yes") for row in targets)
-    head = ["work", "gda", "rival", "its time", "gda is", "must be", "rounds", "reached", "run"]
+    targets = {
+        name: [row for work in works for row in _with_run(results, work, _target_rows)]
+        for name, works in sections.items()
+    }
     lines = [
         _INTRODUCTION.format(pictures=pictures),
-        *[f"{number}. {machine}" for number, machine in enumerate(machines, 1)],
+        *[f"{number}. {machine}" for number, machine in enumerate(machines_of(results), 1)],
         *([_QUICK] if quick else []),
-        f"\n## Targets: {reached} of {len(targets)} reached\n",
-        *table(head, targets),
+        f"\n**{_reached([row for rows in targets.values() for row in rows])}.**",
     ]
-    for section, each in sections.items():
-        lines += _section(section, each, results)
+    for name, works in sections.items():
+        lines += _section(name, targets[name], works, results)
     return "\n".join(lines) + "\n"
 
 
-def _section(name: str, works: Iterable[Work], results: Results) -> Iterator[str]:
-    """Yield the lines that inform."""
+def _reached(targets: Sequence[Sequence[str]]) -> str:
+    return f"{sum(row[-2].startswith('yes') for row in targets)} of {len(targets)} targets reached"
+
+
+def _section(
+    name: str, targets: Sequence[list[str]], works: Iterable[Work], results: Results
+) -> Iterator[str]:
     rows, tables = [], []
     for work in works:
-        if work.name not in results:
-            continue
-        if work.table_of:
-            head = ["by", "time", f"of the speed of {work.table_of}", "rounds", "run"]
+        if work.raw and work.name in results and not results[work.name].reason:
+            head = ["by", "time", f"of the speed of {work.raw}", "rounds", "run"]
             tables.append(f"\n### {work.name[0].upper()}{work.name[1:]}\n")
             tables += table(head, _with_run(results, work, _share_rows))
         else:
             rows += _with_run(results, work, _information_rows)
-    if rows or tables:
-        yield f"\n## {name}, for information\n"
+    if targets:
+        yield f"\n## {name}: {_reached(targets)}\n"
+        head = ["work", "gda", "rival", "its time", "gda is", "must be", "rounds", "reached", "run"]
+        yield from table(head, targets)
     if rows:
+        yield f"\n### {name}, for information\n" if targets else f"\n## {name}\n"
         head = ["work", "by", "time", "against", "time", "the first is", "rounds", "run"]
         yield from table(head, rows)
     yield from tables
@@ -79,24 +79,28 @@ def _section(name: str, works: Iterable[Work], results: Results) -> Iterator[str
 def _with_run(
     results: Results, work: Work, rows_of: Callable[[Work, Measured], Iterable[list[str]]]
 ) -> Iterator[list[str]]:
-    measured = results[work.name]
-    run = str(machines_of(results).index(measured.machine) + 1)
-    return ([*row, run] for row in rows_of(work, measured))
+    if work.name in results:
+        measured = results[work.name]
+        run = str(machines_of(results).index(measured.machine) + 1)
+        yield from ([*row, run] for row in rows_of(work, measured))
 
 
 def _share_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
-    """Yield every way with its share of the speed of the floor."""
-    floor = measured.ways.get(work.table_of)
+    """Yield every way with its share of the speed of the raw one."""
+    raw = measured.ways.get(work.raw)
     for way, one in measured.ways.items():
-        share = f"{floor.median / one.median:.2f}" if floor else ""
+        share = f"{raw.median / one.median:.2f}" if raw else ""
         yield [way, amount(one, "s"), share, str(measured.rounds)]
 
 
 def _information_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
     by_way, rounds = measured.ways, str(measured.rounds)
-    ours = by_way.get(work.ours)
-    if ours is None:
+    has_targets = work.limit or any(work.rivals.values())
+    if work.ours not in by_way:
+        if not has_targets:
+            yield [work.name, work.ours, _missing(measured), "", "", "", ""]
         return
+    ours = by_way[work.ours]
     if not work.rivals and not work.limit:
         yield [work.name, work.ours, amount(ours, work.unit), "", "", "", rounds]
     for way, target in work.rivals.items():
@@ -107,6 +111,11 @@ def _information_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
             yield [work.name, work.ours, amounts[0], way, amounts[1], result, rounds]
 
 
+def _missing(measured: Measured) -> str:
+    reason = measured.reason.replace("|", "\\|")
+    return f"not measured: {reason}" if reason else "not measured"
+
+
 def _target_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
     by_way, rounds = measured.ways, str(measured.rounds)
     ours = by_way.get(work.ours)
@@ -115,7 +124,7 @@ def _target_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
             continue
         rival = by_way.get(way)
         if ours is None or rival is None:
-            yield [work.name, "", way, "", "", str(target), "", "failed"]
+            yield [work.name, "", way, "", "", str(target), "", _missing(measured)]
             continue
         result, must_be = _result(target, work.unit, ours, rival), str(target)
         is_reached = target.is_reached(ours.median, rival.median)
@@ -131,14 +140,41 @@ def _target_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
                 f"{amount(floor, 's')}, instead of {target}: {work.floor.reason}"
             )
             mark = "yes, the floor" if share >= work.floor.share else "**no**"
+        elif way != work.raw:
+            result += _beside_raw(work, measured)
         amounts = amount(ours, work.unit), amount(rival, work.unit)
         yield [work.name, amounts[0], way, amounts[1], result, must_be, rounds, mark]
     if work.limit and ours is None:
-        yield [work.name, "", "", "", "", str(work.limit), "", "failed"]
+        yield [work.name, "", "", "", "", str(work.limit), "", _missing(measured)]
     elif work.limit and ours:
         taken = amount(ours, work.unit)
         mark = "yes" if work.limit.is_reached(ours.median, 0) else "**no**"
-        yield [work.name, taken, "", "", taken, str(work.limit), rounds, mark]
+        result = taken + _beside_raw(work, measured)
+        yield [work.name, taken, "", "", result, str(work.limit), rounds, mark]
+
+
+def _beside_raw(work: Work, measured: Measured) -> str:
+    """Return the share of the speed of the disk, and its time."""
+    raw = measured.ways.get(work.raw)
+    if raw is None:
+        return ""
+    share = raw.median / measured.ways[work.ours].median
+    return f"; {share:.2f} of the speed of {work.raw}, {amount(raw, 's')}"
+
+
+def line(work: Work, measured: Measured) -> str:
+    """Return what was measured in one line: every way, and how the first compares with it."""
+    if measured.reason:
+        return f"{work.name}: not measured: {measured.reason}"
+    ours, *rivals = work.ways
+    first = measured.ways[ours]
+    said = [f"{ours} {amount(first, work.unit)}"]
+    for way in rivals:
+        one = measured.ways[way]
+        said.append(
+            f"{way} {amount(one, work.unit)}, {_result(work.rivals[way], work.unit, first, one)}"
+        )
+    return f"{work.name}: {'; '.join(said)}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 PATH = Path(__file__).with_name("results.json")
 
@@ -28,28 +31,23 @@ class Stats(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A work that was measured: on which day and machine, in how many rounds, by which ways."""
+    """A work that was measured: on which day and machine, in how many rounds, by which ways.
+
+    Without any, ``reason`` says why it could not be measured.
+    """
 
     machine: str
     rounds: int
     ways: dict[str, Stats]
+    reason: str = ""
 
 
 Results = Mapping[str, Measured]
 """What was measured of each work, by its name."""
 
 
-def results_of(runs: Iterable[Mapping[str, Any]]) -> Results:
-    """Return the figures of what pytest-benchmark saved."""
-    results: dict[str, Measured] = {}
-    for run in runs:
-        for bench in run["benchmarks"]:
-            info, stats = bench["extra_info"], bench["stats"]
-            machine = _here(run["machine_info"]["cpu"].get("brand_raw", "CPU"))
-            work = results.setdefault(info["work"], Measured(machine, stats["rounds"], {}))
-            figures = (float(f"{stats[key]:.4g}") for key in Stats._fields)
-            work.ways[info["way"]] = Stats(*figures)
-    return results
+def stats_of(samples: Sequence[float]) -> Stats:
+    return Stats(*(float(f"{each:.4g}") for each in np.quantile(samples, [0.5, 0.25, 0.75])))
 
 
 def machines_of(results: Results) -> list[str]:
@@ -61,19 +59,23 @@ def load(path: Path = PATH) -> Results:
     saved = json.loads(path.read_text(encoding="utf-8"))
     return {
         name: Measured(
-            saved["machines"][machine], rounds, {way: Stats(*each) for way, each in ways.items()}
+            saved["machines"][machine],
+            rounds,
+            {way: Stats(*each) for way, each in ways.items()},
+            *reason,
         )
-        for name, (machine, rounds, ways) in saved["works"].items()
+        for name, (machine, rounds, ways, *reason) in saved["works"].items()
     }
 
 
 def save(results: Results, path: Path = PATH) -> None:
     machines = machines_of(results)
-    # A line for each work, so that a change of one is a change of one line.
-    lines = ",\n".join(
-        f"{_json(name)}: {_json([machines.index(work.machine), *work[1:]])}"
+    works = {
+        name: [machines.index(work.machine), work.rounds, work.ways, *filter(None, [work.reason])]
         for name, work in results.items()
-    )
+    }
+    # A line for each work, so that a change of one is a change of one line.
+    lines = ",\n".join(f"{_json(name)}: {_json(work)}" for name, work in works.items())
     text = f'{{"machines": {_json(machines)},\n"works": {{\n{lines}\n}}}}\n'
     path.write_text(text, encoding="utf-8")
 
@@ -82,7 +84,9 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _here(cpu: str) -> str:
+def here() -> str:
+    """Return this day and this machine."""
+    cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = []
     for package in _PACKAGES:
         try:
@@ -90,6 +94,6 @@ def _here(cpu: str) -> str:
         except PackageNotFoundError:
             packages.append(f"no {package}")
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu}; "
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'}; "
         f"Python {platform.python_version()}, {', '.join(packages)}"
     )

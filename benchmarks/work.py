@@ -101,13 +101,15 @@ class Work:
     Attributes:
       name: of the work; unique.
       prepare: makes the sides, gda's first and then one for each rival, and checks that they agree.
-        Called in a process that has ``devices`` virtual devices.
+        Called in a process that has ``devices`` virtual devices, to which it is sent: a function
+        of a module, or a ``partial`` of one.
       rivals: the name of each other side, and what gda must reach in comparison; ``None`` for a
         figure that informs.
       limit: what gda must keep to, whatever the rivals take.
       ours: how the first side does it, where that is not simply gda.
       floor: what may replace targets.
-      table_of: the rival of whose speed a table of the work shows each side as a share.
+      raw: the rival that reads or writes the same bytes and does nothing else. The times of all
+        sides depend on the disk, so a table shows each as a share of its speed.
       seconds: how long to measure at most, after the least number of rounds.
       unit: of what is measured, "s" or "MiB".
       needs: a package without which it is not measured.
@@ -120,7 +122,7 @@ class Work:
     ours: str = "gda"
     devices: int = 8
     floor: Floor | None = None
-    table_of: str = ""
+    raw: str = ""
     seconds: float = 1
     unit: str = "s"
     needs: str = ""

@@ -77,7 +77,7 @@ def show() -> None:
 def all_of_them() -> None:
     for each in (checkpoint, progress, show):
         each()
-    installed("pytest_benchmark", "importlinter", "nox", "pyright")
+    installed("orbax", "importlinter", "nox", "pyright")
     installed("material", "mkdocs", "mkdocstrings_handlers")
     output(BIN / "ruff", "check", ROOT / "gda")
 

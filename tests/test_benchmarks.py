@@ -1,14 +1,18 @@
 """The command of the benchmarks, its rounds, and how its table judges targets."""
 
+import pickle
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from running import fresh_python
 
+from benchmarks import measuring
+from benchmarks.measuring import Measuring
 from benchmarks.pages import losses, pages, picture_of, with_losses
 from benchmarks.pairs import Side, measure
-from benchmarks.report import render
+from benchmarks.report import line, render
 from benchmarks.results import Measured, Results, Stats, load, save
 from benchmarks.work import Faster, Floor, OfFloor, Within, Work
 from benchmarks.works import sections
@@ -27,19 +31,55 @@ def measured(work: Work, seconds: dict[str, float], spread: float = 0) -> Result
 def rows_of(work: Work, seconds: dict[str, float], spread: float = 0) -> list[list[str]]:
     """Return the cells of the table of targets; ``spread`` is that of the quartiles."""
     page = render(measured(work, seconds, spread), {"Section": [work]}, quick=False)
-    table = page.partition("## Targets")[2].partition("\n## ")[0]
+    table = page.partition("## Section")[2].partition("\n##")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
 def test_the_command_measures_and_prints() -> None:
-    pytest.importorskip("pytest_benchmark")
     only = ["--only", "numbers of 8 devices", "--only", "numbers of 64 devices"]
     done = fresh_python("-m", "benchmarks", "--quick", *only, cwd=ROOT, COLUMNS="300")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "numbers of 8 devices" in done.stdout
-    assert "numbers of 64 devices" in done.stdout
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith("numbers of 8 devices: lists ")
+    assert second.startswith("numbers of 64 devices: lists ")
+    assert "; NumPy " in first
     assert "A quick run" in done.stdout
+
+
+def test_a_work_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LONGEST", 2.0)
+    fine = partial(list, [Side(int)])
+    works = [
+        Work("fine", fine),
+        Work("raises", partial(eval, "1 / 0")),
+        Work("fine after it", fine),
+        Work("dies", partial(eval, "__import__('signal').raise_signal(9)")),
+        Work("fine in the next process", fine),
+        Work("hangs", partial(eval, "__import__('time').sleep(60)")),
+        Work("fine at the end", fine),
+    ]
+    with Measuring(works, quick=True) as running:
+        found = {work.name: running.measure(work) for work in running.works}
+    memory = "as the system does when memory runs out"
+    assert {name: reason for name, reason in found.items() if isinstance(reason, str)} == {
+        "raises": "ZeroDivisionError: division by zero",
+        "dies": f"its process was killed by SIGKILL, {memory}",
+        "hangs": "stopped after 2 s",
+    }
+    assert all(len(found[name][0]) == 2 for name in found if name.startswith("fine"))
+
+
+def test_after_the_last_minute_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MINUTES", 0)
+    work = Work("late", partial(list, [Side(int)]))
+    with Measuring([work], quick=True) as running:
+        assert running.measure(work) == "the 0 minutes were over"
+
+
+def test_every_work_can_be_sent_to_a_process() -> None:
+    for works in sections().values():
+        assert len(pickle.loads(pickle.dumps(works))) == len(works)
 
 
 # Pages and pictures.
@@ -61,6 +101,7 @@ def test_results_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
     results = {
         **measured(Work("sum", list), {"gda": 3, "JAX": 4}, spread=0.5),
         "max": Measured("2026-02-02, there", 3, {"gda": Stats(1e-6, 0.9e-6, 2e-6)}),
+        "min": Measured("2026-02-02, there", 0, {}, "OSError: no"),
     }
     save(results, tmp_path / "results.json")
     assert load(tmp_path / "results.json") == results
@@ -115,6 +156,8 @@ def test_rounds_end_when_the_ratio_is_settled_or_the_time_is_over() -> None:
     assert len(changing) == 40
     (hasty,) = measure([Side(lambda: next(values), times_itself=True)], seconds=0)
     assert len(hasty) == 3
+    (late,) = measure([Side(lambda: next(values), times_itself=True)], seconds=100, until=0.0)
+    assert len(late) == 1
 
 
 def test_a_target_is_compared_with_the_rival() -> None:
@@ -144,11 +187,26 @@ def test_a_floor_replaces_a_target_that_it_misses(
 
 
 def test_a_share_of_the_speed_of_a_floor() -> None:
-    work = Work("save", list, {"write": OfFloor(0.8)}, table_of="write")
+    work = Work("save", list, {"write": OfFloor(0.8)}, raw="write")
     (row,) = rows_of(work, {"gda": 2, "write": 1.5})
     assert (row[4], row[5], row[7]) == ("0.75 of its speed", "0.8 of its speed", "**no**")
 
 
-def test_a_work_that_failed_is_no_target_reached() -> None:
-    (row,) = rows_of(Work("sum", list, {"JAX": Faster(2)}), {"gda": 1})
-    assert row[7] == "failed"
+def test_a_work_that_was_not_measured_is_no_target_reached() -> None:
+    work = Work("sum", list, {"JAX": Faster(2)}, limit=Within(3))
+    (row, _) = rows_of(work, {"gda": 1})
+    assert row[7] == "not measured"
+    results = {work.name: Measured("2026-01-01, here", 0, {}, "OSError: no")}
+    page = render(results, {"Section": [work]}, quick=False)
+    assert "## Section: 0 of 2 targets reached" in page
+    assert page.count("| not measured: OSError: no |") == 2
+    assert line(work, results[work.name]) == "sum: not measured: OSError: no"
+    assert 'role="img"' in picture_of(results, [work], {"sum": "Sum"})
+
+
+def test_a_time_that_depends_on_the_disk_stands_beside_the_raw_one() -> None:
+    work = Work("save", list, {"Orbax": Faster(2), "write": None}, limit=Within(9000), raw="write")
+    rival, limit = rows_of(work, {"gda": 2, "Orbax": 5, "write": 1.5})
+    said = "0.75 of the speed of write, 1.50 s (1.50 to 1.50)"
+    assert rival[4] == f"2.50 times faster; {said}"
+    assert limit[4] == f"2.00 s (2.00 to 2.00); {said}"

@@ -381,7 +381,7 @@ def works(quick: bool = False) -> list[Work]:
             partial(_saving, scale, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, WRITE, MEMCPY, CRC32C]},
             floor=Floor(WRITE, "A durable save writes all bytes."),
-            table_of=WRITE,
+            raw=WRITE,
             seconds=20,
         )
 
@@ -395,7 +395,7 @@ def works(quick: bool = False) -> list[Work]:
             f"restore {scale.name} {same if spec == ROWS else other}",
             partial(_restoring, scale, spec, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, READ, MEMCPY, CRC32C]},
-            table_of=READ,
+            raw=READ,
             seconds=20,
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
+from operator import methodcaller
 from typing import Any
 
 import jax
@@ -85,6 +86,10 @@ def _lists(shape: tuple[int, ...], mesh: Mesh) -> object:
 def _arrays(shape: tuple[int, ...], mesh: Mesh) -> object:
     grid = gda.ShardGrid(shape, mesh.shape, CUT)
     return grid.starts, grid.stops, grid.replica_ids
+
+
+def _view(grid: gda.ShardGrid) -> object:
+    return grid.view(65536).indices
 
 
 def _all_devices(sizes: tuple[int, int], first_time: bool) -> list[Side]:
@@ -294,8 +299,8 @@ WORKS = [
         )
         for name, answer, share in [
             ("starts, stops and replica ids", _array_answers, 1.1),
-            ("indices", lambda grid: grid.indices(), 1.1),
-            ("the view of one process", lambda grid: grid.view(65536).indices, 1.1),
+            ("indices", methodcaller("indices"), 1.1),
+            ("the view of one process", _view, 1.1),
         ]
     ],
     # For information: the cost of the first time, and what `numbering.SMALL` relies on.

@@ -1,0 +1,172 @@
+"""Works measured in other processes: one that raises, dies or hangs costs its own line only.
+
+Run as a program, it is such a process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from benchmarks.pairs import measure
+from benchmarks.work import Work
+from gda.launch.children import Children, signal_name
+
+MINUTES = 15
+LONGEST = 120.0  # seconds for one work, with the start of its process
+_AROUND = 20.0  # seconds for the imports before all works, and for the pages after them
+_PREPARING = 3.0  # seconds of a work, about, beyond those in which it is measured
+
+Outcome = list[list[float]] | str
+"""The seconds of each side, round by round, or the reason why there are none."""
+
+
+class Measuring:
+    """Measures works one after the other, all of them within ``MINUTES``.
+
+    Works of one file that need equal numbers of devices share a process, its pools and its caches.
+    It ends before other works begin, and with it all that it started and wrote.
+
+    Attributes:
+      works: the works, in the order in which to measure them.
+      log: the output of the last work.
+    """
+
+    def __init__(self, works: Sequence[Work], *, quick: bool) -> None:
+        keys = list(dict.fromkeys(map(_key, works)))
+        self.works = sorted(works, key=lambda work: keys.index(_key(work)))
+        self.log = ""
+        self._quick = quick
+        self._end = time.monotonic() + 60 * MINUTES - _AROUND
+        self._expected = sum(map(_expected, works))
+        self._key: object = None
+        self._process: _Process | None = None
+
+    def measure(self, work: Work) -> Outcome:
+        """Measure the next work."""
+        left, own = self._end - time.monotonic(), _expected(work)
+        # Until the others must begin. Behind that schedule, a share of the time that is left: few
+        # rounds of all works are better than none of some.
+        share = max(left - self._expected + own, left * own / self._expected)
+        self._expected -= own
+        self.log = ""
+        if left <= 0:
+            return f"the {MINUTES} minutes were over"
+        if self._process is None or self._key != _key(work):
+            self.close()
+            self._key, self._process = _key(work), _Process(work.devices)
+        message = work, self._quick, time.monotonic() + share
+        outcome = self._process.ask(message, min(LONGEST, left))
+        self.log = self._process.log
+        if self._process.is_over:
+            self.close()
+        return outcome
+
+    def close(self) -> None:
+        """End the process of the last work, with all that it started."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def __enter__(self) -> Measuring:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _key(work: Work) -> tuple[str, int]:
+    prepare = work.prepare.func if isinstance(work.prepare, partial) else work.prepare
+    return prepare.__module__, work.devices
+
+
+def _expected(work: Work) -> float:
+    return work.seconds + _PREPARING
+
+
+class _Process:
+    """A process with so many virtual CPU devices, and with a folder for what it writes."""
+
+    def __init__(self, devices: int) -> None:
+        self.log, self.is_over = "", False
+        ending = ExitStack()
+        self.close = ending.close
+        temporary = ending.enter_context(
+            tempfile.TemporaryDirectory(prefix="gda-benchmarks-", ignore_cleanup_errors=True)
+        )
+        self._output = Path(temporary, "output")
+        children = ending.enter_context(Children())
+        self._connection, theirs = Pipe()
+        ending.enter_context(self._connection)
+        flags = os.environ.get("XLA_FLAGS", "")
+        with theirs, self._output.open("wb") as output:
+            self._process = children.start(
+                [sys.executable, "-m", "benchmarks.measuring", str(theirs.fileno())],
+                cwd=Path(__file__).parents[1],
+                env={
+                    **os.environ,
+                    "JAX_PLATFORMS": "cpu",  # where there are other devices too
+                    "PYTHONUNBUFFERED": "1",
+                    "TMPDIR": temporary,
+                    "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
+                },
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+    def ask(self, message: object, seconds: float) -> Outcome:
+        """Send a work; return its figures, or the reason why there are none after so long."""
+        before = self._output.stat().st_size
+        try:
+            self._connection.send(message)
+            if self._connection.poll(seconds):
+                return self._connection.recv()
+            self.is_over = True
+            end = "" if seconds == LONGEST else f", when the {MINUTES} minutes were over"
+            return f"stopped after {seconds:.0f} s{end}"
+        except (EOFError, ConnectionError):
+            self.is_over = True
+            code = self._process.wait()
+            if code >= 0:
+                return f"its process exited with code {code}"
+            memory = ", as the system does when memory runs out" if code == -9 else ""
+            return f"its process was killed by {signal_name(-code)}{memory}"
+        finally:
+            self.log = self._output.read_bytes()[before:].decode(errors="replace")
+
+
+def _serve(connection: Connection) -> None:
+    while True:
+        try:
+            work, quick, until = connection.recv()
+        except EOFError:
+            return
+        try:
+            outcome: Outcome = _measured(work, quick, until)
+        except BaseException as error:
+            traceback.print_exc()
+            outcome = f"{type(error).__name__}: {error}".splitlines()[0]
+        connection.send(outcome)
+
+
+def _measured(work: Work, quick: bool, until: float) -> list[list[float]]:
+    gc.collect()  # of the work before it
+    sides = work.prepare()
+    assert len(sides) == len(work.ways)
+    return measure(sides, 0, least=2) if quick else measure(sides, work.seconds, until=until)
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))
