@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from gda.layout.spec import (
     format_spec,
     indivisible_error,
 )
-from gda.layout.tiling import Dimension, Tiling, all_blocks
+from gda.layout.tiling import Dimension, Tiling, slices_of
 
 
 @set_module("gda")
@@ -88,12 +89,13 @@ class ShardGrid:
         try:
             shape = check_shape(global_shape)
             layout = _layout_of(shape, mesh_shape, spec)
-            shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
-            if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
+            if any(map(operator.mod, shape, layout.parts)):
                 if not pad:
                     raise indivisible_error(layout.axes, shape, layout.mesh_shape)
                 shard_shape = Tiling(shape, layout.parts).shard_shape
                 self.__dict__["is_padded"] = True
+            else:
+                shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
             # Not by attribute: those are closed, see __setattr__.
             this = self.__dict__
             this["global_shape"] = shape
@@ -240,16 +242,10 @@ class ShardGrid:
         >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
-        numbers, index_of = self._layout.numbers, self._tiling.index
-        known: dict[int, Index] = {}
-        shards = []
-        for position in map(operator.index, positions):
-            block, replica = numbers(position)
-            index = known.get(block)
-            if index is None:
-                index = known[block] = index_of(block)
-            shards.append((index, replica))
-        return shards
+        held = self._layout.held(tuple(map(operator.index, positions)))
+        slices = map(slices_of, self.global_shape, self._layout.parts, held.parts)
+        indices = [*held.combine(*slices)]
+        return [(indices[block], replica) for block, replica in held.shards]
 
     def locate(self, point: Sequence[int]) -> IntArray:
         """Return the flat positions of the devices that hold the element at ``point``.
@@ -286,7 +282,7 @@ class ShardGrid:
 
     def indices(self) -> list[Index]:
         """Return the index of every device, in device order; equal indices are one object."""
-        blocks = all_blocks(self.global_shape, self._layout.parts)
+        blocks = self.blocks()
         return [blocks[number] for number in self._layout.block_list]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
@@ -295,7 +291,8 @@ class ShardGrid:
 
     def blocks(self) -> list[Index]:
         """Return the index of every block once, in the order of the block numbers."""
-        return all_blocks(self.global_shape, self._layout.parts)
+        layout = self._layout
+        return [*product(*map(slices_of, self.global_shape, layout.parts, layout.coordinates))]
 
     @cached_property
     def starts(self) -> IntArray:

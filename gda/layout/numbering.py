@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
+from itertools import product
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +47,22 @@ SMALL = 512
 IntArray = npt.NDArray[np.int64]
 
 
+class Held(NamedTuple):
+    """The blocks that some devices hold, in the order of the block numbers.
+
+    Attributes:
+      positions: of the devices.
+      combine: ``product`` if the blocks are all combinations of some parts, else ``zip``.
+      parts: for each dimension the parts that ``combine`` makes blocks of.
+      shards: for each device the place of its block among these, and its replica id.
+    """
+
+    positions: tuple[int, ...]
+    combine: Callable[..., Iterable[tuple[Any, ...]]]
+    parts: Sequence[Sequence[int]]
+    shards: Sequence[tuple[int, int]]
+
+
 class Layout:
     """A spec on a mesh. Made by ``layout_of``; immutable, shared, compared by identity.
 
@@ -52,6 +70,7 @@ class Layout:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
       axes: for each dimension the names of the axes that shard it.
       parts: the number of parts along each dimension.
+      coordinates: for each dimension the parts that differ, from 0; all of size 0 are equal.
       num_devices, num_shards, num_replicas: devices, distinct blocks, devices per block.
       block_weights, replica_weights: per mesh axis; 0 where the axis does not count.
     """
@@ -78,12 +97,15 @@ class Layout:
             replica_weights.append(0 if weight else replicas)
             replicas *= 1 if weight else size
         self.parts = tuple(reversed(parts))
+        sides = zip(empty, self.parts, strict=True)
+        self.coordinates = tuple([range(1 if is_empty else ways) for is_empty, ways in sides])
         self.block_weights = tuple(weights.values())
         self.replica_weights = tuple(reversed(replica_weights))
         self.num_shards = blocks
         self.num_replicas = replicas
         self.num_devices = blocks * replicas
         self.is_small = self.num_devices < SMALL
+        self._held = Held((), zip, [()] * len(axes), ())
 
     def numbers(self, position: int) -> tuple[int, int]:
         """Return block number and replica id of one device, O(axes)."""
@@ -102,6 +124,25 @@ class Layout:
     @cached_property
     def _from_fastest(self) -> tuple[tuple[int, int, int], ...]:
         return tuple(zip(self.sizes, self.block_weights, self.replica_weights, strict=True))[::-1]
+
+    def held(self, positions: tuple[int, ...]) -> Held:
+        """Return the blocks that some devices hold."""
+        held = self._held
+        if held.positions != positions:
+            numbers = [self.numbers(position) for position in positions]
+            blocks = sorted({block for block, _ in numbers})
+            columns, rest = [], blocks
+            for parts in reversed(self.coordinates):
+                columns.insert(0, [block % parts.stop for block in rest])
+                rest = [block // parts.stop for block in rest]
+            parts = [sorted(set(column)) for column in columns]
+            is_regular = math.prod(map(len, parts)) == len(blocks)
+            place_of = {block: place for place, block in enumerate(blocks)}
+            shards = [(place_of[block], replica) for block, replica in numbers]
+            held = Held(positions, *((product, parts) if is_regular else (zip, columns)), shards)
+            if len(positions) <= SMALL:
+                self._held = held  # a process asks for its own devices, of array after array
+        return held
 
     def position(self, coordinates: Sequence[int]) -> int:
         """Return the flat position of mesh coordinates."""

@@ -5,7 +5,6 @@ Pure integers: no mesh, no devices. ``numbering`` has the block of each device.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -19,33 +18,30 @@ from gda.layout.spec import Index, Shape
 Numbers = TypeVar("Numbers", int, IntArray)
 
 _WHOLE = slice(None)
-_EMPTY = slice(0, 0)
 
 
 class Dimension:
     """A size divided into parts of one length; immutable.
 
     If that length does not divide the size, the last parts are shorter or empty. All parts of a
-    size of 0 are equal and count as one. ``step`` is the length of the largest part; ``only`` the
-    slice of all parts if there is only one that differs, else None.
+    size of 0 are equal and count as one. ``step`` is the length of the largest part; ``parts`` the
+    number of parts that differ.
     """
 
-    __slots__ = ("only", "size", "step", "ways")
+    __slots__ = ("parts", "size", "step", "ways")
 
     def __init__(self, size: int, ways: int) -> None:
         self.size = size
         self.ways = ways
         self.step = -(-size // ways)
-        self.only = _WHOLE if ways == 1 else None if size else _EMPTY
-
-    @property
-    def parts(self) -> int:
-        """The number of parts that differ."""
-        return self.ways if self.size else 1
+        self.parts = ways if size else 1
 
     def slice_of(self, part: int) -> slice:
         """Return the elements of a part, as they stand in an index."""
-        return slice(*self.bounds(part)) if self.only is None else self.only
+        if self.ways == 1:
+            return _WHOLE
+        stop = part * self.step + self.step
+        return slice(stop - self.step, stop) if stop <= self.size else slice(*self.bounds(part))
 
     def bounds(self, part: int) -> tuple[int, int]:
         """Return start and stop of a part; they may be beyond 64 bits."""
@@ -104,18 +100,9 @@ class Tiling:
         """Return the elements of a block as one slice per dimension."""
         slices = []
         for dimension in reversed(self.dimensions):
-            if dimension.only is None:
-                block, part = divmod(block, dimension.ways)
-                start = part * dimension.step
-                stop = start + dimension.step
-                # As slice_of, whose calls would take half of the time of this function.
-                slices.append(
-                    slice(start, stop) if stop <= dimension.size else dimension.slice_of(part)
-                )
-            else:
-                slices.append(dimension.only)
-        slices.reverse()
-        return tuple(slices)
+            block, part = divmod(block, dimension.parts)
+            slices.append(dimension.slice_of(part))
+        return tuple(slices[::-1])
 
     def columns(self, blocks: Numbers) -> list[Numbers]:
         """Return, for each dimension, the coordinate of a block, or those of some blocks.
@@ -153,19 +140,11 @@ def indices_of(
     return zip(*chosen, strict=True)
 
 
-def all_blocks(global_shape: Shape, ways: Sequence[int]) -> list[Index]:
-    """Return the index of every block, in the order of the block numbers; equal slices are shared.
-
-    A function, because a grid needs it once: making a ``Tiling`` first would be noticed.
-    """
-    return list(itertools.product(*map(_slices, global_shape, ways)))
-
-
-def _slices(size: int, ways: int) -> Sequence[slice]:
-    if ways == 1 or not size:
-        return (_WHOLE if ways == 1 else _EMPTY,)
+def slices_of(size: int, ways: int, parts: Sequence[int]) -> Sequence[slice]:
+    """Return some parts of a ``Dimension`` as ``slice_of`` does, without making one."""
+    if ways == 1:
+        return (_WHOLE,) * len(parts)
     step = -(-size // ways)
     if step * ways == size:
-        return [slice(start, start + step) for start in range(0, size, step)]
-    ends = [min(part * step, size) for part in range(ways + 1)]
-    return list(map(slice, ends[:-1], ends[1:]))
+        return [slice(part * step, part * step + step) for part in parts]
+    return [slice(min(part * step, size), min(part * step + step, size)) for part in parts]

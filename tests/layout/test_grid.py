@@ -303,6 +303,7 @@ def test_one_device_and_all_devices_give_the_same_answers(
     assert grid.indices_and_replica_ids() == shards
     assert grid.shards_at(range(grid.num_devices)) == shards
     assert grid.shards_at(range(grid.num_devices)[::-1]) == shards[::-1]
+    assert grid.shards_at(range(grid.num_devices)[::3]) == shards[::3]  # no regular blocks
     assert blocks == [grid.block_index(block) for block in range(grid.num_shards)]
     for position, coordinates in enumerate(itertools.product(*map(range, case.mesh.values()))):
         for device in (position, coordinates):
