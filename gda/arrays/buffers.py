@@ -18,9 +18,11 @@ from gda.layout.text import format_bytes
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
 
 # Small buffers share a slab: an allocation each costs more than filling it. So do those of medium
-# size: NumPy asks for huge pages from 4 MiB on, and these are filled in two thirds of the time.
+# size: NumPy asks for huge pages from 4 MiB on. Memory of whole huge pages is filled from a file in
+# a quarter to a half of the time.
 _SMALL_BELOW, _SMALL_SLAB_BYTES = 64 * 1024, 2**20
 _MEDIUM_BELOW, _MEDIUM_SLAB_BYTES = 4 * 2**20, 32 * 2**20
+_HUGE_PAGE_BYTES = 2 * 2**20
 
 
 @set_module("gda")
@@ -49,7 +51,7 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
         raise ValueError(f"shape {sizes} has a negative size")
     if (known := as_dtype(dtype)).hasobject:
         raise TypeError("Python objects cannot be placed on a device; give a dtype of numbers")
-    return Buffers(known, count=1).empty(sizes)
+    return Buffers(count=1).empty(sizes, known)
 
 
 class OwnedMemory(np.ndarray[Any, Any]):
@@ -61,46 +63,41 @@ class OwnedMemory(np.ndarray[Any, Any]):
 
 
 class Buffers:
-    """Aligned buffers of one dtype, in slabs that live as long as any of their buffers.
+    """Aligned buffers, in slabs that live as long as any of their buffers.
 
     With ``are_kept``, they are needed together; else those of medium size are alone.
     """
 
-    def __init__(self, dtype: np.dtype[Any], count: int, are_kept: bool = True) -> None:
-        self.dtype = dtype
+    def __init__(self, count: int, are_kept: bool = True) -> None:
         self._alone_from = _MEDIUM_BELOW if are_kept else _SMALL_BELOW
         self._wanted = count
         self._slab = OwnedMemory(0, np.uint8)
         self._offset = 0
 
-    def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
+    def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """Return an uninitialised aligned array."""
-        nbytes = math.prod(shape) * self.dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if nbytes >= self._alone_from:
-            memory = self._memory(taken, shape)
-            return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
-        if self._offset + taken > self._slab.size:
-            most = _SMALL_SLAB_BYTES if nbytes < _SMALL_BELOW else _MEDIUM_SLAB_BYTES
-            nbytes_wanted = min(max(self._wanted, 1) * taken, most)
-            self._slab = self._memory(nbytes_wanted, shape)
-            self._offset = _aligned_offset(self._slab)
+        try:
+            if nbytes >= self._alone_from:
+                return np.ndarray(shape, dtype, *_memory(taken))
+            if self._offset + taken > self._slab.size:
+                most = _SMALL_SLAB_BYTES if nbytes < _SMALL_BELOW else _MEDIUM_SLAB_BYTES
+                self._slab, self._offset = _memory(min(max(self._wanted, 1) * taken, most))
+        except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
+            error.add_note(
+                f"gda: no memory for an array of shape {shape} and dtype {dtype}, "
+                f"{format_bytes(nbytes)}"
+            )
+            raise
         self._wanted -= 1
         offset = self._offset
         self._offset += taken
-        return np.ndarray(shape, self.dtype, self._slab, offset)
-
-    def _memory(self, nbytes: int, shape: Shape) -> OwnedMemory:
-        try:
-            return OwnedMemory(nbytes + ALIGNMENT, np.uint8)
-        except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
-            wanted = math.prod(shape) * self.dtype.itemsize
-            error.add_note(
-                f"gda: no memory for an array of shape {shape} and dtype {self.dtype}, "
-                f"{format_bytes(wanted)}"
-            )
-            raise
+        return np.ndarray(shape, dtype, self._slab, offset)
 
 
-def _aligned_offset(memory: OwnedMemory) -> int:
-    return -memory.ctypes.data % ALIGNMENT
+def _memory(nbytes: int) -> tuple[OwnedMemory, int]:
+    """Return memory, and the offset from which on so many of its bytes are aligned."""
+    alignment = ALIGNMENT if nbytes < _MEDIUM_BELOW else _HUGE_PAGE_BYTES
+    memory = OwnedMemory(nbytes + alignment, np.uint8)
+    return memory, -memory.ctypes.data % alignment

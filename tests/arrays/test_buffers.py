@@ -34,10 +34,13 @@ def test_jax_takes_it_without_a_copy() -> None:
     assert placed.unsafe_buffer_pointer() == block.ctypes.data
 
 
+BYTES = np.dtype(np.uint8)
+
+
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=20))
 def test_buffers_do_not_overlap(sizes: list[int]) -> None:
-    buffers = Buffers(np.dtype(np.uint8), count=20)
-    blocks = [buffers.empty((size,)) for size in sizes]
+    buffers = Buffers(count=20)
+    blocks = [buffers.empty((size,), BYTES) for size in sizes]
     for i, block in enumerate(blocks):
         block[:] = i
     for i, block in enumerate(blocks):
@@ -47,24 +50,37 @@ def test_buffers_do_not_overlap(sizes: list[int]) -> None:
 
 def test_small_and_medium_buffers_share_slabs_and_large_ones_do_not() -> None:
     for size in (100, 2**20):
-        buffers = Buffers(np.dtype(np.uint8), count=20)
-        one, other, large = (buffers.empty((n,)) for n in (size, size, 2**22))
+        buffers = Buffers(count=20)
+        one, other, large = (buffers.empty((n,), BYTES) for n in (size, size, 2**22))
         assert one.base is other.base
         assert large.base is not one.base
-    passing = Buffers(np.dtype(np.uint8), count=20, are_kept=False)
-    assert passing.empty((2**20,)).base is not passing.empty((2**20,)).base
+    passing = Buffers(count=20, are_kept=False)
+    assert passing.empty((2**20,), BYTES).base is not passing.empty((2**20,), BYTES).base
+
+
+def test_large_buffers_and_slabs_begin_at_a_huge_page() -> None:
+    large = gda.aligned_empty((2**22 + 1,), np.uint8)
+    first = Buffers(count=10_000).empty((2**20,), BYTES)
+    assert {each.ctypes.data % 2**21 for each in (large, first)} == {0}
+
+
+def test_buffers_of_several_dtypes_share_a_slab() -> None:
+    buffers = Buffers(count=2)
+    one, other = buffers.empty((3,), BYTES), buffers.empty((2, 3), np.dtype(np.float32))
+    assert one.base is other.base
+    assert other.ctypes.data - one.ctypes.data == ALIGNMENT
 
 
 def test_slabs_are_no_larger_than_the_arrays_need() -> None:
     assert gda.aligned_empty((64,), np.uint8).base.size <= 128
-    few = Buffers(np.dtype(np.uint8), count=3)
-    assert few.empty((64,)).base.size <= 4 * 64
-    many = Buffers(np.dtype(np.uint8), count=10_000)
-    assert many.empty((1000,)).base.size <= 2**20 + 64
-    eight = Buffers(np.dtype(np.uint8), count=8)
-    assert eight.empty((2**20,)).base.size <= 2**23 + 64
-    medium = Buffers(np.dtype(np.uint8), count=10_000)
-    assert medium.empty((2**20,)).base.size <= 2**25 + 64
+    few = Buffers(count=3)
+    assert few.empty((64,), BYTES).base.size <= 4 * 64
+    many = Buffers(count=10_000)
+    assert many.empty((1000,), BYTES).base.size <= 2**20 + 64
+    eight = Buffers(count=8)
+    assert eight.empty((2**20,), BYTES).base.size <= 2**23 + 2**21
+    medium = Buffers(count=10_000)
+    assert medium.empty((2**20,), BYTES).base.size <= 2**25 + 2**21
 
 
 def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:

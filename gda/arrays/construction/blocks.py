@@ -86,7 +86,7 @@ class BlockReader:
         self._device = device
         self._count = count
         self._align = align and copy is None
-        self._buffers: dict[np.dtype[Any], Buffers] = {}
+        self._buffers: Buffers | None = None
         self._in_threads = in_threads
         self._fill = fill
         self._narrowed = (
@@ -146,11 +146,13 @@ class BlockReader:
             raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
         dtype = np.dtype(self.asked)
         # Threads share what is kept and locked; alone there is a quicker way.
-        own = None if self._in_threads else Buffers(dtype, self._count)
+        own = None if self._in_threads else Buffers(self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
             out = (
-                self.empty(dtype, index) if own is None else own.empty(shape_at(index, self.shape))
+                self.empty(dtype, index)
+                if own is None
+                else own.empty(shape_at(index, self.shape), dtype)
             )
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
@@ -200,12 +202,11 @@ class BlockReader:
         """Return an aligned buffer for one block: that at ``index``, or one with its padding."""
         shape = self.shape if index is None else shape_at(index, self.shape)
         with self._lock:
-            buffers = self._buffers.get(dtype)
-            if buffers is None:
+            if self._buffers is None:
                 # Elsewhere a buffer is free when its block was sent.
                 are_kept = self._device is None or self._device.platform == "cpu"
-                buffers = self._buffers[dtype] = Buffers(dtype, self._count, are_kept)
-            return buffers.empty(shape)
+                self._buffers = Buffers(self._count, are_kept)
+            return self._buffers.empty(shape, dtype)
 
     def padding(self) -> Block:
         """Return a block that is padding alone; call it when ``dtype`` is known."""

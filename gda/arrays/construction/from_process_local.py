@@ -77,7 +77,7 @@ class BatchBuffers:
     """The state that the leaves of a tree share while they are built; at the end all are done."""
 
     def __init__(self, leaves: int) -> None:
-        self.buffers = Buffers(np.dtype(np.uint8), leaves)  # small leaves share their memory
+        self.buffers = Buffers(leaves)  # small leaves share their memory
         self.pending: list[jax.Array] = []  # JAX is still copying their data
 
     def __enter__(self) -> BatchBuffers:
@@ -169,8 +169,8 @@ def _blocks_at_once(
     nbytes = math.prod(shape) * dtype.itemsize
     step = -(-nbytes // ALIGNMENT) * ALIGNMENT
     if buffers is None:
-        buffers = Buffers(np.dtype(np.uint8), count=1)
-    memory = buffers.empty((len(plan.indices) * step,))
+        buffers = Buffers(count=1)
+    memory = buffers.empty((len(plan.indices) * step,), np.dtype(np.uint8))
     if plan.is_in_rows and step == nbytes:
         copied = np.ndarray(local.shape, dtype, memory)
         np.copyto(copied, local)

@@ -120,10 +120,9 @@ class Arrival:
         plan = self.leaf.plan
         return plan is None or not plan.places_early
 
-    def allocate(self) -> None:
+    def allocate(self, buffers: Buffers) -> None:
         boxes = self.boxes
-        buffers = Buffers(self.leaf.saved.dtype, len(boxes))
-        self.blocks = [buffers.empty(self.block_shape) for _ in boxes]
+        self.blocks = [buffers.empty(self.block_shape, self.leaf.saved.dtype) for _ in boxes]
         for block, box in zip(self.blocks, boxes, strict=True):
             if box.shape != self.block_shape:
                 block[...] = 0

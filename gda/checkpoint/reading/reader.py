@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from gda.arrays.buffers import Buffers
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.format.structure import noting_path
@@ -82,9 +83,10 @@ def _read(
 
         for group, uses in groups:
             missing.update(uses)
+            buffers = Buffers(sum(len(arrival.boxes) for arrival in group))
             for arrival in group:
                 with noting_path(arrival.leaf.saved.path):
-                    arrival.allocate()
+                    arrival.allocate(buffers)
             if processes:
                 read_chunks_once(files, group, processes, check_and_read)
             else:
