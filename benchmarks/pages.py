@@ -25,7 +25,7 @@ _LESS = (
     *("devices_indices_map of a new NamedSharding, no replica ids", "8 tuples of slices"),
     *("op_sharding_to_indices over an AbstractMesh (private), no", "64 objects", "s.data of"),
     *("each block read once", "the step alone", "their bytes", "their paths", "python -c"),
-    *("a shape that divides", "GlobalArray", "import jax", "XOR of all bits"),
+    *("a shape that divides", "GlobalArray", "import jax", "XOR of all bits", "views of"),
 )
 _HIDDEN = (
     *("memcpy into fresh memory", "CRC-32C"),

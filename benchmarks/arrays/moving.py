@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ FEWER = Move(tuple(range(8)), ROWS, (0, 1, 2, 3), COLUMNS)
 # In every process.
 
 
-@cache
+@lru_cache(maxsize=1)  # or the arrays of all moves would take 4 GiB
 def _array(move: Move) -> gda.GlobalArray:
     sharding = move.layout(move.before, move.old)
 
@@ -107,7 +107,7 @@ def _floor(move: Move) -> None:
     _exchange(*_buffers(move))
 
 
-@cache
+@lru_cache(maxsize=1)
 def _buffers(move: Move) -> tuple[Any, Any, Any]:
     """Return a connection for each link, with bytes or their number, and bytes to copy here."""
     plan, me = move.plan(), jax.process_index()

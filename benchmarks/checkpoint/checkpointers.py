@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda import checkpoint
+from gda import aligned_empty, checkpoint
 
 Tree = dict[str, jax.Array]
 Like = dict[str, jax.ShapeDtypeStruct]
@@ -242,7 +242,7 @@ def write(path: Path, blocks: Sequence[Block]) -> None:
 
 
 def read(path: Path) -> None:
-    """Read every file into fresh memory."""
+    """Read every file of a folder, and of those in it, into fresh memory."""
 
     def one(file: Path) -> Block:
         block = np.empty(file.stat().st_size, np.uint8)
@@ -252,7 +252,28 @@ def read(path: Path) -> None:
                 rest = rest[source.readinto(rest) :]
         return block
 
-    _by_threads(one, path.iterdir())
+    _by_threads(one, _files(path))
+
+
+def read_checked(path: Path) -> None:
+    """Read every file into fresh aligned memory, with the CRC-32C of each MiB as it comes."""
+    import google_crc32c
+
+    def one(file: Path) -> Block:
+        block = aligned_empty(file.stat().st_size, np.uint8)
+        rest, crc = memoryview(block.data), 0
+        with open(file, "rb", buffering=0) as source:
+            while rest:
+                count = source.readinto(rest[: 1 << 20])
+                part = np.frombuffer(rest[:count].toreadonly(), np.uint8)
+                crc, rest = google_crc32c.extend(crc, part), rest[count:]
+        return block
+
+    _by_threads(one, _files(path))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def copy(blocks: Sequence[Block]) -> None:

@@ -5,7 +5,8 @@ Every save goes to a fresh folder of one file system and is timed until it is du
 from before is removed outside of the timing. Every restore finds its files in the page cache, so
 that what a way does with the bytes is compared, and not the disk. The ways are those of
 ``checkpointers``, and so are the floors: the same bytes in the same round, by as many threads as
-there are cores, written into a file of 32 MiB for each block, read, copied, and checksummed.
+there are cores, written into a file of 32 MiB for each block, read, read with checksums, copied,
+and checksummed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.arrays.building import MIB
 from benchmarks.checkpoint.checkpointers import (
     BEGIN,
-    COPY,
     GDA,
     JAX,
     MEMMAP,
@@ -50,11 +50,13 @@ from benchmarks.checkpoint.checkpointers import (
     checksum,
     copy,
     fsync,
+    gda_begin,
     read,
+    read_checked,
     write,
 )
 from benchmarks.pairs import Side
-from benchmarks.work import AtMost, Faster, Floor, OfFloor, Target, WithinMiB, Work
+from benchmarks.work import AtMost, Faster, Floor, OfFloor, Target, Within, WithinMiB, Work
 from gda.testing.pool import Pool
 
 P = PartitionSpec
@@ -170,6 +172,7 @@ class Scratch:
 # The works: each returns a side for every way, and for every floor.
 
 WRITE, READ = "raw write and fsync", "raw read into fresh memory"
+CHECKED = "raw read with CRC-32C, into aligned memory"
 MEMCPY, CRC32C = "memcpy into fresh memory", "CRC-32C"
 _FILE_BYTES = 32 * MIB
 
@@ -220,8 +223,8 @@ def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[S
     sides = [side(way) for way in ways]
     delete(tree)
     write(raw, blocks)
-    floor = Side(lambda: read(raw), scratch.keep)
-    return [*sides, floor, *_in_memory(blocks)]
+    floors = [Side(partial(each, raw), scratch.keep) for each in (read, read_checked)]
+    return [*sides, *floors, *_in_memory(blocks)]
 
 
 def _beginning(scale: Scale, ways: Sequence[str]) -> list[Side]:
@@ -231,6 +234,25 @@ def _beginning(scale: Scale, ways: Sequence[str]) -> list[Side]:
         return Side(lambda path: begin(path, tree), scratch.fresh, done=lambda wait: wait())
 
     return [side(BEGIN[way]) for way in ways]
+
+
+def _beginning_with_many(leaves: int) -> list[Side]:
+    scratch, sharding = Scratch(), NamedSharding(_mesh(), ROWS)
+    values = [np.zeros((DEVICES, 16), np.float32)] * leaves
+
+    def fresh() -> tuple[Path, Tree]:
+        """Return new arrays, of which nothing has asked for a block."""
+        arrays = jax.block_until_ready(jax.device_put(values, sharding))
+        return *scratch.fresh(), {f"layer{i}": array for i, array in enumerate(arrays)}
+
+    def views(path: Path, tree: Tree) -> list[Block]:
+        return [np.asarray(s.data) for array in tree.values() for s in array.addressable_shards]
+
+    blocks = leaves * DEVICES
+    return [
+        Side(gda_begin, fresh, done=lambda wait: wait(), calls=blocks),
+        Side(views, fresh, calls=blocks),
+    ]
 
 
 # In several processes. Each times its own part; the slowest counts.
@@ -276,7 +298,7 @@ def _saving_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
             times_itself=True,
         )
 
-    return [side(way) for way in ways]
+    return [*map(side, ways), Side(partial(write, blocks=_blocks(scale)), scratch.fresh)]
 
 
 def _restoring_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
@@ -292,7 +314,9 @@ def _restoring_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
             times_itself=True,
         )
 
-    return [side(way) for way in ways]
+    sides, raw = [side(way) for way in ways], scratch.another()
+    write(raw, _blocks(scale))
+    return [*sides, Side(partial(read, raw), scratch.keep)]
 
 
 # Memory, in a process for each way, which nothing else has touched.
@@ -375,12 +399,14 @@ def works(quick: bool = False) -> list[Work]:
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
     of_memory = [*few, UNCOMPRESSED, JAX, TENSORSTORE]
 
-    def saving(scale: Scale, rivals: Sequence[str], targets: Mapping[str, Target]) -> Work:
+    def saving(
+        scale: Scale, rivals: Sequence[str], targets: Mapping[str, Target], share: float
+    ) -> Work:
         return Work(
             f"save {scale.name}",
             partial(_saving, scale, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, WRITE, MEMCPY, CRC32C]},
-            floor=Floor(WRITE, "A durable save writes all bytes."),
+            floor=Floor(WRITE, "A durable save writes all bytes.", share),
             raw=WRITE,
             seconds=20,
         )
@@ -394,33 +420,45 @@ def works(quick: bool = False) -> list[Work]:
         return Work(
             f"restore {scale.name} {same if spec == ROWS else other}",
             partial(_restoring, scale, spec, [GDA, *rivals]),
-            {way: targets.get(way) for way in [*rivals, READ, MEMCPY, CRC32C]},
+            {way: targets.get(way) for way in [*rivals, READ, CHECKED, MEMCPY, CRC32C]},
             raw=READ,
             seconds=20,
         )
 
-    def in_processes(verb: str, prepare: Callable[..., list[Side]]) -> Work:
+    def in_processes(verb: str, prepare: Callable[..., list[Side]], raw: str) -> Work:
         return Work(
             f"{verb} {REPLICATED.name}, {PROCESSES} processes",
             partial(prepare, replicated, [GDA, *few]),
-            dict.fromkeys(few),
+            dict.fromkeys([*few, raw]),
+            raw=raw,
             seconds=6,
         )
 
     return [
-        saving(large, to_save, {ORBAX: Faster(2.5), WRITE: OfFloor(0.8)}),
-        saving(small, of_small, {ORBAX: Faster(10)}),
-        in_processes("save", _saving_in_processes),
+        saving(large, to_save, {ORBAX: Faster(2.5), WRITE: OfFloor(0.95)}, 0.95),
+        saving(small, of_small, {ORBAX: Faster(10)}, 0.8),
+        in_processes("save", _saving_in_processes, WRITE),
         restoring(
-            large, ROWS, to_restore, {ORBAX: Faster(3), MEMMAP: AtMost(1), READ: OfFloor(0.9)}
+            large,
+            ROWS,
+            to_restore,
+            {ORBAX: Faster(3), MEMMAP: AtMost(1), READ: OfFloor(0.8), CHECKED: OfFloor(0.9)},
         ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),
         restoring(small, ROWS, of_small, {ORBAX: Faster(4)}),
-        in_processes("restore", _restoring_in_processes),
+        in_processes("restore", _restoring_in_processes, READ),
         Work(
             f"how long the caller is held while {medium.name} are saved behind it",
             partial(_beginning, medium, tuple(BEGIN)),
-            {way: AtMost(1) if way == COPY else None for way in BEGIN if way != GDA},
+            {way: None for way in BEGIN if way != GDA},
+            Within(2),
+            seconds=6,
+        ),
+        Work(
+            "how long the caller is held for each block, 10,000 arrays on 8 devices",
+            partial(_beginning_with_many, 100 if quick else 10_000),
+            {"views of the blocks by NumPy": None},
+            Within(0.01),
             seconds=6,
         ),
         *[

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.checkpoint.checkpointers import read
+from benchmarks.checkpoint.checkpoints import READ
 from benchmarks.pairs import Side
 from benchmarks.work import Faster, Within, Work
 from gda import checkpoint
@@ -110,7 +112,7 @@ def _by_elements(arrays: int, side: int) -> list[Side]:
         return counts
 
     assert ours() == whole()
-    sides += [Side(ours), Side(whole)]
+    sides += [Side(ours), Side(whole), Side(partial(read, folder))]
     return sides
 
 
@@ -127,7 +129,8 @@ def works(quick: bool) -> list[Work]:
         Work(
             "diff of the elements of two checkpoints of 256 MiB",
             partial(_by_elements, 4, side),
-            {WHOLE: Faster(1)},
+            {WHOLE: Faster(1), READ: None},
+            raw=READ,
             seconds=10,
         ),
     ]
