@@ -22,6 +22,9 @@ from gda.layout.spec import Shape
 # Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
 PART_BYTES = 4 * 1024 * 1024
 
+# Shorter runs of several processes share pages, which would be flushed more than once.
+_LONG_RUN = 2**20  # bytes
+
 # Of the file systems of Linux and macOS.
 MOST_NAME_BYTES = 255
 MOST_PATH_BYTES = 4095
@@ -74,6 +77,9 @@ def _write_runs(
             _write(file, view[position : position + run_bytes], at)
             position += run_bytes
             at += stride
+    if run_bytes >= _LONG_RUN and hasattr(os, "posix_fadvise"):
+        # Linux begins to flush the bytes, so that the disk is at work before the last ones come.
+        os.posix_fadvise(file, first, data.nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
@@ -176,6 +182,16 @@ def move(path: Path, place: Path) -> None:
     """Move a file over the one at a place; durable."""
     os.replace(path, place)
     sync_folder(place.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Return when the bytes of a file are on disk, also those that were written before."""
+    with about(path):
+        handle = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def sync_folder(folder: Path) -> None:

@@ -27,7 +27,8 @@ from gda.storage import new_files
 from gda.storage.options import check_count
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
-from gda.trees.files.stripes import write_leaves
+from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
+from gda.trees.files.stripes import sync_files, write_leaves
 from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
 from gda.trees.matching import names_of
 from gda.trees.written_blocks import WrittenArray, written_arrays
@@ -91,7 +92,10 @@ def save_safetensors(
       OSError: a file cannot be written, and is named; a note has index and path of the array.
       DisagreementError, LateProcessError: another process failed or ended; the message says why.
 
-    Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block.
+    Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block. An
+    array that each process would write in many runs of less than 16 KiB, such as one sharded by
+    columns, is first moved to rows as ``reshard`` moves it. Of such arrays, a device holds at most
+    32 MiB twice at a time, or one block, and 32 MiB on their way.
 
     >>> import gda, jax, numpy as np, os, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -150,8 +154,8 @@ class _Plan:
                 fields[path, "fingerprint"] = fingerprint_of_numpy(np.asarray(own))
         return describe(self.tree) | fields
 
-    def write(self, folder: Path) -> None:
-        """Write the blocks of this process into the files in a folder."""
+    def write(self, folder: Path, leaves: Mapping[int, WrittenArray]) -> set[Path]:
+        """Write the blocks of this process of some leaves; return the files, not yet synced."""
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"process {jax.process_index()} does not find {folder}, which process 0 has made; "
@@ -163,7 +167,8 @@ class _Plan:
             for entry in file.entries
         }
         places = [place_of[name] for name in self.names]
-        write_leaves(self.tree, self.leaves, places, [folder / file.name for file in self.files])
+        paths = [folder / file.name for file in self.files]
+        return write_leaves(self.tree, leaves, places, paths)
 
 
 def _plan(
@@ -298,7 +303,17 @@ def _save(plan: _Plan) -> None:
         what = f"of {_NAME} to {plan.path}"
         begun = step(begin, what=f"the beginning {what}", judge=lambda names: names[0])
         folder = plan.folder / begun.verdict
-        step(lambda: plan.write(folder), what=f"the writing {what}")
+        written: set[Path] = set()
+
+        def write(leaves: Mapping[int, WrittenArray]) -> None:
+            step(lambda: written.update(plan.write(folder, leaves)), what=f"the writing {what}")
+
+        numbered = dict(enumerate(plan.leaves))
+        scattered = {number: leaf for number, leaf in numbered.items() if is_scattered(leaf)}
+        write({number: leaf for number, leaf in numbered.items() if number not in scattered})
+        for group in groups_in_rows(scattered):
+            write(in_rows(group, _NAME))
+        step(lambda: sync_files(written), what=f"the writing {what}")
         move = partial(_commit, plan, folder) if is_first else lambda: None
         step(move, what=f"the end {what}")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gda.arrays.transport.to_host import BlockData, HostBlock, host_blocks
 from gda.layout.spec import Index, shape_at, start_of
-from gda.storage.new_files import about, axis_of_runs, write_blocks
+from gda.storage.new_files import about, axis_of_runs, sync_file, write_blocks
 from gda.storage.options import Options
 from gda.storage.tasks import Task, run
 from gda.trees.leaves import note_writing
@@ -41,17 +41,18 @@ class _Stripe(NamedTuple):
 
 def write_leaves(
     tree: Any,
-    leaves: Sequence[WrittenArray],
+    leaves: Mapping[int, WrittenArray],
     places: Sequence[tuple[int, int]],
     paths: Sequence[Path],
-) -> None:
-    """Write the blocks of this process into the files at ``paths``; return when they are on disk.
+) -> set[Path]:
+    """Write the blocks of this process into the files at ``paths``; return those to be synced.
 
-    The place of a leaf is the number of its file and its first byte there.
+    ``leaves`` are some of the tree, by number. The place of a leaf is the number of its file and
+    its first byte there.
     """
     given = [
-        _Stripe(number, blocks, *place)
-        for number, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+        _Stripe(number, blocks, *places[number])
+        for number, leaf in leaves.items()
         for blocks in _side_by_side(leaf)
     ]
     stripes = sorted(given, key=lambda stripe: (stripe.file, stripe.first))
@@ -69,13 +70,12 @@ def write_leaves(
             )
             tasks = (_task(tree, leaves, some, files, paths) for some in _together(writes, leaves))
             run(tasks, _OPTIONS)
-            syncs = (partial(_sync, file, paths[number]) for number, file in files.items())
-            run((Task(0, sync) for sync in syncs), _OPTIONS)
+    return {paths[stripe.file] for stripe in stripes}
 
 
-def _sync(file: int, path: Path) -> None:
-    with about(path):
-        os.fsync(file)
+def sync_files(paths: Iterable[Path]) -> None:
+    """Return when all bytes of files are on disk; errors name the file."""
+    run((Task(0, partial(sync_file, path)) for path in sorted(paths)), _OPTIONS)
 
 
 def _is_copied(leaf: WrittenArray) -> bool:
@@ -115,7 +115,7 @@ def _continues(leaf: WrittenArray, stripe: Sequence[int], index: Index, is_copie
 
 
 def _data(
-    leaves: Sequence[WrittenArray], stripes: Sequence[_Stripe]
+    leaves: Mapping[int, WrittenArray], stripes: Sequence[_Stripe]
 ) -> Iterator[tuple[None, BlockData, int]]:
     for number, group in itertools.groupby(stripes, key=lambda stripe: stripe.leaf):
         leaf = leaves[number]
@@ -130,7 +130,9 @@ def _data(
 _Write: TypeAlias = tuple[_Stripe, list[HostBlock[None]]]
 
 
-def _together(writes: Iterable[_Write], leaves: Sequence[WrittenArray]) -> Iterator[list[_Write]]:
+def _together(
+    writes: Iterable[_Write], leaves: Mapping[int, WrittenArray]
+) -> Iterator[list[_Write]]:
     """Yield writes for one thread at a time: alone, or many small ones that need no copy."""
     some: list[_Write] = []
     nbytes = 0
@@ -148,7 +150,7 @@ def _together(writes: Iterable[_Write], leaves: Sequence[WrittenArray]) -> Itera
 
 def _task(
     tree: Any,
-    leaves: Sequence[WrittenArray],
+    leaves: Mapping[int, WrittenArray],
     writes: Sequence[_Write],
     files: Mapping[int, int],
     paths: Sequence[Path],

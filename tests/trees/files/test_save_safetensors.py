@@ -33,6 +33,7 @@ from gda.storage.safetensors_model import replace_model
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
+from gda.trees.files import rows
 
 DATA = batch(16, 8)
 SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P(None, ("x", "y"))]
@@ -473,6 +474,29 @@ def test_many_processes_write_one_model(size: tuple[int, int], shared_tmp_path: 
         save_safetensors(shared_tmp_path / "one.safetensors", tree)
         assert (shared_tmp_path / "one.safetensors").read_bytes() == bytes_of(values)
         gda.check_processes_agree({}, name="read")
+
+
+@pytest.mark.processes(4, devices=2)
+def test_short_runs_of_many_processes_are_exchanged_first(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, AxisType.Explicit)
+    specs = {"columns": P(None, ("x", "y")), "both": P("y", "x"), "shared": P(None, "x")}
+    values = {name: batch(1032, 16) + number for number, name in enumerate(specs)}
+    tree: dict[str, Any] = {name: cut(values[name], mesh, specs[name]) for name in specs}
+    # Of three layers, only the second dimension has enough for all devices.
+    values |= {"layers": batch(3, 700, 8), "padded": batch(1001, 16), "rows": DATA}
+    tree["layers"] = cut(values["layers"], mesh, P(None, None, ("x", "y")))
+    tree["padded"] = gda.load_tree(values["padded"], mesh, P("y", "x"), pad=True)
+    tree["rows"] = cut(DATA, mesh, P("x"))
+    monkeypatch.setattr(rows, "_MAX_BYTES", 2**15)
+    sizes = []
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *args: sizes.append(len(args[1])) or write(*args))
+    save_safetensors(shared_tmp_path / "a.safetensors", tree)
+    assert (shared_tmp_path / "a.safetensors").read_bytes() == bytes_of(values)
+    assert sum(size < 1000 for size in sizes) <= 1  # of rows, four processes have a block each
+    gda.check_processes_agree({}, name="read")
 
 
 def save_case(path: Path, case: ShardedCase, order: list[int]) -> None:
