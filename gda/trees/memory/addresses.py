@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -41,13 +41,23 @@ class Blocks:
     memory_kind: str | None  # None for the default of the devices
     is_single: bool  # the array is on one device, in all processes
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all blocks in this process."""
         return self.block_bytes * len(self.devices)
 
     @property
-    def layout(self) -> str:
+    def places(self) -> list[tuple[Device, str | None]]:
+        """The device and the kind of memory of each block."""
+        return [(device, self.memory_kind) for device in self.devices]
+
+    @cached_property
+    def description(self) -> tuple[Shape, str, str, str | None]:
+        """Shape, name of the dtype, layout and kind of memory, as they stand in a report."""
+        return self.shape, str(self.dtype), self._layout, self.memory_kind
+
+    @property
+    def _layout(self) -> str:
         """The spec and the mesh, or the device, as text."""
         sharding: Any = self.sharding
         if isinstance(sharding, NamedSharding):
@@ -55,6 +65,21 @@ class Blocks:
         if self.is_single and self.devices:
             return name_of(self.devices[0])
         return type(sharding).__name__
+
+    @cached_property
+    def twin(self) -> NamedSharding | None:
+        """A sharding with the same blocks, which differs in the kind of the mesh axes only.
+
+        JAX copies nothing to it. None if there is none.
+        """
+        sharding = self.sharding
+        if not isinstance(sharding, NamedSharding):
+            return None
+        mesh: Any = sharding.mesh
+        is_explicit = AxisType.Explicit in mesh.axis_types
+        kind = AxisType.Auto if is_explicit else AxisType.Explicit
+        other = Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
+        return NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
 
 
 def blocks_of(arrays: Iterable[jax.Array]) -> list[Blocks]:
@@ -113,7 +138,7 @@ def addresses_of(
                     for device, address in found[number] or ():
                         parts[device, each.kind].discard(address)
     for number in _suspects(sharded, parts, found):
-        found[number] = _read(_twin(arrays[number]))
+        found[number] = _read(_twin(arrays[number], blocks[number]))
     return found
 
 
@@ -174,23 +199,11 @@ def _address(array: Any) -> int:
         return 0
 
 
-def _twin(array: jax.Array) -> jax.Array | None:
-    """Return another array with the same buffers, to be split instead; None if there is none.
-
-    To a sharding that differs only in the kind of the mesh axes JAX copies nothing.
-    """
-    sharding: Any = array.sharding
-    if not sharding.is_fully_addressable:
+def _twin(array: jax.Array, blocks: Blocks) -> jax.Array | None:
+    """Return another array with the same buffers, to be split instead; None if there is none."""
+    if not blocks.sharding.is_fully_addressable:
         return array
-    if not isinstance(sharding, NamedSharding):
-        return None
-    mesh: Any = sharding.mesh
-    is_explicit = AxisType.Explicit in mesh.axis_types
-    kind = AxisType.Auto if is_explicit else AxisType.Explicit
-    other = Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
     try:
-        return jax.device_put(
-            array, NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
-        )
+        return jax.device_put(array, blocks.twin) if blocks.twin else None
     except (RuntimeError, ValueError, NotImplementedError):  # such as a spec with unreduced axes
         return None

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from jax.tree_util import keystr
 
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import traced_error
 from gda.layout.boundary import public, set_module
 from gda.mesh import Device, is_tracer
@@ -87,9 +88,8 @@ def explaining_oom(**named_trees: Any) -> AbstractContextManager[None]:
     True
     """
     with jax.ensure_compile_time_eval():
-        return _ExplainingOom(
-            [leaf._replace(array=weakref.ref(leaf.array)) for leaf in _leaves_of(named_trees)]
-        )
+        leaves = _leaves_of(named_trees)
+        return _ExplainingOom([(tree, path, weakref.ref(array)) for tree, path, array in leaves])
 
 
 class _ExplainingOom(AbstractContextManager[None]):
@@ -107,9 +107,9 @@ class _ExplainingOom(AbstractContextManager[None]):
         if error is None or not _is_out_of_memory(error):
             return
         try:
-            held = [leaf._replace(array=leaf.array()) for leaf in self._leaves]
+            held = [(tree, path, reference()) for tree, path, reference in self._leaves]
             with jax.ensure_compile_time_eval():
-                report = _report([leaf for leaf in held if leaf.array is not None])
+                report = _report([leaf for leaf in held if leaf[2] is not None])
             note = f"gda: the memory when this was raised:\n{report}"
         except Exception as other:  # the error is more important than its table
             note = f"gda: no table of the memory, because of {type(other).__name__}: {other}"
@@ -122,55 +122,51 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError)
 
 
-class _Leaf(NamedTuple):
-    tree: str
-    path: Any
-    array: Any  # a jax.Array, or a reference to one
-
-    @property
-    def name(self) -> str:
-        return self.tree + keystr(self.path)
+# Of an array in a tree: the name of the tree, the path, and the array or a reference to it. No
+# class of its own, because to make 10,000 of one takes 2 ms.
+_Leaf = tuple[str, Any, Any]
 
 
 def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
     """Yield the arrays in trees, as JAX counts them: of PRNG keys, their data."""
-    is_array: dict[type, bool] = {}  # a look at the class of each leaf would take a third of all
+    is_key: dict[type, bool | None] = {}  # by class, None of others: a look at each leaf is slow
     for tree, values in trees.items():
         for path, value in jax.tree_util.tree_flatten_with_path(values, is_leaf=is_container)[0]:
             array = held_by(value)
             kind = type(array)
-            if kind not in is_array:
+            if kind not in is_key:
                 if is_tracer(array):
                     raise traced_error(tree + keystr(path))
-                is_array[kind] = isinstance(array, jax.Array)
-            if is_array[kind]:
-                is_key = not isinstance(array.dtype, np.dtype)
-                yield _Leaf(tree, path, jax.random.key_data(array) if is_key else array)
+                is_key[kind] = is_extended(array.dtype) if isinstance(array, jax.Array) else None
+            if (of_keys := is_key[kind]) is not None:
+                yield tree, path, jax.random.key_data(array) if of_keys else array
 
 
 def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
-    named: dict[int, list[_Leaf]] = {}
-    for leaf in leaves:
-        named.setdefault(id(leaf.array), []).append(leaf)
+    names: dict[int, tuple[str, ...]] = {}  # one for each place of an array
+    named: dict[int, tuple[str, jax.Array]] = {}  # with the first of its trees
+    for tree, path, array in leaves:
+        key = id(array)
+        names[key] = (*names.get(key, ()), tree + keystr(path))
+        named.setdefault(key, (tree, array))
     live = {id(array): array for array in jax.live_arrays()}
     missing = [key for key in named if key not in live]  # deleted, or on another platform
-    deleted = [key for key in missing if named[key][0].array.is_deleted()]
-    gone = [leaf.name for key in deleted for leaf in named.pop(key)]
-    arrays = [same[0].array for same in named.values()]
+    deleted = [key for key in missing if named[key][1].is_deleted()]
+    gone = [name for key in deleted if named.pop(key) for name in names[key]]
+    arrays = [array for _, array in named.values()]
     arrays += [array for key, array in live.items() if key not in named]
     blocks = blocks_of(arrays)
     addresses = addresses_of(arrays, blocks)
     ledger = _Ledger()
-    for number, same in enumerate(named.values()):
-        names = tuple([leaf.name for leaf in same])
-        ledger.enter(blocks[number], addresses[number], same[0].tree, names)
+    for number, (key, (tree, _)) in enumerate(named.items()):
+        ledger.enter(blocks[number], addresses[number], tree, names[key])
     # The parts of an array come after it, so that they count as its aliases.
     for is_single in (False, True):
         for number in range(len(named), len(arrays)):
             if blocks[number].is_single == is_single:
                 ledger.enter(blocks[number], addresses[number], UNNAMED, ())
     return MemoryReport(
-        tuple(sorted(ledger.rows(), key=lambda row: -row.nbytes)),
+        tuple(sorted(ledger.rows(), key=attrgetter("nbytes"), reverse=True)),
         tuple(_devices(ledger.sums)),
         tuple(gone),
         ledger.num_aliases,
@@ -191,18 +187,11 @@ class _Row:
     nbytes_shared: int = 0
 
     def finished(self) -> ArrayMemory:
-        blocks = self.blocks
-        return ArrayMemory(
-            self.names,
-            self.count,
-            blocks.shape,
-            str(blocks.dtype),
-            blocks.layout,
-            blocks.memory_kind,
-            self.nbytes,
-            self.nbytes_per_device,
-            self.nbytes_shared,
-        )
+        sizes = self.nbytes, self.nbytes_per_device, self.nbytes_shared
+        return ArrayMemory(self.names, self.count, *self.blocks.description, *sizes)
+
+
+_Place = tuple[Device, str | None]  # a device and a kind of its memory
 
 
 class _Ledger:
@@ -210,10 +199,10 @@ class _Ledger:
 
     def __init__(self) -> None:
         self._counted: dict[Address, tuple[_Row, int]] = {}  # the row and the bytes
-        self._named: list[_Row] = []
+        self._named: list[_Row | ArrayMemory] = []
         self._unnamed: dict[Blocks, _Row] = {}
-        # The bytes on each of some devices, by devices, kind of memory and tree.
-        self.sums: Counter[tuple[tuple[Device, ...], str | None, str]] = Counter()
+        # The bytes in one memory, or in that of each device of some blocks, by place and tree.
+        self.sums: Counter[tuple[Blocks | _Place, str]] = Counter()
         self.num_aliases = 0
 
     def enter(
@@ -225,12 +214,18 @@ class _Ledger:
     ) -> None:
         """Count the buffers of an array that are not counted yet, in a row for it."""
         each = blocks.block_bytes
+        if names and addresses is None:
+            # Most arrays are such, and their rows are finished: nothing is added to them later.
+            self.sums[blocks, tree] += each
+            row = names, 1, *blocks.description, blocks.nbytes, each, 0
+            self._named.append(ArrayMemory._make(row))
+            return
         owners = [self._counted.get(address) for address in addresses] if addresses else ()
         if not any(owners):
             row = self._row(blocks, names)
             row.nbytes += blocks.nbytes
             row.nbytes_per_device += each
-            self.sums[blocks.devices, blocks.memory_kind, tree] += each
+            self.sums[blocks, tree] += each
             for address in addresses or ():
                 self._counted[address] = row, each
             return
@@ -242,7 +237,7 @@ class _Ledger:
         row.nbytes_shared += blocks.nbytes - sum(new)
         row.nbytes_per_device += max(new)
         for address, nbytes in zip(addresses or (), new, strict=True):
-            self.sums[address[:1], blocks.memory_kind, tree] += nbytes
+            self.sums[(address[0], blocks.memory_kind), tree] += nbytes
             if nbytes:
                 self._counted[address] = row, each
 
@@ -270,17 +265,16 @@ class _Ledger:
         return row
 
     def rows(self) -> list[ArrayMemory]:
-        return [row.finished() for row in (*self._named, *self._unnamed.values())]
+        rows = (*self._named, *self._unnamed.values())
+        return [row.finished() if isinstance(row, _Row) else row for row in rows]
 
 
-def _devices(
-    sums: dict[tuple[tuple[Device, ...], str | None, str], int],
-) -> Iterator[DeviceMemory]:
+def _devices(sums: dict[tuple[Blocks | _Place, str], int]) -> Iterator[DeviceMemory]:
     """Yield the devices of this process and of its arrays, by platform, kind of memory and id."""
-    places: set[tuple[Device, str | None]] = {(device, None) for device in jax.local_devices()}
+    places: set[_Place] = {(device, None) for device in jax.local_devices()}
     found: Counter[tuple[Device, str | None, str]] = Counter()
-    for (devices, kind, tree), nbytes in sums.items():
-        for device in devices:
+    for (where, tree), nbytes in sums.items():
+        for device, kind in where.places if isinstance(where, Blocks) else (where,):
             found[device, kind, tree] += nbytes
             places.add((device, kind))
     trees = [*dict.fromkeys(tree for *_, tree in sums)]
