@@ -31,10 +31,9 @@ def reshard_tree(
 ) -> Any:
     """Move a tree of arrays to any mesh of the program's devices; communicates.
 
-    Each array moves as ``GlobalArray.reshard`` moves it. The small ones travel together, so that a
-    whole model takes few rounds, and arrays of equal layouts share the compiled programs. Each
-    process with a device in the old or the new meshes must call it with the same tree; others need
-    not.
+    Each array moves as ``GlobalArray.reshard`` moves it. Arrays of equal layouts share the compiled
+    programs, and small ones travel together, so that a whole model takes few rounds. Each process
+    with a device in the old or the new meshes must call it with the same tree; others need not.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what

@@ -181,13 +181,13 @@ def test_a_tree_that_each_process_made_is_for_load_tree() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[Any] = []
-    permutation = carrying.permutation
+    sending = carrying._Wave._sending
 
-    def counted(mesh: Mesh, pairs: Any) -> Any:
-        rounds.append(pairs)
-        return permutation(mesh, pairs)
+    def counted(*arguments: Any) -> Any:
+        rounds.append(arguments)
+        return sending(*arguments)
 
-    monkeypatch.setattr(carrying, "permutation", counted)
+    monkeypatch.setattr(carrying._Wave, "_sending", counted)
     before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
     data = {f"layer{number}": batch(10, 9) + number for number in range(10)}
 

@@ -1,17 +1,19 @@
 """Arrays on their way from any devices to any others.
 
 Pieces that stay in their process are copied there. The others go in rounds: the pieces of a round
-are packed into flat buffers, which one ``ppermute`` over the devices of all meshes carries, so XLA
-is the only transport. ``gda/layout/reshard/rounds.py`` makes the rounds from a ``ReshardPlan``.
+are packed into flat buffers, which one program carries: an ``all_to_all`` if each device has as
+much for each, else a ``ppermute`` for each lane. So XLA is the only transport.
+``gda/layout/reshard/rounds.py`` has the lanes and the rounds.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -19,8 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
-from gda.layout.reshard.plan import ReshardPlan
-from gda.layout.reshard.rounds import Packet, Piece, Round, rounds_of
+from gda.layout.reshard.rounds import Packets, Piece, Relocation, Round, Routes, Streams
 from gda.layout.spec import Shape, check_spec
 from gda.mesh import (
     Device,
@@ -38,8 +39,8 @@ from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
-# A packet of this size is still in the cache when it is unpacked.
-_PACKET_BYTES_ON_CPU = 8 * 1024 * 1024
+# What a device sends in a round is still in the cache when it is unpacked.
+_ROUND_BYTES_ON_CPU = 8 * 1024 * 1024
 # The buffers of a device at a time: sent and received, of this round and of the next.
 _BUFFERS = 4
 
@@ -119,12 +120,12 @@ def carry(
     ``donate``, blocks that stay are copied. ``name`` is the function that the user called.
     """
     leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
-    mesh = mesh_of_all(device for each in relayouts for device in each.devices)
-    if mesh is None or not mesh.local_devices:
+    devices = {device for each in relayouts for device in each.devices}
+    if not any(device.process_index == jax.process_index() for device in devices):
         with own_settings():
             return [leaf.result() for leaf in leaves]
-    processes = processes_of(mesh).numbers
-    platforms = sorted({device.platform for device in devices_of(mesh)})
+    processes = tuple(sorted({device.process_index for device in devices}))
+    platforms = sorted({device.platform for device in devices})
     if platforms[1:] and processes[1:]:
         raise ValueError(
             f"the devices are of the platforms {' and '.join(platforms)}; an array moves between "
@@ -136,7 +137,7 @@ def carry(
         # An array may be several leaves of a tree.
         last = {id(leaf.relayout.array): leaf for wave in waves for leaf in wave}
         for wave in waves:
-            _Wave(wave, mesh, max_bytes, watch).carry()
+            _Wave(wave, max_bytes, watch).carry()
             if donate:
                 jax.block_until_ready([leaf.copy_kept() for leaf in wave])
                 for leaf in wave:
@@ -148,20 +149,23 @@ def carry(
 
 
 def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
-    """Yield the leaves in groups of one dtype, so that small ones share the rounds.
+    """Yield the leaves in groups of one dtype and move, so that small ones share the rounds.
 
     A device holds the donated arrays of a group twice for a while. So a group has no more than
     ``max_bytes`` of new blocks on a device, or it is one leaf.
     """
-    wave: list[_Leaf] = []
-    held = 0
-    for leaf in sorted(leaves, key=lambda leaf: (str(leaf.dtype), leaf.number)):
-        if wave and (wave[0].dtype != leaf.dtype or held + leaf.nbytes > max_bytes):
-            yield wave
-            wave, held = [], 0
-        wave.append(leaf)
-        held += leaf.nbytes
-    if wave:
+    alike: defaultdict[Any, list[_Leaf]] = defaultdict(list)
+    for leaf in leaves:
+        alike[leaf.dtype, leaf.key].append(leaf)
+    for group in alike.values():
+        wave: list[_Leaf] = []
+        held = 0
+        for leaf in group:
+            if wave and held + leaf.nbytes > max_bytes:
+                yield wave
+                wave, held = [], 0
+            wave.append(leaf)
+            held += leaf.nbytes
         yield wave
 
 
@@ -176,7 +180,7 @@ class _Leaf:
         self.number, self.relayout = number, relayout
         source: Any = sharding_of(relayout.array).mesh
         target: Any = relayout.sharding.mesh
-        self._from, self._to = devices_of(source), devices_of(target)
+        self._devices = devices_of(source), devices_of(target)
         self.new_devices = list(local_positions(target))
         self._is_keys = is_extended(relayout.array.dtype)
         one = jax.ShapeDtypeStruct((), relayout.array.dtype)
@@ -195,21 +199,24 @@ class _Leaf:
         """The bytes of a new block."""
         return math.prod(self.block_shape) * self.dtype.itemsize
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield all pieces, between the ids of devices; the same in every process."""
+    @property
+    def mesh(self) -> Any:
+        """A mesh of the devices of both layouts, in the order of their ids."""
+        return mesh_of_all(self.relayout.devices)
+
+    @cached_property
+    def relocation(self) -> Relocation | None:
+        """The pieces; ``None`` of an array without elements."""
         source, target = self.relayout.source, self.relayout.target
-        from_ids, to_ids = ([device.id for device in of] for of in (self._from, self._to))
-        plan = ReshardPlan(source, target, itemsize=1, source_ids=from_ids, target_ids=to_ids)
-        beside = (0,) * len(self._key_shape)
-        for move in plan.moves():
-            yield Piece(
-                self.number,
-                from_ids[move.source],
-                to_ids[move.target],
-                (*[part.start for part in move.source_index], *beside),
-                (*[part.start for part in move.target_index], *beside),
-                (*[part.stop - part.start for part in move.target_index], *self._key_shape),
-            )
+        if 0 in source.global_shape:
+            return None
+        before, after = ([device.id for device in of] for of in self._devices)
+        return Relocation(self.number, (source, target), (before, after), self._key_shape)
+
+    @property
+    def key(self) -> Any:
+        """Equal for arrays that may travel together."""
+        return None if self.relocation is None else self.relocation.key
 
     def blocks(self) -> dict[int, jax.Array]:
         """Return the blocks of this process by the ids of their devices, in the default memory."""
@@ -260,45 +267,44 @@ class _Leaf:
 
 
 class _Wave:
-    """Some arrays of one dtype, whose pieces move together."""
+    """Some arrays of one dtype and move, whose pieces travel together."""
 
-    def __init__(
-        self, leaves: Sequence[_Leaf], mesh: Mesh, max_bytes: int, watch: FailureWatch
-    ) -> None:
+    def __init__(self, leaves: Sequence[_Leaf], max_bytes: int, watch: FailureWatch) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, int], Any] = {}
-        self._watch, self._mesh = watch, mesh
-        devices = devices_of(mesh)
-        self._place = {device.id: place for place, device in enumerate(devices)}
-        self._process = {device.id: device.process_index for device in devices}
-        self._mine = {device.id: device for device in mesh.local_devices}
+        self._blank: dict[tuple[int, Device], jax.Array] = {}
+        self._watch, self._mesh = watch, leaves[0].mesh
+        devices = devices_of(self._mesh)
+        self._mine = {device.id: device for device in self._mesh.local_devices}
         dtype = leaves[0].dtype
         is_cpu = devices[0].platform == "cpu"
         self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
         nbytes = max_bytes // _BUFFERS
-        nbytes = min(nbytes, _PACKET_BYTES_ON_CPU) if is_cpu else nbytes
+        nbytes = min(nbytes, _ROUND_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
 
     def carry(self) -> None:
         """Give the devices of this process their new blocks."""
-        near: list[Piece] = []
-        far: list[Piece] = []
-        for leaf in self._leaves.values():
-            for piece in leaf.pieces():
-                if self._process[piece.source] != self._process[piece.target]:
-                    far.append(piece)
-                elif piece.source in self._mine:
-                    near.append(piece)
-        for piece in near:
-            self._move(piece)
-        works = ((this, self._sending(this)) for this in rounds_of(far, self._most))
-        self._watch.in_turn(works, self._unpack)
+        moves = [leaf.relocation for leaf in self._leaves.values() if leaf.relocation is not None]
+        if moves and self._mine:
+            self._carry(moves)
         for leaf in self._leaves.values():
             for device in leaf.new_devices:
                 if device.id not in leaf.new:
                     new = self._new_block(leaf, device)
                     leaf.new[device.id] = self._staging.placed(new, device)
+
+    def _carry(self, moves: Sequence[Relocation]) -> None:
+        exchange = exchange_of(self._mesh, moves[0])
+        routes = None if exchange is None else exchange.routes
+        streams = Streams(moves, routes, jax.process_index())
+        for piece in streams.near:
+            self._move(piece)
+        if exchange is not None:
+            rounds = streams.rounds(max(self._most // sum(exchange.routes.widths), 1))
+            works = ((this, self._sending(exchange, streams, this)) for this in rounds)
+            self._watch.in_turn(works, partial(self._unpack, streams))
 
     def _new_block(self, leaf: _Leaf, device: Device) -> Any:
         key = leaf.number, device.id
@@ -328,62 +334,92 @@ class _Wave:
 
     # Between processes.
 
-    def _sending(self, this: Round) -> Callable[[], jax.Array]:
+    def _sending(
+        self, exchange: Exchange, streams: Streams, this: Round
+    ) -> Callable[[], list[jax.Array]]:
         """Return the work that sends a round, whose buffers are packed already."""
-        packet_of = {packet.source: packet for packet in this.packets}
-        buffers = []
-        for number, device in self._mine.items():
-            if number in packet_of:
-                flat = self._packed(packet_of[number], this.length, device)
-            else:
-                flat = self._staging.flat(this.length, device)
-            buffers.append(self._staging.sent(flat, device))
-        pairs = tuple((self._place[source], self._place[target]) for source, target in this.pairs)
-        sharding, permute = permutation(self._mesh, pairs)
-        shape = (this.length * self._mesh.size,)
+        sending: list[list[jax.Array]] = []
+        sizes = [width * this.length for width in exchange.routes.widths]
+        for number, size in enumerate(sizes):
+            buffers = []
+            for place, device in self._mine.items():
+                packets = streams.sent.get((place, number), {})
+                buffers.append(self._sent(packets, this, size, device))
+            sending.append(buffers)
 
-        def send() -> jax.Array:
+        def send() -> list[jax.Array]:
             with own_settings(), jax.set_mesh(self._mesh):
-                sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
-                return permute(sent).block_until_ready()
+                arrays = [
+                    jax.make_array_from_single_device_arrays(
+                        (size * self._mesh.size,), exchange.sharding, buffers
+                    )
+                    for size, buffers in zip(sizes, sending, strict=True)
+                ]
+                return jax.block_until_ready(exchange.send(arrays))
 
         return send
 
-    def _packed(self, packet: Packet, length: int, device: Device) -> Any:
+    def _sent(self, packets: Packets, this: Round, size: int, device: Device) -> jax.Array:
+        """Return the buffer that a device sends; the same one wherever it has nothing to send."""
+        flat = self._packed(packets, this, size, device)
+        if flat is not None:
+            return self._staging.sent(flat, device)
+        if (size, device) not in self._blank:
+            self._blank[size, device] = self._staging.sent(self._staging.flat(size, device), device)
+        return self._blank[size, device]
+
+    def _packed(self, packets: Packets, this: Round, size: int, device: Device) -> Any:
         flat = None
-        for offset, piece in packet.placed():
-            source = self._staging.given(self._blocks[piece.leaf][piece.source])
-            if piece.size == length:
-                flat = self._staging.flat_of(source, piece.source_starts, piece.sizes)
-                if flat is not None:
-                    return flat
-            flat = self._staging.flat(length, device) if flat is None else flat
-            flat = self._staging.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
+        for slot, packet in packets.items():
+            for place, box in packet.boxes(this):
+                source = self._staging.given(self._blocks[box.leaf][box.source])
+                if box.size == size:
+                    flat = self._staging.flat_of(source, box.source_starts, box.sizes)
+                    if flat is not None:
+                        return flat
+                flat = self._staging.flat(size, device) if flat is None else flat
+                at = (slot * this.length + place,)
+                flat = self._staging.copy(flat, at, source, box.source_starts, box.sizes)
         return flat
 
-    def _unpack(self, this: Round, arrived: jax.Array) -> None:
-        flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
-        for packet in this.packets:
-            if packet.target not in self._mine:
-                continue
-            flat = self._staging.given(flat_on[packet.target])
-            for offset, piece in packet.placed():
-                into = self._new_block(self._leaves[piece.leaf], self._mine[packet.target])
-                self._new[piece.leaf, packet.target] = self._staging.copy(
-                    into, piece.target_starts, flat, (offset,), piece.sizes
-                )
+    def _unpack(self, streams: Streams, this: Round, arrived: list[jax.Array]) -> None:
+        for number, array in enumerate(arrived):
+            for shard in array.addressable_shards:
+                packets = streams.received.get((shard.device.id, number))
+                if not packets:
+                    continue
+                flat = self._staging.given(shard.data)
+                for slot, packet in packets.items():
+                    for place, box in packet.boxes(this):
+                        into = self._new_block(self._leaves[box.leaf], shard.device)
+                        at = (slot * this.length + place,)
+                        self._new[box.leaf, shard.device.id] = self._staging.copy(
+                            into, box.target_starts, flat, at, box.sizes
+                        )
 
 
-@lru_cache(maxsize=1024)
-def permutation(
-    mesh: Mesh, pairs: tuple[tuple[int, int], ...]
-) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
-    """Return the program that sends flat buffers between pairs of positions, and their sharding."""
+class Exchange(NamedTuple):
+    """A program that sends flat buffers, one array for each buffer of its routes."""
+
+    routes: Routes
+    sharding: NamedSharding
+    send: Callable[[Sequence[jax.Array]], list[jax.Array]]
+
+
+@lru_cache(maxsize=256)
+def exchange_of(mesh: Mesh, move: Relocation) -> Exchange | None:
+    """Return the program for all moves of one key; ``None`` if nothing leaves its process."""
+    routes = move.routes()
+    if routes is None:
+        return None
     (axis,) = mesh.axis_names
     spec = PartitionSpec(axis)
 
-    def permute(flat: jax.Array) -> jax.Array:
-        return jax.lax.ppermute(flat, axis, pairs)
+    def send(flats: Sequence[jax.Array]) -> list[jax.Array]:
+        if routes.pairs is None:
+            return [jax.lax.all_to_all(flat, axis, 0, 0, tiled=True) for flat in flats]
+        lanes = zip(flats, routes.pairs, strict=True)
+        return [jax.lax.ppermute(flat, axis, pairs.tolist()) for flat, pairs in lanes]
 
-    program = jax.jit(jax.shard_map(permute, mesh=mesh, in_specs=spec, out_specs=spec))
-    return NamedSharding(mesh, spec), program
+    program = jax.jit(jax.shard_map(send, mesh=mesh, in_specs=spec, out_specs=spec))
+    return Exchange(routes, NamedSharding(mesh, spec), program)

@@ -1,5 +1,6 @@
 """The blocks that move when an array changes its layout, and the devices that send them.
 
-Read in this order: ``overlaps`` (of the blocks of two tilings), ``flow`` (which device sends how
-much to which), ``plan`` (``ReshardPlan``), ``rounds`` (the order in which pieces travel).
+Read in this order: ``overlaps`` (of the blocks of two tilings), ``lanes`` (the numbers by which a
+process finds its pieces), ``flow`` (which device sends how much to which), ``plan``
+(``ReshardPlan``), ``rounds`` (the order in which pieces travel).
 """

@@ -1,13 +1,13 @@
 """The elements that each device gets from each other one, and that each sends.
 
-First the devices that hold each block, and the equal shares that they send of it; then the flow
-from all devices to all. ``gda/layout/reshard/plan.py`` has the rule, and says why totals need no
-list of pieces.
+First the devices that hold each block, and the equal shares that those of one process send of it;
+then the flow from all devices to all. ``gda/layout/reshard/plan.py`` has the rule, and says why
+totals need no list of pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
+from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Listed, Pieces, regular_blocks
 from gda.layout.tiling import Tiling
 
@@ -70,12 +71,10 @@ class Shares(NamedTuple):
     Attributes:
       totals: elements asked of each set.
       counts: devices of each set.
-      turns: the device of each set that has the first share.
     """
 
     totals: IntArray
     counts: IntArray
-    turns: IntArray
 
     def senders(self, sets: IntArray, begins: IntArray) -> IntArray:
         """Return the places of the devices that send some pieces.
@@ -95,12 +94,12 @@ class Shares(NamedTuple):
         share = np.clip(share, 0, counts - 1)
         share -= begin_of(share) > begins
         share += begin_of(share + 1) <= begins
-        return _begins(self.counts)[sets] + (share + self.turns[sets]) % counts
+        return _begins(self.counts)[sets] + share
 
     def equal(self, size: int) -> IntArray:
         """Return the elements that each device sends if all pieces have one size."""
         counts, pieces = (np.repeat(of, self.counts) for of in (self.counts, self.totals // size))
-        share = (_counted(self.counts) - np.repeat(self.turns, self.counts)) % counts
+        share = _counted(self.counts)
         # The pieces that begin in a share are those from ceil(share * pieces / count) on.
         return (-(share * pieces) // counts - -((share + 1) * pieces) // counts) * size
 
@@ -145,6 +144,22 @@ class PieceRun(NamedTuple):
     sources: IntArray
     is_kept: npt.NDArray[np.bool_]
     is_far: npt.NDArray[np.bool_]
+
+
+class FarPieces(NamedTuple):
+    """Some pieces that go from one process to another.
+
+    Attributes:
+      targets, sources: positions of the devices that get and send them.
+      segments: for each dimension the segment of each.
+      colours, units: as ``Lanes`` has them.
+    """
+
+    targets: IntArray
+    sources: IntArray
+    segments: tuple[IntArray, ...]
+    colours: IntArray
+    units: IntArray
 
 
 class Near(NamedTuple):
@@ -200,9 +215,7 @@ class Flow:
         regular = self.near_of_regular()
         if regular is not None:
             return regular
-        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        is_short = self.num_pieces <= num_looks
-        return self.near_of(self.looks_by_piece() if is_short else self.looks_by_held_block())
+        return self.near_of(self._looks())
 
     def near_of_regular(self) -> Near | None:
         """Return the near elements if all processes have regular blocks: O(devices); else None."""
@@ -230,11 +243,16 @@ class Flow:
         """Return the near elements, from target devices with source blocks and sizes."""
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
         for devices, blocks, sizes in looks:
-            groups = self._holding.groups(blocks, self._ranks[devices])
+            groups = self._groups_near(devices, blocks)
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
             near.asked[:] += summed(groups[is_near], sizes[is_near], len(near.asked))
         return near
+
+    def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
+        is_short = self.num_pieces <= num_looks
+        return self.looks_by_piece() if is_short else self.looks_by_held_block()
 
     def looks_by_piece(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the pieces of their blocks: source block and size."""
@@ -259,7 +277,7 @@ class Flow:
 
         Then the bytes that each device sends follow only from a list of all pieces.
         """
-        has_choice = not (self._near_shares.are_forced and self._far_shares.are_forced)
+        has_choice = not (self._near_shares.are_forced and self._are_far_forced)
         return self.pieces.common_size is None and has_choice
 
     @cached_property
@@ -273,51 +291,127 @@ class Flow:
                     sizes = run.pieces.sizes[chosen]
                     sent[:] += summed(run.sources[chosen], sizes, len(sent))
             return near, far
-        size = self.pieces.common_size
-        for sent, shares in [(near, self._near_shares), (far, self._far_shares)]:
-            forced = np.repeat(shares.totals, shares.counts)
-            sent[self._holding.devices] = forced if size is None else shares.equal(size)
+        holders, size = self._holding.devices, self.pieces.common_size
+        shares = self._near_shares
+        near[holders] = (
+            np.repeat(shares.totals, shares.counts) if size is None else shares.equal(size)
+        )
+        far[holders] = np.repeat(self._asked_afar, self.source.num_replicas)
+        if not self._are_far_forced:
+            far[holders] = self._in_turn(size or 0)
         return near, far
+
+    def _in_turn(self, size: int) -> IntArray:
+        """Return the elements that each holder sends afar if all pieces have one size."""
+        replicas = self.source.num_replicas
+        blocks, holders = np.divmod(np.arange(self.source.num_devices), replicas)
+        counts = self.pieces.reversed.counts(blocks) * self.target.num_replicas
+        sent = self.lanes.num_requests(blocks, holders, counts) * size
+
+        def without(devices: IntArray, blocks: IntArray) -> None:
+            segments = self.pieces.between(blocks, self.target.block_ids[devices])
+            places = self._places_afar(blocks, self._requests(segments, devices))
+            sent[:] -= size * np.bincount(places, minlength=len(sent))
+
+        kept = np.flatnonzero(self.kept)
+        without(kept, self._home_blocks[kept])
+        for devices, blocks, sizes in self._looks():
+            is_near = self._groups_near(devices, blocks) >= 0
+            is_near &= (blocks != self._home_blocks[devices]) & (sizes > 0)
+            without(devices[is_near], blocks[is_near])
+        return sent
 
     @cached_property
     def _near_shares(self) -> Shares:
-        return Shares(self.near.asked, self._holding.counts, np.zeros_like(self.near.asked))
+        return Shares(self.near.asked, self._holding.counts)
+
+    @property
+    def _are_far_forced(self) -> bool:
+        return self.source.num_replicas == 1 or not self._asked_afar.any()
 
     @cached_property
-    def _far_shares(self) -> Shares:
-        blocks = np.arange(self.source.num_shards)
-        replicas, old = self.source.num_replicas, self.homes >= 0
+    def _asked_afar(self) -> IntArray:
+        """The elements that devices of other processes need of each source block."""
+        blocks, old = np.arange(self.source.num_shards), self.homes >= 0
         asked = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
         kept = summed(self._home_blocks[old], self.kept[old], len(blocks))
-        asked = asked - kept - summed(self._holding.blocks, self.near.asked, len(blocks))
-        # The first share goes around the holders as the blocks go on.
-        turns = blocks * replicas // len(blocks)
-        return Shares(asked, np.full_like(blocks, replicas), turns)
+        return asked - kept - summed(self._holding.blocks, self.near.asked, len(blocks))
 
     # Piece by piece.
 
-    def runs(self) -> Iterator[PieceRun]:
-        """Yield all pieces, about a million at a time."""
-        near, far = RequestQueue(self._near_shares), RequestQueue(self._far_shares)
-        for devices in _runs(self.pieces.counts(self.target.block_ids)):
+    @cached_property
+    def lanes(self) -> Lanes:
+        """The numbers by which the far pieces find their senders, and their lanes."""
+        return Lanes(self.pieces, self.source.num_replicas, self.target.num_replicas)
+
+    def runs(self, targets: IntArray | None = None) -> Iterator[PieceRun]:
+        """Yield all pieces, a million at a time; or those of the ``targets``, whole processes."""
+        near = RequestQueue(self._near_shares)
+        all_of = np.arange(self.target.num_devices) if targets is None else targets
+        for some in _runs(self.pieces.counts(self.target.block_ids[all_of])):
+            devices = all_of[some]
             pieces = self.pieces.listed(self.target.block_ids[devices])
-            targets = devices[pieces.rows]
-            groups = self._holding.groups(pieces.source_blocks, self._ranks[targets])
-            is_kept = pieces.source_blocks == self._home_blocks[targets]
+            targets, blocks = devices[pieces.rows], pieces.source_blocks
+            groups = self._groups_near(targets, blocks)
+            is_kept = blocks == self._home_blocks[targets]
             is_far = ~is_kept & (groups < 0)
             is_near = ~is_kept & ~is_far
-            places = np.empty_like(targets)
+            places = np.zeros_like(targets)
             places[is_near] = near.senders(groups[is_near], pieces.sizes[is_near])
-            places[is_far] = far.senders(pieces.source_blocks[is_far], pieces.sizes[is_far])
-            places[is_kept] = 0
+            requests = self._requests(pieces.segments, targets)
+            places[is_far] = self._places_afar(blocks, requests)[is_far]
             sources = np.where(is_kept, self.homes[targets], self._holding.devices[places])
             yield PieceRun(pieces, targets, sources, is_kept, is_far)
+
+    def far_pieces(self, run: PieceRun) -> FarPieces:
+        """Return the pieces of a run that are far."""
+        segments = tuple(segment[run.is_far] for segment in run.pieces.segments)
+        targets, sources = run.targets[run.is_far], run.sources[run.is_far]
+        colours = self.lanes.colours(segments, self._requests(segments, targets))
+        units = self.lanes.units(run.pieces.sizes[run.is_far])
+        return FarPieces(targets, sources, segments, colours, units)
+
+    def sent_by(self, sources: IntArray) -> FarPieces:
+        """Return the far pieces that some source devices send."""
+        replicas = self.target.num_replicas
+        pieces = self.pieces.reversed.listed(np.unique(self.source.block_ids[sources]))
+        asked = np.unique(self.source.block_ids[sources])[pieces.rows]
+        count = len(asked)
+        # Each piece once for each device that needs its target block.
+        chosen = np.repeat(np.arange(count), replicas)
+        needing = np.argsort(self.target.block_ids, kind="stable")
+        needed = np.repeat(pieces.source_blocks * replicas, replicas)
+        targets = needing[needed + np.tile(np.arange(replicas), count)]
+        segments, blocks = tuple(each[chosen] for each in pieces.segments), asked[chosen]
+        requests = self._requests(segments, targets)
+        senders = self._holding.devices[self._places_afar(blocks, requests)]
+        is_sent = np.isin(senders, sources) & (blocks != self._home_blocks[targets])
+        is_sent &= self._groups_near(targets, blocks) < 0
+        colours = self.lanes.colours(segments, requests)[is_sent]
+        return FarPieces(
+            targets[is_sent],
+            senders[is_sent],
+            tuple(segment[is_sent] for segment in segments),
+            colours,
+            self.lanes.units(pieces.sizes[chosen][is_sent]),
+        )
+
+    def _requests(self, segments: Sequence[IntArray], targets: IntArray) -> IntArray:
+        return self.lanes.requests(segments, self.target.replica_ids[targets])
+
+    def _places_afar(self, blocks: IntArray, requests: IntArray) -> IntArray:
+        """Return the places, in the order of ``Holding``, of the devices that answer requests."""
+        return blocks * self.source.num_replicas + self.lanes.holders(blocks, requests)
 
     # The holders of each block.
 
     @cached_property
     def _holding(self) -> Holding:
         return Holding(self.source)
+
+    def _groups_near(self, targets: IntArray, blocks: IntArray) -> IntArray:
+        """Return the group of a block in the process of a target device, or -1."""
+        return self._holding.groups(blocks, self._ranks[targets])
 
     @cached_property
     def _home_blocks(self) -> IntArray:

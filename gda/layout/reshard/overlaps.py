@@ -26,6 +26,32 @@ from gda.layout.numbering import IntArray
 from gda.layout.tiling import Boxes, Dimension, Tiling
 
 
+class SegmentsOfParts(NamedTuple):
+    """The segments of one dimension, by the parts of one tiling, in which they are consecutive.
+
+    Attributes:
+      parts: the part that has each segment.
+      places: the place of each segment in its part.
+      firsts, counts: first segment of each part, and the number of its segments.
+      most: the most segments of a part.
+    """
+
+    parts: IntArray
+    places: IntArray
+    firsts: IntArray
+    counts: IntArray
+    most: int
+
+    @classmethod
+    def of(cls, starts: IntArray, dimension: Dimension) -> SegmentsOfParts:
+        """Return them for segments that start at these elements."""
+        parts = starts // dimension.step
+        firsts = np.searchsorted(starts, np.arange(dimension.parts) * dimension.step)
+        counts = np.diff(firsts, append=len(starts))
+        places = np.arange(len(starts)) - firsts[parts]
+        return cls(parts, places, firsts, counts, int(counts.max()))
+
+
 @dataclass(frozen=True, eq=False)
 class Segments:
     """One dimension of at least one element, divided by two tilings."""
@@ -66,20 +92,20 @@ class Segments:
         small, large = sorted(self.steps)
         return large % small == self.size % small == 0
 
-    @cached_property
-    def source_parts(self) -> IntArray:
-        """The part of the source that has each segment."""
-        return self.starts // self.source.step
+    @property
+    def common(self) -> int:
+        """The greatest common divisor of all lengths."""
+        return math.gcd(self.size, *(min(step, self.size) for step in self.steps))
 
     @cached_property
-    def firsts(self) -> IntArray:
-        """The first segment of each part of the target."""
-        return np.searchsorted(self.starts, np.arange(self.target.parts) * self.target.step)
+    def of_source(self) -> SegmentsOfParts:
+        """The segments of each part of the source."""
+        return SegmentsOfParts.of(self.starts, self.source)
 
     @cached_property
-    def counts(self) -> IntArray:
-        """The number of segments of each part of the target."""
-        return np.diff(self.firsts, append=len(self.starts))
+    def of_target(self) -> SegmentsOfParts:
+        """The segments of each part of the target."""
+        return SegmentsOfParts.of(self.starts, self.target)
 
     @cached_property
     def slices(self) -> tuple[list[slice], list[slice]]:
@@ -126,6 +152,16 @@ class Pieces:
         self._target = target
 
     @property
+    def reversed(self) -> Pieces:
+        """The same pieces, as those of the source blocks; segments have the same numbers."""
+        return Pieces(self._target, self._source)
+
+    @property
+    def num_source_blocks(self) -> int:
+        """The number of blocks of the source."""
+        return math.prod(self._source.parts)
+
+    @property
     def count(self) -> int:
         """Pieces of all target blocks."""
         return math.prod(segments.count for segments in self.dimensions)
@@ -141,7 +177,7 @@ class Pieces:
         """Return the number of pieces of some target blocks."""
         counts = np.ones(len(blocks), np.int64)
         for segments, column in zip(self.dimensions, self._target.columns(blocks), strict=True):
-            counts *= segments.counts[column]
+            counts *= segments.of_target.counts[column]
         return counts
 
     def listed(self, blocks: IntArray) -> Listed:
@@ -155,13 +191,20 @@ class Pieces:
         chosen, weight = [], 1
         columns = zip(self.dimensions, self._target.columns(blocks), strict=True)
         for segments, column in reversed([*columns]):
-            numbers, digits = np.divmod(numbers, segments.counts[column][rows])
-            segment = segments.firsts[column][rows] + digits
-            source_blocks += segments.source_parts[segment] * weight
+            numbers, digits = np.divmod(numbers, segments.of_target.counts[column][rows])
+            segment = segments.of_target.firsts[column][rows] + digits
+            source_blocks += segments.of_source.parts[segment] * weight
             sizes *= segments.lengths[segment]
             chosen.append(segment)
             weight *= segments.source.parts
         return Listed(rows, source_blocks, sizes, tuple(reversed(chosen)))
+
+    def between(self, source_blocks: IntArray, target_blocks: IntArray) -> tuple[IntArray, ...]:
+        """Return for each dimension the segments of the pieces that blocks share."""
+        sources, targets = self._source.boxes(source_blocks), self._target.boxes(target_blocks)
+        starts = map(np.maximum, sources.starts, targets.starts)
+        found = zip(self.dimensions, starts, strict=True)
+        return tuple(np.searchsorted(segments.starts, start) for segments, start in found)
 
     def overlaps(self, source_blocks: IntArray, target_blocks: IntArray) -> IntArray:
         """Return the elements that each source block shares with the target block beside it."""

@@ -7,15 +7,15 @@ has. It comes from the nearest device that holds that source block:
 2. else a device of the same process;
 3. else any of them.
 
-If several devices are equally near, the elements asked of them are laid end to end, in the order
-of the target devices, and divided into equal shares, one for each: a piece is sent by the one in
-whose share it begins. So none sends more than its equal share and one piece. Between processes the
-first share belongs to another holder for each block, or the first holders, which are often in one
-process, would send the little that is asked of many blocks.
+If several devices of the process are near, the elements asked of them are laid end to end, in the
+order of the target devices, and divided into equal shares, one for each: a piece is sent by the one
+in whose share it begins. So none sends more than its equal share and one piece. Between processes
+the devices that hold a block answer the requests to it in turn. A request is numbered by the place
+of its piece in the block, so every process finds its own without a list of those of others.
 
-Why that needs no list of moves: a device holds one block, so the shares of one block do not depend
-on those of another. The kept bytes and those of the same process take a look at each device and the
-few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
+Why the totals need no list of moves: a device holds one block, so the requests to one block do not
+depend on those to another. The kept bytes and those of the same process take a look at each device
+and the few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
 """
 
 from __future__ import annotations

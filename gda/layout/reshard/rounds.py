@@ -1,21 +1,35 @@
-"""The rounds in which pieces go between processes: in one, a device sends and gets one packet each.
+"""The pieces that one process sends, gets and copies, and the rounds in which they travel.
 
-A *packet* is what one device sends to another in a round: some pieces, as many as fit. Packets of
-nearly one length make a round together, because a collective sends as much from each device.
+The pieces that one device sends to another in a lane, of all arrays that travel together, make a
+*packet*: one stream of elements. In a round, each lane carries the next part of its streams. Its
+length is a number of *steps*: one element in the lane of the lowest digit, two in the next.
+
+All is computed alike in every process from the layouts. None lists the pieces of others, but for
+the pairs of the lanes, which a program needs once.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise, product
+from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+from gda.layout.reshard.flow import FarPieces, Flow, homes_of, numbers_of, ranks_of
 from gda.layout.spec import Shape
 
-# A length is rounded up to so many binary digits: at most 1/32 more is sent.
-_DIGITS = 6
+# The last round is rounded up to so many binary digits, so that arrays of like sizes share
+# the program.
+_DIGITS = 7
+# So that a buffer may be a part of an array, without a copy: 64 bytes of the smallest elements.
+_ALIGNED = 64
 
 
 class Piece(NamedTuple):
@@ -50,112 +64,314 @@ class Piece(NamedTuple):
                 break
         ranges = (range(0, size, step) for size, step in zip(self.sizes, steps, strict=True))
         for offsets in product(*ranges):
-            yield self._replace(
-                source_starts=_sum(self.source_starts, offsets),
-                target_starts=_sum(self.target_starts, offsets),
-                sizes=tuple(
-                    min(step, size - offset)
-                    for step, size, offset in zip(steps, self.sizes, offsets, strict=True)
-                ),
+            sizes = (
+                min(step, size - offset)
+                for step, size, offset in zip(steps, self.sizes, offsets, strict=True)
             )
+            yield self._within(offsets, tuple(sizes))
+
+    def between(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield the elements from ``start`` to ``stop``, in row-major order, as boxes."""
+        for offsets, sizes in _boxes(self.sizes, start, stop):
+            yield self._within(offsets, sizes)
+
+    def _within(self, offsets: Shape, sizes: Shape) -> Piece:
+        return self._replace(
+            source_starts=_sum(self.source_starts, offsets),
+            target_starts=_sum(self.target_starts, offsets),
+            sizes=sizes,
+        )
 
 
-class Packet(NamedTuple):
-    """The pieces that one device sends to another in one round."""
+class Lane(NamedTuple):
+    """A colour of ``Lanes`` and the number of a binary digit."""
 
-    source: int
-    target: int
-    pieces: list[Piece]
+    colour: int
+    digit: int
+
+
+class FarPiece(NamedTuple):
+    """A piece for another process, and the lanes that carry it."""
+
+    piece: Piece
+    colour: int
+    units: int
+
+    def lanes(self) -> Iterator[tuple[Lane, int]]:
+        """Yield each lane that carries a part of it, and the unit at which this part begins."""
+        begin = 0
+        for digit in reversed(range(self.units.bit_length())):
+            if self.units >> digit & 1:
+                yield Lane(self.colour, digit), begin
+                begin += 1 << digit
+
+
+class Relocation:
+    """The pieces of one array between two grids with processes; devices are known by their ids.
+
+    ``beside`` is the shape of one element, such as that of a PRNG key.
+    """
+
+    def __init__(
+        self,
+        leaf: int,
+        grids: tuple[ShardGrid, ShardGrid],
+        ids: tuple[Sequence[int], Sequence[int]],
+        beside: Shape = (),
+    ) -> None:
+        self.leaf, self._beside = leaf, beside
+        self._source, self._target = grids
+        self._ids = [np.asarray(some) for some in ids]
+        self._flow = Flow(*grids, homes_of(*self._ids))
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for arrays that may share packets, and so routes and programs."""
+        holders = [
+            ids[np.argsort(grid.block_ids, kind="stable")].tobytes()
+            for grid, ids in zip((self._source, self._target), self._ids, strict=True)
+        ]
+        return self._flow.lanes.key, *holders
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Relocation) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    @cached_property
+    def unit(self) -> int:
+        """The elements of a unit of this array."""
+        return self._flow.lanes.unit * math.prod(self._beside)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
-        return sum(piece.size for piece in self.pieces)
+    def row(self) -> int:
+        """The elements of a row of a piece, at most."""
+        lengths = (int(each.lengths.max()) for each in self._flow.pieces.dimensions[1:])
+        return math.prod(lengths) * math.prod(self._beside)
 
-    def placed(self) -> Iterator[tuple[int, Piece]]:
-        """Yield the pieces with their places in a flat buffer, one after the other."""
-        offset = 0
-        for piece in self.pieces:
-            yield offset, piece
-            offset += piece.size
+    @property
+    def _is_even(self) -> bool:
+        """True if each device has nearly as much for each, so that slots waste next to nothing."""
+        is_once = self._source.num_replicas == self._target.num_replicas == 1
+        return is_once and self._flow.lanes.fits(len(np.union1d(*self._ids)) ** 2)
+
+    def arriving(self, process: int) -> tuple[list[Piece], list[FarPiece]]:
+        """Return the pieces that a process gets: those from itself, and those from others."""
+        near: list[Piece] = []
+        far: list[FarPiece] = []
+        for run in self._flow.runs(_positions(self._target, process)):
+            chosen = ~run.is_far
+            segments = tuple(segment[chosen] for segment in run.pieces.segments)
+            near += self._pieces(run.sources[chosen], run.targets[chosen], segments)
+            far += self._far(self._flow.far_pieces(run))
+        return near, far
+
+    def leaving(self, process: int) -> list[FarPiece]:
+        """Return the pieces that a process sends to others."""
+        return self._far(self._flow.sent_by(_positions(self._source, process)))
+
+    def routes(self) -> Routes | None:
+        """Return the routes between processes; ``None`` if nothing takes them."""
+        if not (self._flow.received > self._flow.near.received).any():
+            return None
+        return Routes(np.union1d(*self._ids), None if self._is_even else self._pairs())
+
+    def _pairs(self) -> dict[Lane, IntArray]:
+        """Return the lanes that carry anything, with senders and receivers: int64 ``[pairs, 2]``.
+
+        O(pieces of all processes), in NumPy.
+        """
+        found: defaultdict[Lane, list[IntArray]] = defaultdict(list)
+        for run in self._flow.runs():
+            far = self._flow.far_pieces(run)
+            pairs = np.stack([self._ids[0][far.sources], self._ids[1][far.targets]], axis=-1)
+            for digit in range(int(far.units.max(initial=0)).bit_length()):
+                chosen = np.flatnonzero(far.units >> digit & 1)
+                chosen = chosen[np.argsort(far.colours[chosen], kind="stable")]
+                colours, firsts = np.unique(far.colours[chosen], return_index=True)
+                parts = np.split(pairs[chosen], firsts)[1:]
+                for colour, part in zip(colours.tolist(), parts, strict=True):
+                    found[Lane(colour, digit)].append(part)
+        return {lane: np.concatenate(found[lane]) for lane in sorted(found)}
+
+    def _far(self, far: FarPieces) -> list[FarPiece]:
+        pieces = self._pieces(far.sources, far.targets, far.segments)
+        return [*map(FarPiece, pieces, far.colours.tolist(), far.units.tolist())]
+
+    def _pieces(
+        self, sources: IntArray, targets: IntArray, segments: tuple[IntArray, ...]
+    ) -> list[Piece]:
+        columns: list[list[list[int]]] = [[], [], []]
+        for dimension, segment in zip(self._flow.pieces.dimensions, segments, strict=True):
+            starts = dimension.starts[segment]
+            for column, step in zip(columns, dimension.steps, strict=False):
+                column.append((starts % step).tolist())
+            columns[2].append(dimension.lengths[segment].tolist())
+        count, corner = len(sources), (0,) * len(self._beside)
+        boxes = [
+            [(*one, *beside) for one in (zip(*of, strict=True) if of else [()] * count)]
+            for of, beside in zip(columns, (corner, corner, self._beside), strict=True)
+        ]
+        ends = self._ids[0][sources].tolist(), self._ids[1][targets].tolist()
+        return [*map(Piece, [self.leaf] * count, *ends, *boxes)]
+
+
+class Routes:
+    """The flat buffers that a device sends and gets in a round, and their devices.
+
+    ``ids`` are those of all devices, ascending. ``lanes`` are the senders and the receivers of each
+    lane, which has a buffer of its own. Without them, one buffer has a slot for each device.
+
+    Attributes:
+      pairs: the places in ``ids`` of sender and receiver, for each buffer; ``None`` without lanes.
+      widths: the elements in each buffer for one step of a round.
+    """
+
+    def __init__(self, ids: IntArray, lanes: Mapping[Lane, IntArray] | None) -> None:
+        self.pairs = None if lanes is None else [np.searchsorted(ids, of) for of in lanes.values()]
+        self.widths = [len(ids)] if lanes is None else [1 << lane.digit for lane in lanes]
+        self._buffers = None if lanes is None else {lane: at for at, lane in enumerate(lanes)}
+        self._slots = dict(zip(ids.tolist(), range(len(ids)), strict=True))
+
+    def place(self, lane: Lane, peer: int) -> tuple[int, int]:
+        """Return the buffer, and the slot in it, of what goes in a lane to or from a device."""
+        return (0, self._slots[peer]) if self._buffers is None else (self._buffers[lane], 0)
 
 
 class Round(NamedTuple):
-    """Packets that are sent at the same time, from different devices to different devices.
+    """A part of all streams, in steps: its first one, and their number."""
 
-    Attributes:
-      length: elements that each sender sends, at least those of its packet.
-      packets: in the order of the senders.
-    """
-
+    start: int
     length: int
-    packets: tuple[Packet, ...]
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Sender and receiver of each packet."""
-        return tuple((packet.source, packet.target) for packet in self.packets)
 
 
-def rounds_of(pieces: Iterable[Piece], most: int) -> list[Round]:
-    """Return the rounds that carry all pieces; the same in every process that has the same pieces.
+def rounds_of(total: int, most: int) -> list[Round]:
+    """Return the rounds of streams of ``total`` steps, with at most ``most``, of two lengths.
 
-    A packet has at most ``most`` elements. A device is a sender and a receiver by the same number.
+    >>> rounds_of(1000, 300)  # the last one is rounded up to seven binary digits
+    [Round(start=0, length=300), Round(start=300, length=300), Round(start=600, length=300),
+     Round(start=900, length=100)]
     """
-    by_length: defaultdict[int, list[Packet]] = defaultdict(list)
-    for packet in _packets(pieces, most):
-        by_length[_rounded(packet.size, most)].append(packet)
-    rounds = []
-    for length, packets in sorted(by_length.items(), reverse=True):
-        rounds += [
-            Round(length, tuple(sorted(some, key=lambda packet: packet.source)))
-            for some in _disjoint(packets)
-        ]
+    whole, rest = divmod(total, most)
+    rounds = [Round(number * most, most) for number in range(whole)]
+    if rest:
+        shift = max(rest.bit_length() - _DIGITS, 0)
+        rounds.append(Round(whole * most, min(-(-rest >> shift) << shift, most)))
     return rounds
 
 
-def _packets(pieces: Iterable[Piece], most: int) -> Iterator[Packet]:
-    of_pair: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
-    for piece in pieces:
-        of_pair[piece.source, piece.target] += piece.parts(most)
-    for (source, target), parts in of_pair.items():
-        packet, size = Packet(source, target, []), 0
-        for part in parts:
-            if size + part.size > most:
-                yield packet
-                packet, size = Packet(source, target, []), 0
-            packet.pieces.append(part)
-            size += part.size
-        yield packet
+class Steps(NamedTuple):
+    """The steps of one array in the streams that it shares: the first one, and the one behind."""
+
+    start: int
+    stop: int
 
 
-def _rounded(size: int, most: int) -> int:
-    shift = max(size.bit_length() - _DIGITS, 0)
-    return min(-(-size >> shift) << shift, most)
+class Packet:
+    """The stream from one device to another in a lane, whose binary digit is given."""
+
+    def __init__(self, digit: int) -> None:
+        self._digit = digit
+        self._parts: list[tuple[Piece, Steps, int]] = []
+
+    def add(self, piece: Piece, steps: Steps, start: int) -> None:
+        """Append the elements of a piece from ``start`` on, as many as the steps have."""
+        self._parts.append((piece, steps, start))
+
+    def boxes(self, this: Round) -> Iterator[tuple[int, Piece]]:
+        """Yield what travels in a round, as boxes with their places in a flat buffer."""
+        for piece, steps, start in self._parts:
+            begin = max(this.start, steps.start)
+            end = min(this.start + this.length, steps.stop)
+            first = start + (begin - steps.start << self._digit)
+            stop = min(start + (end - steps.start << self._digit), piece.size)
+            if begin < end and first < stop:
+                place = begin - this.start << self._digit
+                for box in piece.between(first, stop):
+                    yield place, box
+                    place += box.size
 
 
-def _disjoint(packets: list[Packet]) -> Iterable[list[Packet]]:
-    """Return the packets in rounds: each goes into the first in which both its devices are free.
+Packets: TypeAlias = dict[int, Packet]
 
-    Packets that go as far around all devices come together, so all to all takes few rounds.
+
+class Streams:
+    """Everything that one process copies, sends and gets for arrays of one ``Relocation.key``.
+
+    Attributes:
+      near: the pieces that it copies.
+      sent, received: by the id of a device of this process and the number of a buffer, the packets
+        that this has, by their slots.
     """
-    devices = sorted({device for packet in packets for device in (packet.source, packet.target)})
-    rank = {device: place for place, device in enumerate(devices)}
 
-    def turn(packet: Packet) -> int:
-        return (rank[packet.target] - rank[packet.source]) % len(devices)
+    def __init__(self, moves: Sequence[Relocation], routes: Routes | None, process: int) -> None:
+        self._moves = moves
+        ends = [0, *itertools.accumulate(move.unit for move in moves)]
+        self._steps = {
+            move.leaf: Steps(*each) for move, each in zip(moves, pairwise(ends), strict=True)
+        }
+        self._total = ends[-1]
+        self.near: list[Piece] = []
+        self.sent: defaultdict[tuple[int, int], Packets] = defaultdict(dict)
+        self.received: defaultdict[tuple[int, int], Packets] = defaultdict(dict)
+        for move in moves:
+            near, far = move.arriving(process)
+            self.near += near
+            if routes is not None:
+                for each in far:
+                    self._add(self.received, routes, each, each.piece.target, each.piece.source)
+                for each in move.leaving(process):
+                    self._add(self.sent, routes, each, each.piece.source, each.piece.target)
 
-    # Bit r is set if the device sends, or gets, a packet in round r.
-    sends: defaultdict[int, int] = defaultdict(int)
-    gets: defaultdict[int, int] = defaultdict(int)
-    rounds: defaultdict[int, list[Packet]] = defaultdict(list)
-    for packet in sorted(packets, key=turn):
-        taken = sends[packet.source] | gets[packet.target]
-        free = ~taken & (taken + 1)
-        sends[packet.source] |= free
-        gets[packet.target] |= free
-        rounds[free].append(packet)
-    return rounds.values()
+    def _add(
+        self,
+        packets: defaultdict[tuple[int, int], Packets],
+        routes: Routes,
+        far: FarPiece,
+        device: int,
+        peer: int,
+    ) -> None:
+        steps = self._steps[far.piece.leaf]
+        for lane, begin in far.lanes():
+            buffer, slot = routes.place(lane, peer)
+            packet = packets[device, buffer].setdefault(slot, Packet(lane.digit))
+            packet.add(far.piece, steps, begin * (steps.stop - steps.start))
+
+    def rounds(self, most: int) -> list[Round]:
+        """Return the rounds with at most so many steps, in whole rows if that is possible."""
+        row = max(move.row for move in self._moves)
+        for unit in (row, _ALIGNED):
+            if most >= unit:
+                return rounds_of(self._total, most - most % unit)
+        return rounds_of(self._total, most)
+
+
+def _positions(grid: ShardGrid, process: int) -> IntArray:
+    """Return the positions of the devices of a process."""
+    numbers = numbers_of(grid)
+    place = numbers.index(process) if process in numbers else -1
+    return np.flatnonzero(ranks_of(grid) == place)
+
+
+def _boxes(sizes: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
+    """Yield starts and sizes of the boxes that are a row-major range of a larger box."""
+    if stop - start == math.prod(sizes):
+        yield (0,) * len(sizes), sizes
+        return
+    inner = math.prod(sizes[1:])
+    row, within = divmod(start, inner)
+    if within:
+        end = min(stop, (row + 1) * inner)
+        for at, some in _boxes(sizes[1:], within, within + end - start):
+            yield (row, *at), (1, *some)
+        row, start = row + 1, end
+    if rows := (stop - start) // inner:
+        yield (row, *(0 for _ in sizes[1:])), (rows, *sizes[1:])
+        row, start = row + rows, start + rows * inner
+    if start < stop:
+        for at, some in _boxes(sizes[1:], 0, stop - start):
+            yield (row, *at), (1, *some)
 
 
 def _sum(starts: Sequence[int], offsets: Sequence[int]) -> Shape:

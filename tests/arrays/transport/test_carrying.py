@@ -270,24 +270,44 @@ def test_bad_arguments_are_refused(mesh: Mesh) -> None:
 # Its cost.
 
 
+def sent_programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Mesh, Any, Any]]:
+    """Return a list to which each round adds its mesh, exchange and buffers."""
+    programs = []
+    exchange_of = carrying.exchange_of
+
+    def recorded(mesh: Mesh, move: Any) -> Any:
+        exchange: Any = exchange_of(mesh, move)
+
+        def send(flats: Any) -> Any:
+            programs.append((mesh, exchange, flats))
+            return exchange.send(flats)
+
+        return exchange and exchange._replace(send=send)
+
+    monkeypatch.setattr(carrying, "exchange_of", recorded)
+    return programs
+
+
+@pytest.mark.processes(4, devices=2)
+def test_even_traffic_goes_by_all_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = sent_programs(monkeypatch)
+    data = batch(48, 40)
+    g = cut(data, ordered_mesh(range(8), {"x": 8}), P("x"))
+    moved = g.reshard(ordered_mesh([3, 1, 7, 0, 2, 6, 5, 4], {"y": 8}), P(None, "y"))
+    assert is_right(moved, data)
+    ((mesh, exchange, flats),) = programs
+    assert [each.kind for each in gda.collectives(exchange.send, flats, mesh=mesh)] == [
+        "all-to-all"
+    ]
+    assert [flat.shape for flat in flats] == [(48 * 40,)]
+
+
 @pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("max_bytes", [None, 40_000])
 def test_no_more_is_sent_than_the_plan_says(
     max_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    programs = []
-    permutation = carrying.permutation
-
-    def recorded(mesh: Mesh, pairs: Any) -> Any:
-        sharding, program = permutation(mesh, pairs)
-
-        def run(flat: jax.Array) -> jax.Array:
-            programs.append((mesh, pairs, program, flat))
-            return program(flat)
-
-        return sharding, run
-
-    monkeypatch.setattr(carrying, "permutation", recorded)
+    programs = sent_programs(monkeypatch)
     data = batch(1000, 57)
     meshes = [ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})]
     for before, after in [meshes, meshes[::-1]]:
@@ -306,11 +326,15 @@ def test_no_more_is_sent_than_the_plan_says(
             target_ids=[d.id for d in after.devices.flat],
         )
         sent = 0
-        for mesh, pairs, program, flat in programs:
-            (only,) = gda.collectives(program, flat, mesh=mesh)
-            assert only.kind == "collective-permute"
-            assert max_bytes is None or 4 * only.nbytes <= max_bytes
-            sent += only.nbytes * len(pairs)
+        for mesh, exchange, flats in programs:
+            found = gda.collectives(exchange.send, flats, mesh=mesh)
+            assert {each.kind for each in found} == {"collective-permute"}
+            assert max_bytes is None or 4 * sum(flat.nbytes // 8 for flat in flats) <= max_bytes
+            sent += sum(
+                flat.nbytes // 8 * len(pairs)
+                for flat, pairs in zip(flats, exchange.routes.pairs, strict=True)
+            )
+        assert len({tuple(flat.shape for flat in flats) for _, _, flats in programs}) <= 2
         assert plan.nbytes_between_processes <= sent <= 1.05 * plan.nbytes_between_processes
         programs.clear()
 

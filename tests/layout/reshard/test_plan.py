@@ -115,7 +115,7 @@ def test_more_bytes_than_a_float_can_count() -> None:
     plan = ReshardPlan(source, target, itemsize=1, target_ids=[7, 8, 9])
     assert plan.nbytes_between_processes == 3 * size
     assert plan.sent_by_device.sum() == 3 * size
-    assert [move.source for move in plan.moves()] == [0, 0, 1]
+    assert [move.source for move in plan.moves()] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
@@ -235,10 +235,12 @@ def check_plan(plan: ReshardPlan) -> None:
             links[process_at(source, move.source), process] += move.nbytes
     for i, block in enumerate(get):
         np.testing.assert_array_equal(block, whole[target.index(i)])
-    # None sends more than an equal share and one piece.
+    # Within a process none sends more than an equal share and one piece. So it is elsewhere if all
+    # of the block is asked for from afar, in pieces that one dimension alone divides again.
     for (count, group), asked in sizes.items():
-        most = max(amount for (_, of), amount in (near + far).items() if of == group)
-        assert most < sum(asked) / count + max(asked)
+        of_group = [amount for (_, of), amount in (near + far).items() if of == group]
+        if len(group) == 2 or len(asked) == target.num_replicas:
+            assert max(of_group) < sum(asked) / count + max(asked)
     assert plan.num_moves == len(moves)
     assert plan.nbytes_kept == kept
     assert plan.nbytes_moved == sum(sent.values())

@@ -1,0 +1,159 @@
+"""The lanes of a move: sets of senders and their receivers, with each device at most once in each.
+
+A *request* is what one target device asks of one source block that it has no copy nearby of. Every
+process numbers requests and lanes alike by a formula, and so finds its own without those of others:
+
+- Along one dimension, a segment has a place in its source part, and one in its target part. The
+  dimension *scatters* if each target part is one segment, else it *gathers* if each source part is
+  one, else it is *mixed*.
+- The requests to a block are numbered: by the places of their segments in their source parts, then
+  by the replica of the target. They go to the holders in turn; each turn of all of them begins with
+  the next one, so that the same replica does not always meet the same holder.
+- The *colour* of a request is the sum of its turn and its places in the target parts that gather,
+  modulo their number. One holder has a turn once, and a target device asks all blocks in the same
+  turn, so neither has a colour twice. In a mixed dimension, the segments of a part are consecutive:
+  their numbers modulo the most segments of a part differ, and are a further digit of the colour.
+
+Pieces may differ in size. A colour is one lane for each binary digit of its sizes, in *units*: a
+piece goes in those lanes whose digit it has. So all that goes in one lane has one length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gda.layout.numbering import IntArray
+from gda.layout.reshard.overlaps import Pieces, Segments
+
+# Of pieces of several sizes, less than a unit is sent too much: at most 1/64 on average.
+_UNITS = 64
+# Pieces, and slots for them, may be larger by one in so many.
+_NEARLY = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Lanes:
+    """The lanes of the pieces of two tilings.
+
+    ``num_holders`` devices hold each source block, ``num_replicas`` need each target block.
+    """
+
+    pieces: Pieces
+    num_holders: int
+    num_replicas: int
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the lanes of arrays that differ only in what all their sizes have in common."""
+        ways = [(each.source.ways, each.target.ways) for each in self._dimensions]
+        sizes = [
+            tuple(size // each.common for size in (each.size, *each.steps))
+            for each in self._dimensions
+        ]
+        divided = [both for both in zip(ways, sizes, strict=True) if both[0] != (1, 1)]
+        return *divided, self.num_holders, self.num_replicas
+
+    # Requests and their senders.
+
+    def requests(self, segments: Sequence[IntArray], replicas: IntArray) -> IntArray:
+        """Return the numbers of some requests among those to their blocks, not all consecutive.
+
+        Args:
+          segments: for each dimension the segment of each.
+          replicas: the replica id of the target device of each.
+        """
+        pure, mixed = np.zeros_like(replicas), np.zeros_like(replicas)
+        for dimension, segment in zip(self._dimensions, segments, strict=True):
+            places = dimension.of_source.places[segment]
+            if _is_mixed(dimension):
+                mixed = mixed * dimension.of_source.most + places
+            else:
+                counts = dimension.of_source.counts[dimension.of_source.parts[segment]]
+                pure = pure * counts + places
+        return (mixed * self._num_turns * self.num_holders) + pure * self.num_replicas + replicas
+
+    def holders(self, blocks: IntArray, requests: IntArray) -> IntArray:
+        """Return the holders of source blocks, from 0 on, that answer requests to them."""
+        return (requests + requests // self.num_holders + self._first(blocks)) % self.num_holders
+
+    def num_requests(self, blocks: IntArray, holders: IntArray, counts: IntArray) -> IntArray:
+        """Return how many of the first requests to a block a holder of it answers."""
+        whole, rest = np.divmod(counts, self.num_holders)
+        return whole + ((holders - whole - self._first(blocks)) % self.num_holders < rest)
+
+    def _first(self, blocks: IntArray) -> IntArray:
+        # The holders of a block are in the order of their processes: if little is asked of many
+        # blocks, one process would send it all.
+        return blocks * self.num_holders // self.pieces.num_source_blocks
+
+    # Lanes.
+
+    @cached_property
+    def num_colours(self) -> int:
+        """The number of colours: without mixed dimensions, as many as one device sends or gets."""
+        return self._num_shifts * math.prod(
+            _most(each) for each in self._dimensions if _is_mixed(each)
+        )
+
+    def colours(self, segments: Sequence[IntArray], requests: IntArray) -> IntArray:
+        """Return the colours of requests with these segments."""
+        gathered, mixed = np.zeros_like(requests), np.zeros_like(requests)
+        for dimension, segment in zip(self._dimensions, segments, strict=True):
+            if _is_mixed(dimension):
+                mixed = mixed * _most(dimension) + segment % _most(dimension)
+            else:
+                gathered = gathered * dimension.of_target.most + dimension.of_target.places[segment]
+        turns = requests // self.num_holders % self._num_turns
+        return mixed * self._num_shifts + (turns + gathered) % self._num_shifts
+
+    # Sizes.
+
+    @cached_property
+    def unit(self) -> int:
+        """The elements of a unit; pieces of nearly one size have one each."""
+        if self.fits(self.pieces.count):
+            return self._largest
+        whole = math.prod(each.size for each in self._dimensions)
+        common = math.prod(each.common for each in self._dimensions)
+        return max(whole // common // self.pieces.count // _UNITS, 1) * common
+
+    def fits(self, slots: int) -> bool:
+        """Return True if so many slots for the largest piece are hardly more than all pieces."""
+        whole = math.prod(each.size for each in self._dimensions)
+        return slots * self._largest * _NEARLY <= whole * (_NEARLY + 1)
+
+    @cached_property
+    def _largest(self) -> int:
+        return math.prod(int(each.lengths.max()) for each in self._dimensions)
+
+    def units(self, sizes: IntArray) -> IntArray:
+        """Return the units of pieces of these sizes."""
+        return -(-sizes // self.unit)
+
+    @property
+    def _dimensions(self) -> Sequence[Segments]:
+        return self.pieces.dimensions
+
+    @cached_property
+    def _num_turns(self) -> int:
+        """The most turns of the holders of a block, for each choice of mixed segments."""
+        pure = math.prod(each.of_source.most for each in self._dimensions if not _is_mixed(each))
+        return -(-pure * self.num_replicas // self.num_holders)
+
+    @cached_property
+    def _num_shifts(self) -> int:
+        pure = math.prod(each.of_target.most for each in self._dimensions if not _is_mixed(each))
+        return max(pure, self._num_turns)
+
+
+def _is_mixed(dimension: Segments) -> bool:
+    return min(dimension.of_source.most, dimension.of_target.most) > 1
+
+
+def _most(dimension: Segments) -> int:
+    return max(dimension.of_source.most, dimension.of_target.most)
