@@ -305,16 +305,16 @@ def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
 def test_an_array_without_memory_is_named(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save(tmp_path, {"g": [np.ones(3, np.int8), cut(DATA, auto_mesh, P("x"))]})
+    data = batch(512, 1024)
+    save(tmp_path, {"g": [np.ones(3, np.int8), cut(data, auto_mesh, P("x"))]})
     memory = buffers.OwnedMemory
     monkeypatch.setattr(
-        buffers, "OwnedMemory", lambda n, dtype: memory(n if n < 256 else 2**60, dtype)
+        buffers, "OwnedMemory", lambda n, dtype: memory(n if n < 2**20 else 2**60, dtype)
     )
     with pytest.raises(MemoryError) as caught:
         restore(tmp_path)
     assert caught.value.__notes__ == [
-        f"gda: no memory for an array of shape {DATA.shape} and dtype {DATA.dtype}, "
-        f"{DATA.nbytes} B",
+        "gda: no memory for an array of shape (512, 1024) and dtype float32, 2.0 MiB",
         "gda: at ['g'][1] of the tree",
     ]
 

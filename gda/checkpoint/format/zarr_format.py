@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ _AS_INTEGERS = {
 }
 
 
+@lru_cache(maxsize=64)  # a tree has many arrays of few shapes
 def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str) -> bytes:
     """Return the ``zarr.json`` of an array; the codec is ``"bytes"`` or ``"zstd"``."""
     stored = f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
@@ -98,7 +101,7 @@ def _fill_value(stored: str) -> Any:
 
 def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
     """Return the CRC-32C of contiguous memory, which follows data of checksum ``before``."""
-    google_crc32c = require_crc32c()
+    google_crc32c: Any = sys.modules.get("google_crc32c") or require_crc32c()
     view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
     view.flags.writeable = False  # as the function requires
     return google_crc32c.extend(before, view)

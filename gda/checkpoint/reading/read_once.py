@@ -66,22 +66,24 @@ def read_chunks_once(
     shared: list[_SharedChunk] = []
     own = uses_of([each for each in arrivals if _is_on_one_device(each.leaf.plan)], files.manifest)
     for chunk, parts in sorted(uses.items()):
-        holders = tuple(sorted({process for use in parts for process in use.box.holders}))
+        cuts = [cut for use in parts for cut in use.cuts.each]
+        holders = tuple(sorted({process for cut in cuts for process in cut.box.holders}))
         if holders[1:]:
             shared.append(_SharedChunk(chunk, holders, parts))
         elif holders == (jax.process_index(),):
             own.setdefault(chunk, []).extend(parts)
     nbytes = [arrays[each.chunk[0]].nbytes_per_chunk for each in shared]
-    sent_uses: list[Use] = []
+    sent_parts: list[tuple[Use, int]] = []
     sent: list[Part] = []
     for reader, each in zip(readers_of([s.holders for s in shared], nbytes), shared, strict=True):
         if reader == jax.process_index():
             own.setdefault(each.chunk, []).extend(each.uses)
+        itemsize = arrays[each.chunk[0]].dtype.itemsize
         for use in each.uses:
-            between = tuple(sorted({reader, *use.box.holders}))
-            itemsize = arrays[each.chunk[0]].dtype.itemsize
-            sent.append(Part(reader, between, math.prod(use.shape) * itemsize))
-            sent_uses.append(use)
+            for number, cut in enumerate(use.cuts.each):
+                between = tuple(sorted({reader, *cut.box.holders}))
+                sent.append(Part(reader, between, math.prod(cut.shape) * itemsize))
+                sent_parts.append((use, number))
     with watching(NAME, processes) as watch:
         read(own)
-        exchange(sent, lambda number: sent_uses[number].memory, watch)
+        exchange(sent, lambda n: sent_parts[n][0].memory(sent_parts[n][1]), watch)

@@ -6,11 +6,13 @@ alone, before memory is allocated.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import jax
 
@@ -28,8 +30,12 @@ from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
 
-_SIZES_IN_A_TASK = 64
+T = TypeVar("T")
+
+_FILES_IN_A_CHECK = 16
+_SLOW_CHECK = 0.005  # seconds
 _CHECKS_AT_A_TIME = 32
+_MOST_BYTES_IN_A_TASK = 16 * 2**20
 
 
 def read_arrays(
@@ -58,7 +64,8 @@ def _read(
 ) -> None:
     """Read the chunks that this process needs, or those of all ``processes``, each in one."""
     arrays = files.manifest.arrays
-    # The groups of processes that read together are the same.
+    # The bytes that only pass through the host; memory that becomes an array needs no bound. The
+    # groups of processes that read together are the same.
     sizes = [each.most_passing_nbytes if processes else each.passing_nbytes for each in arrivals]
     groups = [
         (group, uses_of(group, files.manifest))
@@ -86,7 +93,7 @@ def _read(
             buffers = Buffers(sum(len(arrival.boxes) for arrival in group))
             for arrival in group:
                 with noting_path(arrival.leaf.saved.path):
-                    arrival.allocate(buffers)
+                    arrival.allocate(buffers, () if processes else arrival.made_of_chunks)
             if processes:
                 read_chunks_once(files, group, processes, check_and_read)
             else:
@@ -101,35 +108,30 @@ def _check(files: Files, chunks: Sequence[Chunk], options: Options, checked: set
 
     ``checked`` has the arrays whose metadata was checked before; those of these chunks are added.
     """
-    arrays = {array for array, _ in chunks} - checked
-    of_sizes = (
-        tasks.Task(0, partial(files.check_sizes, chunks[first : first + _SIZES_IN_A_TASK]))
-        for first in range(0, len(chunks), _SIZES_IN_A_TASK)
-    )
-    of_metadata = (
-        tasks.Task(2**20, partial(files.check_metadata, each)) for each in sorted(arrays)
-    )
-    # A remote file system may take milliseconds for each, in which no core is busy.
+    last_of = {array: chunk for array, chunk in chunks if array not in checked}
+    checked.update(last_of)
+    each = (chunks[i : i + _FILES_IN_A_CHECK] for i in range(0, len(chunks), _FILES_IN_A_CHECK))
+    rest = (tasks.Task(2**20, partial(files.check, some, last_of)) for some in each)
+    for task in rest:
+        begun = time.monotonic()
+        task.work()
+        if time.monotonic() - begun > _SLOW_CHECK:
+            break
+    # A remote file system may take milliseconds for each file, in which no core is busy. The files
+    # of a local one are checked in a third of the time by one thread.
     workers = _CHECKS_AT_A_TIME if options.are_for_threads else 1
-    tasks.run(chain(of_sizes, of_metadata), replace(options, max_workers=workers))
-    checked |= arrays
+    tasks.run(rest, replace(options, max_workers=workers))
 
 
-def _groups(
-    arrivals: Sequence[Arrival], sizes: Sequence[int], max_bytes: int | None
-) -> Iterator[list[Arrival]]:
-    """Yield groups of arrays to read together: as many as ``max_bytes`` allows, at least one.
-
-    ``sizes`` are the bytes that only pass through the host; memory that becomes an array needs no
-    bound.
-    """
-    group: list[Arrival] = []
+def _groups(every: Iterable[T], sizes: Sequence[int], max_bytes: int | None) -> Iterator[list[T]]:
+    """Yield groups in order: as many as ``max_bytes`` allows, at least one."""
+    group: list[T] = []
     held = 0
-    for arrival, nbytes in zip(arrivals, sizes, strict=True):
+    for each, nbytes in zip(every, sizes, strict=True):
         if group and max_bytes is not None and held + nbytes > max_bytes:
             yield group
             group, held = [], 0
-        group.append(arrival)
+        group.append(each)
         held += nbytes
     if group:
         yield group
@@ -141,15 +143,29 @@ def _read_chunks(
     options: Options,
     report: Callable[[Chunk], object],
 ) -> None:
-    each = [
-        tasks.Task(
-            buffered_bytes(files, chunk, of_chunk),
-            partial(read_chunk, files, chunk, of_chunk),
-            lambda _, chunk=chunk: report(chunk),
-        )
-        for chunk, of_chunk in sorted(uses.items())
-    ]
-    tasks.run(each, options)
+    chunks = sorted(uses)
+    sizes = [files.manifest.arrays[array].nbytes_per_chunk for array, _ in chunks]
+    # A thread waits for Python between two tasks, so it reads several chunks in one. Requests to an
+    # object store take long, and are to be as many at a time as they can be.
+    most = min(_MOST_BYTES_IN_A_TASK, sum(sizes) // (8 * (options.max_workers or 1)))
+    tasks.run(
+        (
+            tasks.Task(
+                max([buffered_bytes(files, chunk, uses[chunk]) for chunk in group]),
+                partial(_read_in_order, files, {chunk: uses[chunk] for chunk in group}),
+                lambda _, group=group: [report(chunk) for chunk in group],
+            )
+            for group in _groups(chunks, sizes, 0 if files.store.is_remote else most)
+        ),
+        options,
+    )
+
+
+def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
+    for array, chunks in groupby(uses, itemgetter(0)):
+        with files.within(array):
+            for chunk in chunks:
+                read_chunk(files, chunk, uses[chunk])
 
 
 def _finish(group: Iterable[Arrival]) -> None:

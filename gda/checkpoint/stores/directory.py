@@ -50,6 +50,7 @@ class FileStore:
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
         self._known: set[str] = set()
+        self._kept = _Kept()
 
     def join(self, name: str) -> str:
         """Return the path or URL of a file, for the user."""
@@ -151,7 +152,8 @@ class FileStore:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
-        with self._directory_of(name) as (directory, file):
+        with _opening() as handles, _about(self._inside(name)):
+            directory, file = self._directory_of(name, handles)
             return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
 
     def entries(self, directory: str = "") -> list[str]:
@@ -194,31 +196,49 @@ class FileStore:
                     fcntl.flock(handle, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
-        """Open a file for reading; give its handle and its size."""
-        with self._directory_of(name) as (directory, file):
-            # Checked first: opening a pipe would block, and opening a device may do anything.
-            _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
-            with _opening() as handles:
-                handle = handles.open(file, _READ, directory)
-                yield handle, _size(os.fstat(handle))
+    def within(self, directory: str) -> Iterator[None]:
+        """Keep a directory open for the files that this thread reads there meanwhile."""
+        kept = self._kept
+        with _opening() as handles:
+            kept.name, kept.handles, kept.handle = directory, handles, None
+            try:
+                yield
+            finally:
+                kept.name = None
 
     @contextlib.contextmanager
-    def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
-        """Open the directory of a file; give its handle and the name of the file there.
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        """Open a file for reading; give its handle and its size."""
+        with _opening() as handles, _about(self._inside(name)):
+            directory, file = self._directory_of(name, handles)
+            # Checked first: opening a pipe would block, and opening a device may do anything.
+            _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+            handle = handles.open(file, _READ, directory)
+            yield handle, _size(os.fstat(handle))
+
+    def _directory_of(self, name: str, handles: _Handles) -> tuple[int, str]:
+        """Return a handle of the directory of a file, and the name of the file there."""
+        directory, _, file = name.rpartition("/")
+        kept = self._kept
+        if directory != kept.name:
+            return self._open_directory(directory, handles), file
+        if kept.handle is None:
+            kept.handle = self._open_directory(directory, kept.handles)
+        return kept.handle, file
+
+    def _open_directory(self, directory: str, handles: _Handles) -> int:
+        """Return the handle of a directory.
 
         Links in the path of the checkpoint are followed. Links below it are not, because they may
         lead anywhere.
         """
-        *directories, file = name.split("/")
-        with _opening() as handles, _about(self._inside(name)):
-            directory = handles.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-            for each in directories:
-                try:
-                    directory = handles.open(each, _DIRECTORY, directory)
-                except NotADirectoryError:
-                    raise ValueError(f"is missing: {each} is a link or a file") from None
-            yield directory, file
+        handle = handles.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+        for each in directory.split("/") if directory else ():
+            try:
+                handle = handles.open(each, _DIRECTORY, handle)
+            except NotADirectoryError:
+                raise ValueError(f"is missing: {each} is a link or a file") from None
+        return handle
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -275,6 +295,14 @@ def _warn_of_no_locks(device: int, url: str) -> None:
 
 
 without_locks: set[int] = set()
+
+
+class _Kept(threading.local):
+    """The directory that a thread keeps open."""
+
+    name: str | None = None
+    handles: _Handles
+    handle: int | None = None  # of the directory, after the first file
 
 
 class _Handles(list[int]):

@@ -132,6 +132,9 @@ class KvStore:
     def size(self, name: str) -> int | None:
         return None
 
+    def within(self, directory: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def entries(self, directory: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
         names = self._wait("", self._kv.list)
