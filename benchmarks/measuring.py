@@ -25,7 +25,7 @@ from gda.launch.children import Children, signal_name
 MINUTES = 15
 LONGEST = 120.0  # seconds for one work, with the start of its process
 _AROUND = 20.0  # seconds for the imports before all works, and for the pages after them
-_PREPARING = 3.0  # seconds of a work, about, beyond those in which it is measured
+_PREPARING = 3.0  # seconds, about, until a small work is measured
 
 Outcome = list[list[float]] | str
 """The seconds of each side, round by round, or the reason why there are none."""
@@ -43,8 +43,12 @@ class Measuring:
     """
 
     def __init__(self, works: Sequence[Work], *, quick: bool) -> None:
-        keys = list(dict.fromkeys(map(_key, works)))
-        self.works = sorted(works, key=lambda work: keys.index(_key(work)))
+        groups: dict[object, list[Work]] = {}
+        for work in works:
+            groups.setdefault(_key(work), []).append(work)
+        # Long works last: a slow disk then costs only lines of works that need it.
+        by_length = sorted(groups.values(), key=lambda group: max(each.seconds for each in group))
+        self.works = [work for group in by_length for work in group]
         self.log = ""
         self._quick = quick
         self._end = time.monotonic() + 60 * MINUTES - _AROUND
@@ -91,7 +95,8 @@ def _key(work: Work) -> tuple[str, int]:
 
 
 def _expected(work: Work) -> float:
-    return work.seconds + _PREPARING
+    # Large works take as long again: they write what they read later, and run once to warm up.
+    return 2 * work.seconds + _PREPARING
 
 
 class _Process:

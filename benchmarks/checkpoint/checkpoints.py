@@ -437,7 +437,6 @@ def works(quick: bool = False) -> list[Work]:
     return [
         saving(large, to_save, {ORBAX: Faster(2.5), WRITE: OfFloor(0.95)}, 0.95),
         saving(small, of_small, {ORBAX: Faster(10)}, 0.8),
-        in_processes("save", _saving_in_processes, WRITE),
         restoring(
             large,
             ROWS,
@@ -446,7 +445,6 @@ def works(quick: bool = False) -> list[Work]:
         ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),
         restoring(small, ROWS, of_small, {ORBAX: Faster(4)}),
-        in_processes("restore", _restoring_in_processes, READ),
         Work(
             f"how long the caller is held while {medium.name} are saved behind it",
             partial(_beginning, medium, tuple(BEGIN)),
@@ -476,6 +474,9 @@ def works(quick: bool = False) -> list[Work]:
                 ("other", f"restore {large.name} {other}", 128),
             ]
         ],
+        # Last, because the pool stays.
+        in_processes("save", _saving_in_processes, WRITE),
+        in_processes("restore", _restoring_in_processes, READ),
     ]
 
 
