@@ -77,9 +77,8 @@ def _write_runs(
             _write(file, view[position : position + run_bytes], at)
             position += run_bytes
             at += stride
-    if run_bytes >= _LONG_RUN and hasattr(os, "posix_fadvise"):
-        # Linux begins to flush the bytes, so that the disk is at work before the last ones come.
-        os.posix_fadvise(file, first, data.nbytes, os.POSIX_FADV_DONTNEED)
+    if run_bytes >= _LONG_RUN:
+        begin_to_sync(file, first, data.nbytes)
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
@@ -182,6 +181,13 @@ def move(path: Path, place: Path) -> None:
     """Move a file over the one at a place; durable."""
     os.replace(path, place)
     sync_folder(place.parent)
+
+
+def begin_to_sync(file: int, first: int = 0, nbytes: int = 0) -> None:
+    """Let the disk begin with bytes that were written, all if ``nbytes`` is 0; wait for none."""
+    # Linux takes this word for it. Elsewhere it has no effect.
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, first, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def sync_file(path: Path) -> None:

@@ -16,13 +16,14 @@ import os
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.zarr_format import Bytes
 from gda.storage.new_files import about as _about
+from gda.storage.new_files import begin_to_sync
 
 LOCK = ".lock"  # at the top level; held while a save runs
 
@@ -56,8 +57,11 @@ class FileStore:
         """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)
 
-    def write(self, name: str, parts: Sequence[Any]) -> None:
-        """Write a new file from some buffers; it is durable after the next ``flush``."""
+    def write(self, name: str, parts: Iterable[Any]) -> None:
+        """Write a new file from some buffers; it is durable after the next ``flush``.
+
+        The disk begins with a buffer before the next one is asked for.
+        """
         path = self._inside(name)
         self._make_directory(os.path.dirname(path))
         _write_new(path, parts)
@@ -335,11 +339,12 @@ def _size(found: os.stat_result) -> int:
     return found.st_size
 
 
-def _write_new(path: str, parts: Sequence[Any]) -> None:
+def _write_new(path: str, parts: Iterable[Any]) -> None:
     with _about(path), _opening() as handles:
         try:
             handle = handles.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-            _write_all(handle, parts)
+            for part in parts:
+                _write_all(handle, part)
             os.fsync(handle)
         except BaseException:
             if handles:
@@ -364,12 +369,12 @@ def _remove_again(path: str) -> None:
         os.unlink(path)
 
 
-def _write_all(handle: int, parts: Sequence[Any]) -> None:
+def _write_all(handle: int, part: Any) -> None:
     # One call writes at most 2 GiB, and may write less than it was given.
-    rest = [memoryview(part).cast("B") for part in parts if len(part)]
+    rest = memoryview(part).cast("B")
     while rest:
-        written = os.writev(handle, rest)
-        rest = _after(rest, written)
+        rest = rest[os.writev(handle, [rest]) :]
+    begin_to_sync(handle)
 
 
 def _read_all(handle: int, buffers: Sequence[Any]) -> int:

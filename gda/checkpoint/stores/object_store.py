@@ -13,7 +13,7 @@ import errno
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,7 @@ class KvStore:
     def join(self, name: str) -> str:
         return self.url + name
 
-    def write(self, name: str, parts: Sequence[Any]) -> None:
+    def write(self, name: str, parts: Iterable[Any]) -> None:
         # No variable holds the joined bytes, so that TensorStore can free them.
         self._wait(name, lambda: self._kv.write(name, b"".join(parts)))
 

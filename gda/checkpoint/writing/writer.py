@@ -258,9 +258,16 @@ class Writer:
         payload = data.reshape(-1).view(np.uint8)
         if self.codec == "zstd":
             payload = zarr_format.compress(payload)
-        crc = zarr_format.crc32c(payload)
+        crc = 0
+
+        def parts() -> Iterator[zarr_format.Bytes | bytes]:
+            nonlocal crc
+            yield payload
+            crc = zarr_format.crc32c(payload)  # the disk is at work meanwhile
+            yield crc.to_bytes(zarr_format.CRC_BYTES, "little")
+
         name = f"{self.data}/{chunk.array.name}/{chunk.array.grid.key(chunk.number)}"
-        self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
+        self.store.write(name, parts())
         return _Written(chunk.array.name, chunk.number, crc, payload.nbytes, sums)
 
     # The fingerprints.
