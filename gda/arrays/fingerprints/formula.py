@@ -9,7 +9,6 @@ Here it is for NumPy, without JAX; ``on_devices`` does the same on devices.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -92,34 +91,25 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
         origin = origin + key_at(constants_of(axis), start[axis])
     array = array.reshape([array.shape[axis] for axis in kept])
     return add(
-        _sums_of_words(_words_of_numpy(piece)[None] & _mask_of(array.dtype), kept, first, origin)[0]
+        _sums_of_words(words[None], _keys_of(words.shape, kept, first, origin))[0]
         for piece, first in _pieces(array, tuple([start[axis] for axis in kept]))
+        for words in [_words_of_numpy(piece)]
     )
 
 
-def sums_of_stack(parts: AnyNDArray, start: Sequence[int]) -> Words:
-    """Return the sums over each of some parts, ``[count, ...]``: uint32 ``[count, LANES]``.
+def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
+    """Return the sums over each of some parts of one shape and dtype: uint32 ``[count, LANES]``.
 
     As ``sums_of_numpy`` of each, but many small ones take a tenth of the time together.
     """
-    count, size = len(parts), math.prod(parts.shape[1:])
-    if size > AT_A_TIME:
+    if parts[0].size > AT_A_TIME:
         return np.stack([sums_of_numpy(part, start) for part in parts])
-    mask, origin = _mask_of(parts.dtype), key_at(constants_of(ORIGIN), 1)
-    dimensions = range(len(start))
-    at_a_time = max(1, AT_A_TIME // max(size, 1))
-    sums = [
-        _sums_of_words(
-            _words_of_numpy(parts[first : first + at_a_time]) & mask, dimensions, start, origin
-        )
-        for first in range(0, count, at_a_time)
-    ]
-    return np.concatenate(sums)
-
-
-def _mask_of(dtype: np.dtype[Any]) -> np.uint32:
-    bits, _ = width_of(dtype)
-    return np.uint32((1 << bits) - 1 if bits < 8 else 2**32 - 1)
+    sizes = _words_of_numpy(parts[0]).shape
+    origin = key_at(constants_of(ORIGIN), 1)
+    keys = [*_keys_of(sizes, range(len(start)), start, origin)]
+    step = max(1, AT_A_TIME // max(parts[0].size, 1))
+    stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
+    return np.concatenate([_sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
 
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
@@ -138,29 +128,38 @@ def _words_of_numpy(piece: AnyNDArray) -> Words:
     """Return the words of elements in a last dimension of their own."""
     # Of the other byte order, a dtype is not the same to NumPy as the native one of that name.
     piece = np.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).reshape(piece.shape)
-    width = min(piece.dtype.itemsize, 4)
-    return piece[..., None].view(f"<u{width}").astype(np.uint32)
+    words = piece[..., None].view(f"<u{min(piece.dtype.itemsize, 4)}").astype(np.uint32, copy=False)
+    bits, _ = width_of(piece.dtype)
+    return words if bits >= 8 else words & np.uint32((1 << bits) - 1)
 
 
-def _sums_of_words(
-    words: Words, dimensions: Sequence[int], start: Sequence[int], origin: Words
-) -> Words:
-    """Return the sums over each of some parts, ``[count, *sizes, words]``: ``[count, LANES]``.
+def _keys_of(
+    sizes: Shape, dimensions: Sequence[int], start: Sequence[int], origin: Words
+) -> Iterator[Words]:
+    """Yield, for each lane, the keys of the words of a part, whose last size is their number.
 
-    ``dimensions`` says which one of the whole each of ``sizes`` is, and ``start`` where the parts
-    begin in it. ``origin`` is the key of what all positions share: uint32 ``[LANES, 1]``.
+    ``dimensions`` says which one of the whole each of the other ``sizes`` is, and ``start`` where
+    the part begins in it. ``origin`` is the key of what all positions share: uint32 ``[LANES, 1]``.
     """
     rank = len(dimensions)
     sides = [
         keys_from(constants_of(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))
         for axis, (dimension, first, size) in enumerate(
-            zip((*dimensions, WORD), (*start, 0), words.shape[1:], strict=True)
+            zip((*dimensions, WORD), (*start, 0), sizes, strict=True)
         )
     ]
-    sums = np.empty((len(words), LANES), np.uint32)
     for lane, shared in enumerate(origin[:, 0]):
-        key = sum((side[lane] for side in sides), start=shared)
-        mixed = mix(words + key)
+        keys: Any = sum((side[lane] for side in sides), start=shared)
+        yield keys
+
+
+def _sums_of_words(words: Words, keys: Iterable[Words]) -> Words:
+    """Return the sums over each of some parts, ``[count, *sizes]``: ``[count, LANES]``."""
+    sums = np.empty((len(words), LANES), np.uint32)
+    mixed = np.empty_like(words)
+    shifted = np.empty_like(words)
+    for lane, key in enumerate(keys):
+        mix(np.add(words, key, out=mixed), shifted)
         sums[:, lane] = mixed.reshape(len(words), -1).sum(1, dtype=np.uint32)
     return sums
 
@@ -229,11 +228,12 @@ ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
 LAST_SHIFT = 14
 
 
-def mix(x: Words) -> Words:
-    """Permute 32 bits so that each depends on all, in place: new arrays take twice as long."""
-    shifted = np.empty_like(x)
+def mix(x: Words, shifted: Words) -> None:
+    """Permute 32 bits so that each depends on all, in place: new arrays take twice as long.
+
+    ``shifted`` is memory to work in, of the shape of ``x``.
+    """
     for shift, factor in ROUNDS:
         x ^= np.right_shift(x, np.uint32(shift), out=shifted)
         x *= np.uint32(factor)
     x ^= np.right_shift(x, np.uint32(LAST_SHIFT), out=shifted)
-    return x

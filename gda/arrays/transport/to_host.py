@@ -45,14 +45,16 @@ class HostBlock(Generic[K]):
 
         On CPU it is the memory of the device itself where NumPy can have that.
         """
+        if isinstance(self._data, np.ndarray):
+            return self._data
         with self._guard:  # several at once would each copy what has to be copied
             return np.asarray(self._data)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
-        is_copied = isinstance(self._data, jax.Array)
+        is_view = isinstance(self._data, np.ndarray | None)
         self._data = None
-        if is_copied:
+        if not is_view:
             # JAX frees some copies, such as those of int4, only when Python collects garbage. That
             # of the youngest objects takes a microsecond.
             gc.collect(0)

@@ -130,7 +130,7 @@ _KEYS = {"crcs": "crc32c"}  # of fields with another name in the file
 
 def _for_json(record: Any) -> Any:
     if isinstance(record, np.dtype):
-        return record.name
+        return _name_of(record)
     if isinstance(record, Piece):
         return [record.array, record.offset, record.start, record.shape]
     if isinstance(record, ValueLeaf):
@@ -146,6 +146,11 @@ def _for_json(record: Any) -> Any:
     elif isinstance(record, ArrayLeaf) and record.array is None:
         entry["pieces"] = record.pieces
     return entry
+
+
+@functools.cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # NumPy makes it anew each time, in microseconds
 
 
 _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

@@ -5,6 +5,7 @@ Every process has its own packs, one for each dtype. A piece is within one chunk
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.formula import Words, add, sums_of_stack
+from gda.arrays.fingerprints.formula import Words, sums_of_each
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format.manifest import Piece, StoredArray
 from gda.checkpoint.writing.saved_leaves import Block, Keyed, SavedLeaf, to_host
-from gda.layout.spec import Shape, index_at
+from gda.layout.spec import Index, Shape, index_at
 from gda.storage.options import Options
 
 PACK_BYTES = 4 * 2**20  # of a chunk
@@ -92,11 +93,18 @@ def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, A
     """Return the data of a chunk of a pack."""
     (size,) = array.chunk_shape
     out = np.zeros(size, array.dtype)
-    for each in blocks:
-        (placed, block), data = each.key, each.values()
-        within = tuple(map(operator.sub, block.start, placed.piece.start))
-        placed.piece.of_chunk(out)[index_at(within, data.shape)] = data
+    within = functools.cache(_within)  # the same for all leaves of one layout
+    for placed, of_piece in itertools.groupby(blocks, lambda host: host.key[0]):
+        part, begin = placed.piece.of_chunk(out), placed.piece.start
+        for host in of_piece:
+            data = host.values()
+            part[within(host.key[1].start, begin, data.shape)] = data
     return out
+
+
+def _within(start: Shape, begin: Shape, shape: Shape) -> Index:
+    """Return the place of a block in its piece."""
+    return index_at(tuple(map(operator.sub, start, begin)), shape)
 
 
 def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[int, Words]:
@@ -106,7 +114,8 @@ def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[i
         alike.setdefault((placed.piece.start, placed.piece.shape), []).append(placed)
     sums: dict[int, Words] = {}
     for (start, _), pieces in alike.items():
-        stack = np.stack([placed.piece.of_chunk(data) for placed in pieces])
-        for placed, of_piece in zip(pieces, sums_of_stack(stack, start), strict=True):
-            sums[placed.number] = add([sums.get(placed.number, add([])), of_piece])
+        parts = [placed.piece.of_chunk(data) for placed in pieces]
+        for placed, of_piece in zip(pieces, sums_of_each(parts, start), strict=True):
+            number = placed.number
+            sums[number] = sums[number] + of_piece if number in sums else of_piece
     return sums

@@ -215,7 +215,9 @@ def test_no_two_positions_share_their_keys() -> None:
 
 
 def mixed(x: Any) -> np.ndarray:
-    return formula.mix(np.array(x, np.uint32))
+    mixed = np.array(x, np.uint32)
+    formula.mix(mixed, np.empty_like(mixed))
+    return mixed
 
 
 # What cannot be.
@@ -237,8 +239,8 @@ def test_sums_of_a_stack_are_those_of_each(shape: tuple[int, ...], dtype: str) -
     parts = np.random.default_rng(0).integers(0, 2, (4, *shape)).astype(dtype)
     start = tuple(range(3, 3 + len(shape)))
     each = [formula.sums_of_numpy(part, start) for part in parts]
-    assert np.array_equal(formula.sums_of_stack(parts, start), each)
-    assert np.array_equal(formula.sums_of_stack(parts[:1], start), each[:1])
+    assert np.array_equal(formula.sums_of_each([*parts], start), each)
+    assert np.array_equal(formula.sums_of_each([*parts[:1]], start), each[:1])
 
 
 def test_arrays_of_64_dimensions_have_a_digest() -> None:
