@@ -88,7 +88,7 @@ class StoredArray:
 
 
 @set_module("gda.checkpoint")
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A block of a small array within a chunk of a stored array that many small arrays share.
 
@@ -115,7 +115,7 @@ class Piece:
 
 
 @set_module("gda.checkpoint")
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ArrayLeaf:
     """An array of the saved tree; ``Contents.leaves`` has them.
 

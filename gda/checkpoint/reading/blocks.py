@@ -81,7 +81,7 @@ class Use:
         return self.staged[number]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Arrival:
     """An array that is being read: its blocks on the host, and in the end its value."""
 

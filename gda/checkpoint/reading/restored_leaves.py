@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import keystr
 
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.format.errors import said
@@ -32,7 +34,7 @@ from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 ContainerClass = type[GlobalArray] | type[PaddedArray] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RestoredLeaf:
     """An array of the checkpoint, and the value to make from it."""
 
@@ -46,7 +48,7 @@ def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
     """Return shape and dtype of the saved array; for keys not those of their data."""
     if leaf.key_impl is None:
         return leaf.shape, leaf.dtype
-    return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
+    return leaf.shape[: -_key_ndim(leaf.key_impl)], _key_dtype(leaf.key_impl)
 
 
 _NO_SHARDING = (
@@ -239,14 +241,14 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
     pad = pad or container is PaddedArray
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise _Mismatch(f"it has an array of shape {leaf.shape}, and like has {_said(like)}")
-    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    is_key = is_extended(array.dtype)
     if is_key != (leaf.key_impl is not None):
         kinds = ("PRNG keys", f"an array of {leaf.dtype}")
         raise _Mismatch(
             f"it has {kinds[not leaf.key_impl]}, and like has {kinds[not is_key]}; "
             "convert with jax.random.wrap_key_data or key_data"
         )
-    shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
+    shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf.key_impl)]
     # Of other containers the array, because a tree function may have put anything into them.
     wanted_shape = tuple(like.shape if container is PaddedArray else array.shape)
     if wanted_shape != shape:
@@ -279,9 +281,9 @@ def _container_of(like: Any) -> ContainerClass:
     return GlobalArray if is_container(like) else None
 
 
-def _contained(container: ContainerClass, array: Any, leaf: ArrayLeaf) -> Any:
+def _contained(container: ContainerClass, array: Any, shape: Shape) -> Any:
     if container is PaddedArray:
-        return PaddedArray(array, saved_type(leaf)[0])
+        return PaddedArray(array, shape)
     return array if container is None else GlobalArray(array=array)
 
 
@@ -328,9 +330,9 @@ def _said(like: Any) -> str:
     return f"an array of shape {tuple(shape)}"
 
 
-def _key_ndim(leaf: ArrayLeaf) -> int:
+def _key_ndim(impl: str | None) -> int:
     """Return the number of last dimensions that belong to one key."""
-    return 0 if leaf.key_impl is None else _key_data(leaf.key_impl).ndim
+    return 0 if impl is None else _key_data(impl).ndim
 
 
 def _key_data(impl: str) -> jax.ShapeDtypeStruct:
@@ -356,7 +358,7 @@ def _uncommitted_leaf(
             array = jax.device_put(data)
         if leaf.key_impl is not None:
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
-        return _contained(container, array, leaf)
+        return _contained(container, array, saved_type(leaf)[0])
 
     return RestoredLeaf(leaf, dtype, None, wrap)
 
@@ -364,6 +366,22 @@ def _uncommitted_leaf(
 def _jax_leaf(
     leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: ContainerClass, pad: bool
 ) -> RestoredLeaf:
+    _check_kept(dtype)
+    check_keys(leaf)
+    return RestoredLeaf(
+        leaf, dtype, *_placement(leaf.shape, leaf.key_impl, sharding, container, pad)
+    )
+
+
+@lru_cache(maxsize=256)  # a tree has many arrays of few shapes and layouts
+def _placement(
+    shape: Shape,
+    key_impl: str | None,
+    sharding: Sharding,
+    container: ContainerClass,
+    pad: bool,
+) -> tuple[LocalBlocks, Callable[[Any], Any]]:
+    """Return the blocks of this process, and the function that makes the value."""
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
         named: Any = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
@@ -373,24 +391,22 @@ def _jax_leaf(
         raise _Mismatch(
             f"like has the sharding {sharding!r}, which has no mesh and spec; use a NamedSharding"
         )
-    _check_kept(dtype)
-    check_keys(leaf)
     # The data of keys has more dimensions, which are not sharded.
-    rank = len(leaf.shape) - _key_ndim(leaf)
-    spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
-    plan = local_blocks_of(leaf.shape, named.mesh, spec, pad)
+    rank = len(shape) - _key_ndim(key_impl)
+    spec = check_spec(named.spec, shape[:rank], named.mesh.shape)
+    plan = local_blocks_of(shape, named.mesh, spec, pad)
     container = PaddedArray if plan.grid.is_padded else container
 
     def wrap(array: Any) -> Any:
         if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
             array = jax.device_put(array, sharding)
-        if leaf.key_impl is not None:
-            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        if key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=key_impl)
         if sharding.memory_kind is not None and array.sharding.memory_kind != sharding.memory_kind:
             array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
-        return _contained(container, array, leaf)
+        return _contained(container, array, shape[:rank])
 
-    return RestoredLeaf(leaf, dtype, plan, wrap)
+    return plan, wrap
 
 
 def check_keys(leaf: ArrayLeaf) -> None:
@@ -406,7 +422,7 @@ def check_keys(leaf: ArrayLeaf) -> None:
 
 
 def _check_kept(dtype: np.dtype[Any]) -> None:
-    final = jax.dtypes.canonicalize_dtype(dtype)
+    final = dtype if dtype in KEPT_DTYPES else jax.dtypes.canonicalize_dtype(dtype)
     if final != dtype:
         raise TypeError(
             f"it has dtype {dtype}, which JAX narrows to {final} without jax_enable_x64; set it, "
