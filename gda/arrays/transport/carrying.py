@@ -2,7 +2,7 @@
 
 Pieces that stay in their process are copied there. The others go in rounds: the pieces of a round
 are packed into flat buffers, which one program carries: an ``all_to_all`` if each device has as
-much for each, else a ``ppermute`` for each lane. So XLA is the only transport.
+much for each of very many, else a ``ppermute`` for each lane. So XLA is the only transport.
 ``gda/layout/reshard/rounds.py`` has the lanes and the rounds.
 """
 
@@ -39,8 +39,8 @@ from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
-# What a device sends in a round is still in the cache when it is unpacked.
-_ROUND_BYTES_ON_CPU = 8 * 1024 * 1024
+# Larger rounds take as long, and smaller ones longer if they have several lanes.
+_ROUND_BYTES_ON_CPU = 16 * 1024 * 1024
 # The buffers of a device at a time: sent and received, of this round and of the next.
 _BUFFERS = 4
 

@@ -116,16 +116,15 @@ class Lanes:
     @cached_property
     def unit(self) -> int:
         """The elements of a unit; pieces of nearly one size have one each."""
-        if self.fits(self.pieces.count):
-            return self._largest
         whole = math.prod(each.size for each in self._dimensions)
+        if self.fits(self.pieces.count, whole):
+            return self._largest
         common = math.prod(each.common for each in self._dimensions)
         return max(whole // common // self.pieces.count // _UNITS, 1) * common
 
-    def fits(self, slots: int) -> bool:
-        """Return True if so many slots for the largest piece are hardly more than all pieces."""
-        whole = math.prod(each.size for each in self._dimensions)
-        return slots * self._largest * _NEARLY <= whole * (_NEARLY + 1)
+    def fits(self, slots: int, elements: int) -> bool:
+        """Return True if so many slots for the largest piece are hardly more than the elements."""
+        return slots * self._largest * _NEARLY <= elements * (_NEARLY + 1)
 
     @cached_property
     def _largest(self) -> int:

@@ -150,12 +150,6 @@ class Relocation:
         lengths = (int(each.lengths.max()) for each in self._flow.pieces.dimensions[1:])
         return math.prod(lengths) * math.prod(self._beside)
 
-    @property
-    def _is_even(self) -> bool:
-        """True if each device has nearly as much for each, so that slots waste next to nothing."""
-        is_once = self._source.num_replicas == self._target.num_replicas == 1
-        return is_once and self._flow.lanes.fits(len(np.union1d(*self._ids)) ** 2)
-
     def arriving(self, process: int) -> tuple[list[Piece], list[FarPiece]]:
         """Return the pieces that a process gets: those from itself, and those from others."""
         near: list[Piece] = []
@@ -173,9 +167,14 @@ class Relocation:
 
     def routes(self) -> Routes | None:
         """Return the routes between processes; ``None`` if nothing takes them."""
-        if not (self._flow.received > self._flow.near.received).any():
+        far = int((self._flow.received - self._flow.near.received).sum())
+        if not far:
             return None
-        return Routes(np.union1d(*self._ids), None if self._is_even else self._pairs())
+        ids = np.union1d(*self._ids)
+        # Slots do without a list of pairs. They are wasted on devices of one process.
+        is_once = self._source.num_replicas == self._target.num_replicas == 1
+        has_slots = is_once and self._flow.lanes.fits(len(ids) ** 2, far)
+        return Routes(ids, None if has_slots else self._pairs())
 
     def _pairs(self) -> dict[Lane, IntArray]:
         """Return the lanes that carry anything, with senders and receivers: int64 ``[pairs, 2]``.
