@@ -24,7 +24,12 @@ import gda
 from benchmarks.checkpoint.checkpoints import peak_of
 from benchmarks.pairs import Side
 from benchmarks.work import AtMost, Faster, OfFloor, WithinMiB, Work
+from gda.arrays.transport import carrying
+from gda.arrays.transport.carrying import exchange_of
+from gda.layout.reshard.rounds import Relocation, Streams
+from gda.mesh import mesh_of_all
 from gda.multihost.allgather import all_gather
+from gda.multihost.settings import own_settings
 from gda.testing.pool import Pool
 
 PROCESSES, DEVICES = 4, 2
@@ -151,12 +156,43 @@ def _exchange(sends: Any, gets: Any, kept: Any) -> None:
         thread.join()
 
 
-WAYS = {"gda": _reshard, "device_put": _device_put, "disk": _through_disk, "floor": _floor}
+def _collectives(move: Move) -> None:
+    """Run the programs of the reshard, with as many rounds, on buffers that are there already."""
+    send, rounds = _filled(move)
+    with own_settings():
+        for arrays in rounds:
+            jax.block_until_ready(send(arrays))
+
+
+@cache
+def _filled(move: Move) -> tuple[Any, list[list[jax.Array]]]:
+    plan, mesh = move.plan(), mesh_of_all(jax.devices()[i] for i in {*move.before, *move.after})
+    relocation = Relocation(0, (plan.source, plan.target), (move.before, move.after))
+    exchange: Any = exchange_of(mesh, relocation)
+    most = min(MAX_BYTES // carrying.BUFFERS, carrying.ROUND_BYTES_ON_CPU) // 4
+    streams = Streams([relocation], exchange.routes, jax.process_index())
+    made: dict[int, jax.Array] = {}
+
+    def buffer(size: int) -> jax.Array:
+        if size not in made:
+            shape = (size * exchange.sharding.mesh.size,)
+            made[size] = jax.make_array_from_callback(
+                shape, exchange.sharding, lambda _: np.ones(size, np.float32)
+            )
+        return made[size]
+
+    rounds = streams.rounds(most // sum(exchange.routes.widths))
+    widths = exchange.routes.widths
+    return exchange.send, [[buffer(width * this.length) for width in widths] for this in rounds]
+
+
+WAYS = {"gda": _reshard, "device_put": _device_put, "disk": _through_disk}
+WAYS |= {"floor": _floor, "collectives": _collectives}
 
 
 def seconds(way: str, move: Move, *args: Any) -> float:
     """Return how long this process takes."""
-    if way != "floor":
+    if way not in ("floor", "collectives"):
         _array(move).block_until_ready()
     with gda.checking_agreement(False):  # the pool switches it on; a training run would not
         start = time.perf_counter()
@@ -219,7 +255,9 @@ def _remembering(move: Move, quick: bool) -> Sequence[Side]:
     return [Side(lambda: max(pool.run(peak, move)), times_itself=True)]
 
 
+# The collectives inform: they are XLA's, over gloo, and a reshard takes at least as long.
 _RIVALS = {
+    "collectives": ("the same collectives alone", None),
     "device_put": ("jax.device_put", AtMost(1.1)),
     "disk": ("checkpoint.save and restore", Faster(3)),
     "floor": ("loopback between processes and memory within", OfFloor(0.5)),
@@ -237,10 +275,18 @@ def works(quick: bool) -> list[Work]:
             seconds=6,
         )
         for name, move, rivals in [
-            ("rows on 4 devices to rows on the 4 others", HALVES, ["disk", "floor"]),
-            ("rows on 8 devices to columns on 4 of them", FEWER, ["disk", "floor"]),
-            ("rows to columns on the same 8 devices", TRANSPOSED, ["device_put", "floor"]),
-            ("rows on 8 devices in the opposite order", EXCHANGED, ["device_put", "floor"]),
+            ("rows on 4 devices to rows on the 4 others", HALVES, ["disk", "collectives", "floor"]),
+            ("rows on 8 devices to columns on 4 of them", FEWER, ["disk", "collectives", "floor"]),
+            (
+                "rows to columns on the same 8 devices",
+                TRANSPOSED,
+                ["device_put", "collectives", "floor"],
+            ),
+            (
+                "rows on 8 devices in the opposite order",
+                EXCHANGED,
+                ["device_put", "collectives", "floor"],
+            ),
         ]
     ]
     memory = [

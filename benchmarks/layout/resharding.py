@@ -15,12 +15,14 @@ import gda
 from benchmarks.pairs import Side
 from benchmarks.work import Within, Work
 from gda.layout import numbering
+from gda.layout.reshard.rounds import Relocation, Streams
 
 P = PartitionSpec
 Specs = tuple[PartitionSpec, PartitionSpec]
 
 DEVICES = (64, 256, 1_024, 4_096, 16_384, 65_536)
 PER_PROCESS = 8
+POSITIONS = 4_096  # of the work of one process
 
 # Every device changes places with the one across the diagonal: a move for each.
 TRANSPOSED = (P("x", "y"), P("y", "x"))
@@ -81,6 +83,36 @@ def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Spe
     return [Side(lambda: ask(plan_of(devices, specs)), forget_layouts)]
 
 
+def _rounds_of_one(specs: Specs, disjoint: bool) -> list[Side]:
+    """Plan what one process does, as it does once its programs are compiled."""
+    count = POSITIONS // 2 if disjoint else POSITIONS
+    ids = [range(count), range(count, 2 * count) if disjoint else range(count)]
+    grids = [
+        gda.ShardGrid(
+            (count * 4,) * 2, {"x": count}, spec, process_of=np.array(some) // PER_PROCESS
+        )
+        for spec, some in zip(specs, ids, strict=True)
+    ]
+    routes = Relocation(0, (grids[0], grids[1]), (ids[0], ids[1])).routes()
+    assert routes is not None
+    processes = (1, count // PER_PROCESS + 1) if disjoint else (1,)
+
+    def plan() -> int:
+        """Return the number of boxes that the processes pack or unpack."""
+        boxes = 0
+        for process in processes:
+            move = Relocation(0, (grids[0], grids[1]), (ids[0], ids[1]))
+            streams = Streams([move], routes, process)
+            for this in streams.rounds(16):
+                for packets in (*streams.sent.values(), *streams.received.values()):
+                    boxes += sum(1 for packet in packets.values() for _ in packet.boxes(this))
+        return boxes
+
+    far = count if disjoint else count - PER_PROCESS
+    assert plan() == 2 * PER_PROCESS * far
+    return [Side(plan)]
+
+
 def _across(position: int, side: int) -> int:
     row, column = divmod(position, side)
     return column * side + row
@@ -108,6 +140,17 @@ WORKS = [
             (summary_of, ALL_TO_ALL),
         ]
         for devices in DEVICES
+    ],
+    *[
+        Work(
+            f"all that one process plans and lists, rows to columns, {name}",
+            partial(_rounds_of_one, (P("x"), P(None, "x")), disjoint),
+            limit=Within(1_000),
+        )
+        for name, disjoint in [
+            (f"{POSITIONS:,} devices to the same ones", False),
+            (f"{POSITIONS // 2:,} devices to as many others, a sender and a receiver", True),
+        ]
     ],
     # What a list costs where there is much to list: a million moves.
     _work(_list_moves, 1_024, ALL_TO_ALL, None),

@@ -40,9 +40,9 @@ from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
 # Larger rounds take as long, and smaller ones longer if they have several lanes.
-_ROUND_BYTES_ON_CPU = 16 * 1024 * 1024
+ROUND_BYTES_ON_CPU = 16 * 1024 * 1024
 # The buffers of a device at a time: sent and received, of this round and of the next.
-_BUFFERS = 4
+BUFFERS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,8 +280,8 @@ class _Wave:
         dtype = leaves[0].dtype
         is_cpu = devices[0].platform == "cpu"
         self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
-        nbytes = max_bytes // _BUFFERS
-        nbytes = min(nbytes, _ROUND_BYTES_ON_CPU) if is_cpu else nbytes
+        nbytes = max_bytes // BUFFERS
+        nbytes = min(nbytes, ROUND_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
 
     def carry(self) -> None:
