@@ -52,10 +52,11 @@ def noting(packed_below: int = 2**20, chunk: int = 2**24, pack: int = 2**22) -> 
     noted, write, read_into = Noted(), FileStore.write, FileStore.read_into
 
     def noted_write(store: FileStore, name: str, parts: Any) -> None:
+        written = [*parts]  # of an iterator that computes the last one
         if not name.endswith("zarr.json"):
-            nbytes = sum(memoryview(part).nbytes for part in parts)
+            nbytes = sum(memoryview(part).nbytes for part in written)
             noted.written[name.partition("/")[2]] += nbytes
-        write(store, name, parts)
+        write(store, name, written)
 
     def noted_read(store: FileStore, name: str, *buffers: Any) -> int:
         if not name.endswith("zarr.json"):
