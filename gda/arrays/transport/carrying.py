@@ -39,10 +39,11 @@ from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
-# Larger rounds take as long, and smaller ones longer if they have several lanes.
-ROUND_BYTES_ON_CPU = 16 * 1024 * 1024
-# The buffers of a device at a time: sent and received, of this round and of the next.
-BUFFERS = 4
+# What a device sends in a round is still in the cache when it is unpacked.
+ROUND_BYTES_ON_CPU = 8 * 1024 * 1024
+# The buffers of a device at a time: sent and received, of this round and of the next. The transport
+# holds about as much as one more.
+BUFFERS = 5
 
 
 @dataclass(frozen=True, eq=False)
