@@ -13,9 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gda.storage.options import Options
+
+T = TypeVar("T")
 
 
 class Future(Protocol):
@@ -61,6 +63,26 @@ class Transfer(NamedTuple):
 # The default number of concurrent reads in the threads of a library. A remote store takes this many
 # requests; each may need memory of its own for a chunk.
 _MOST_PENDING = 32
+
+
+def groups_within(
+    every: Iterable[T], sizes: Iterable[int], max_bytes: int | None
+) -> Iterator[list[T]]:
+    """Yield groups in order, each of as many as ``max_bytes`` allows, at least one.
+
+    >>> [*groups_within('abcd', [3, 1, 9, 1], max_bytes=4)]
+    [['a', 'b'], ['c'], ['d']]
+    """
+    group: list[T] = []
+    held = 0
+    for each, nbytes in zip(every, sizes, strict=True):
+        if group and max_bytes is not None and held + nbytes > max_bytes:
+            yield group
+            group, held = [], 0
+        group.append(each)
+        held += nbytes
+    if group:
+        yield group
 
 
 def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:

@@ -38,8 +38,9 @@ from gda.mesh import (
 from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
+from gda.storage.tasks import groups_within
 
-# What a device sends in a round is still in the cache when it is unpacked.
+# The bytes of a round are still in the cache when a device unpacks them.
 ROUND_BYTES_ON_CPU = 8 * 1024 * 1024
 # The buffers of a device at a time: sent and received, of this round and of the next. The transport
 # holds about as much as one more.
@@ -159,15 +160,7 @@ def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
     for leaf in leaves:
         alike[leaf.dtype, leaf.key].append(leaf)
     for group in alike.values():
-        wave: list[_Leaf] = []
-        held = 0
-        for leaf in group:
-            if wave and held + leaf.nbytes > max_bytes:
-                yield wave
-                wave, held = [], 0
-            wave.append(leaf)
-            held += leaf.nbytes
-        yield wave
+        yield from groups_within(group, [leaf.nbytes for leaf in group], max_bytes)
 
 
 class _Leaf:

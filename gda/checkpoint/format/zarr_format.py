@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,7 @@ def _fill_value(stored: str) -> Any:
 
 def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
     """Return the CRC-32C of contiguous memory, which follows data of checksum ``before``."""
-    google_crc32c: Any = sys.modules.get("google_crc32c") or require_crc32c()
+    google_crc32c = require_crc32c()
     view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
     view.flags.writeable = False  # as the function requires
     return google_crc32c.extend(before, view)
@@ -112,6 +111,7 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
     return len(document), crc32c(np.frombuffer(document, np.uint8))
 
 
+@cache
 def require_crc32c() -> Any:
     """Return the package for checksums."""
     with _of_extra("checkpoints need google-crc32c"):

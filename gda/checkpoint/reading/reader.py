@@ -7,12 +7,12 @@ alone, before memory is allocated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
@@ -29,8 +29,6 @@ from gda.checkpoint.stores.opening import Store, options_for
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
-
-T = TypeVar("T")
 
 _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds
@@ -69,7 +67,7 @@ def _read(
     sizes = [each.most_passing_nbytes if processes else each.passing_nbytes for each in arrivals]
     groups = [
         (group, uses_of(group, files.manifest))
-        for group in _groups(arrivals, sizes, options.max_bytes)
+        for group in tasks.groups_within(arrivals, sizes, options.max_bytes)
     ]
     chunks = [chunk for _, uses in groups for chunk in uses]
     missing: set[Chunk] = set()
@@ -123,20 +121,6 @@ def _check(files: Files, chunks: Sequence[Chunk], options: Options, checked: set
     tasks.run(rest, replace(options, max_workers=workers))
 
 
-def _groups(every: Iterable[T], sizes: Sequence[int], max_bytes: int | None) -> Iterator[list[T]]:
-    """Yield groups in order: as many as ``max_bytes`` allows, at least one."""
-    group: list[T] = []
-    held = 0
-    for each, nbytes in zip(every, sizes, strict=True):
-        if group and max_bytes is not None and held + nbytes > max_bytes:
-            yield group
-            group, held = [], 0
-        group.append(each)
-        held += nbytes
-    if group:
-        yield group
-
-
 def _read_chunks(
     files: Files,
     uses: dict[Chunk, list[Use]],
@@ -155,7 +139,7 @@ def _read_chunks(
                 partial(_read_in_order, files, {chunk: uses[chunk] for chunk in group}),
                 lambda _, group=group: [report(chunk) for chunk in group],
             )
-            for group in _groups(chunks, sizes, 0 if files.store.is_remote else most)
+            for group in tasks.groups_within(chunks, sizes, 0 if files.store.is_remote else most)
         ),
         options,
     )

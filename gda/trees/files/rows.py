@@ -20,6 +20,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import start_of
 from gda.mesh import MeshAndSpec, sharding_of
 from gda.storage.new_files import axis_of_runs
+from gda.storage.tasks import groups_within
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _SHORT_RUN = 16 * 2**10  # bytes
@@ -46,19 +47,13 @@ def _run_bytes(grid: ShardGrid, itemsize: int, turn: int) -> int:
 
 
 def groups_in_rows(leaves: Mapping[int, WrittenArray]) -> Iterator[dict[int, Relayout]]:
-    """Yield the moves of arrays into rows; those of a group hold at most 32 MiB on a device."""
-    group: dict[int, Relayout] = {}
-    held = 0
-    for number, leaf in leaves.items():
-        relayout = _in_rows(leaf)
-        nbytes = math.prod(relayout.target.shard_shape) * leaf.array.dtype.itemsize
-        if group and held + nbytes > _MAX_BYTES:
-            yield group
-            group, held = {}, 0
-        group[number] = relayout
-        held += nbytes
-    if group:
-        yield group
+    """Return the moves of arrays into rows; those of a group hold at most 32 MiB on a device."""
+    relayouts = {number: _in_rows(leaf) for number, leaf in leaves.items()}
+    sizes = [
+        math.prod(each.target.shard_shape) * each.array.dtype.itemsize
+        for each in relayouts.values()
+    ]
+    return map(dict, groups_within(relayouts.items(), sizes, _MAX_BYTES))
 
 
 def in_rows(group: Mapping[int, Relayout], name: str) -> dict[int, WrittenArray]:
