@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,16 @@ class Buffers:
         offset = self._offset
         self._offset += taken
         return np.ndarray(shape, dtype, self._slab, offset)
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Let the process reuse freed memory of up to 31 MiB a block, which it else returns each time.
+
+    Programs of XLA allocate their results anew in each call, and the kernel fills new pages with
+    zeros. glibc learns from the largest block that was freed, so freeing an unused one is enough.
+    """
+    np.empty(31 * 2**20, np.uint8)  # it learns nothing from more than 32 MiB
 
 
 def _memory(nbytes: int) -> tuple[OwnedMemory, int]:

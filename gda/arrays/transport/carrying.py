@@ -297,7 +297,7 @@ class _Wave:
             self._move(piece)
         if exchange is not None:
             rounds = streams.rounds(max(self._most // sum(exchange.routes.widths), 1))
-            works = ((this, self._sending(exchange, streams, this)) for this in rounds)
+            works = (self._sending(exchange, streams, this) for this in rounds)
             self._watch.in_turn(works, partial(self._unpack, streams))
 
     def _new_block(self, leaf: _Leaf, device: Device) -> Any:
@@ -330,16 +330,17 @@ class _Wave:
 
     def _sending(
         self, exchange: Exchange, streams: Streams, this: Round
-    ) -> Callable[[], list[jax.Array]]:
-        """Return the work that sends a round, whose buffers are packed already."""
-        sending: list[list[jax.Array]] = []
+    ) -> tuple[Sent, Callable[[], list[jax.Array]]]:
+        """Return a round whose buffers are packed already, and the work that sends it."""
+        sent = Sent(this, [])
         sizes = [width * this.length for width in exchange.routes.widths]
-        for number, size in enumerate(sizes):
-            buffers = []
-            for place, device in self._mine.items():
-                packets = streams.sent.get((place, number), {})
-                buffers.append(self._sent(packets, this, size, device))
-            sending.append(buffers)
+        sending = [
+            [
+                self._sent(streams.sent.get((place, number), {}), sent, size, device)
+                for place, device in self._mine.items()
+            ]
+            for number, size in enumerate(sizes)
+        ]
 
         def send() -> list[jax.Array]:
             with own_settings(), jax.set_mesh(self._mesh):
@@ -351,32 +352,36 @@ class _Wave:
                 ]
                 return jax.block_until_ready(exchange.send(arrays))
 
-        return send
+        return sent, send
 
-    def _sent(self, packets: Packets, this: Round, size: int, device: Device) -> jax.Array:
+    def _sent(self, packets: Packets, sent: Sent, size: int, device: Device) -> jax.Array:
         """Return the buffer that a device sends; the same one wherever it has nothing to send."""
-        flat = self._packed(packets, this, size, device)
+        flat = self._packed(packets, sent, size, device)
         if flat is not None:
             return self._staging.sent(flat, device)
         if (size, device) not in self._blank:
             self._blank[size, device] = self._staging.sent(self._staging.flat(size, device), device)
         return self._blank[size, device]
 
-    def _packed(self, packets: Packets, this: Round, size: int, device: Device) -> Any:
+    def _packed(self, packets: Packets, sent: Sent, size: int, device: Device) -> Any:
         flat = None
         for slot, packet in packets.items():
-            for place, box in packet.boxes(this):
+            for place, box in packet.boxes(sent.round):
                 source = self._staging.given(self._blocks[box.leaf][box.source])
                 if box.size == size:
                     flat = self._staging.flat_of(source, box.source_starts, box.sizes)
                     if flat is not None:
                         return flat
                 flat = self._staging.flat(size, device) if flat is None else flat
-                at = (slot * this.length + place,)
+                at = (slot * sent.round.length + place,)
                 flat = self._staging.copy(flat, at, source, box.source_starts, box.sizes)
+        if flat is not None:
+            sent.buffers.append((flat, device))
         return flat
 
-    def _unpack(self, streams: Streams, this: Round, arrived: list[jax.Array]) -> None:
+    def _unpack(self, streams: Streams, sent: Sent, arrived: list[jax.Array]) -> None:
+        for flat, device in sent.buffers:
+            self._staging.take_back(flat, device)
         for number, array in enumerate(arrived):
             for shard in array.addressable_shards:
                 packets = streams.received.get((shard.device.id, number))
@@ -384,12 +389,19 @@ class _Wave:
                     continue
                 flat = self._staging.given(shard.data)
                 for slot, packet in packets.items():
-                    for place, box in packet.boxes(this):
+                    for place, box in packet.boxes(sent.round):
                         into = self._new_block(self._leaves[box.leaf], shard.device)
-                        at = (slot * this.length + place,)
+                        at = (slot * sent.round.length + place,)
                         self._new[box.leaf, shard.device.id] = self._staging.copy(
                             into, box.target_starts, flat, at, box.sizes
                         )
+
+
+class Sent(NamedTuple):
+    """A round under way, and the buffers that were packed for it, with their devices."""
+
+    round: Round
+    buffers: list[tuple[Any, Device]]
 
 
 class Exchange(NamedTuple):
