@@ -242,7 +242,9 @@ class ShardGrid:
         >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
-        held = self._layout.held(tuple(map(operator.index, positions)))
+        if type(positions) is not range:  # most are, and one is compared at once
+            positions = tuple(map(operator.index, positions))
+        held = self._layout.held(positions)
         slices = map(slices_of, self.global_shape, self._layout.parts, held.parts)
         indices = [*held.combine(*slices)]
         return [(indices[block], replica) for block, replica in held.shards]

@@ -57,7 +57,7 @@ class Held(NamedTuple):
       shards: for each device the place of its block among these, and its replica id.
     """
 
-    positions: tuple[int, ...]
+    positions: Sequence[int]
     combine: Callable[..., Iterable[tuple[Any, ...]]]
     parts: Sequence[Sequence[int]]
     shards: Sequence[tuple[int, int]]
@@ -125,8 +125,8 @@ class Layout:
     def _from_fastest(self) -> tuple[tuple[int, int, int], ...]:
         return tuple(zip(self.sizes, self.block_weights, self.replica_weights, strict=True))[::-1]
 
-    def held(self, positions: tuple[int, ...]) -> Held:
-        """Return the blocks that some devices hold."""
+    def held(self, positions: Sequence[int]) -> Held:
+        """Return the blocks of the devices at these positions, a tuple or a range."""
         held = self._held
         if held.positions != positions:
             numbers = [self.numbers(position) for position in positions]
