@@ -2,9 +2,10 @@
 
 Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
 writes), ``progress``, ``sources`` (anything that slices), ``views`` (of sources, transposed, joined
-and cast without a read), ``targets`` (anything that takes slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
-``safetensors``, ``new_files`` (written by several processes, put in place whole),
-``safetensors_model`` (new files in place of old ones), ``golden_files`` (documents of tests).
+and cast without a read), ``targets`` (anything that takes slices), ``chunk_conflicts`` (blocks that
+share a chunk of a target), ``safetensors_format``, ``safetensors``, ``new_files`` (written by
+several processes, put in place whole), ``safetensors_model`` (new files in place of old ones),
+``golden_files`` (documents of tests).
 ``save_safetensors`` is in ``gda.trees``, because it needs meshes and processes.
 
 >>> import gda, jax, numpy as np, os, tempfile
