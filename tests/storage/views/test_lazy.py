@@ -389,8 +389,8 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
         assert len(source.slices) <= 1
     if repr(view).count("Counting") == 1:
         assert (source.counts <= 1).all()
-    if is_exact and not has_chunks:
-        assert not source.counts[~needed].any()
+        if is_exact and not has_chunks:
+            assert not source.counts[~needed].any()
 
 
 # Mistakes.
