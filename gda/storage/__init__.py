@@ -5,7 +5,8 @@ writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything
 ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
 ``safetensors``, ``new_files`` (written by several processes, put in place whole),
 ``safetensors_model`` (new files in place of old ones), ``places`` (paths and URLs),
-``orbax_metadata``, ``orbax_folder``, ``orbax`` (runs of Orbax), ``golden_files`` (documents of tests).
+``orbax_metadata``, ``orbax_folder``, ``orbax`` (runs of Orbax), ``golden_files`` (documents of
+tests).
 ``save_safetensors`` is in ``gda.trees``, because it needs meshes and processes.
 
 >>> import gda, jax, numpy as np, os, tempfile

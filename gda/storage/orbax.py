@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
-from gda.layout.text import counted
 from gda.storage.orbax_folder import OrbaxFolder, folder_of_tree
 from gda.storage.orbax_metadata import (
     ARRAYS,

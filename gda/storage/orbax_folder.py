@@ -33,7 +33,7 @@ _DAMAGED = re.compile(
 
 
 def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
-    """Return the folder with the ``_METADATA`` of a run or of its item; errors as ``open_orbax``."""
+    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``."""
     folder = _folder_at(path)
     folder.check_finished()
     if item is None and folder.has(_METADATA):

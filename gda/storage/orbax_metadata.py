@@ -155,9 +155,9 @@ def _key(given: Any) -> Key:
     if kind == _MAPPING:
         return key
     # A longer number is no place in a sequence, and slow to parse.
-    if kind == _SEQUENCE and key.isascii() and key.isdigit() and len(key) < 10:
-        if str(int(key)) == key:
-            return int(key)
+    is_number = key.isascii() and key.isdigit() and len(key) < 10
+    if kind == _SEQUENCE and is_number and str(int(key)) == key:
+        return int(key)
     raise ValueError(f"key {key!r:.80} of type {kind!r:.80} is neither in a mapping nor a sequence")
 
 
