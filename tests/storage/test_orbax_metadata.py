@@ -49,8 +49,10 @@ def test_a_later_save_of_some_leaves_fills_an_empty_node() -> None:
 
 _TREES = st.recursive(
     st.none(),
-    lambda below: st.lists(below, min_size=1, max_size=3)
-    | st.dictionaries(st.text("abc/.", min_size=1, max_size=3), below, min_size=1, max_size=3),
+    lambda below: (
+        st.lists(below, min_size=1, max_size=3)
+        | st.dictionaries(st.text("abc/.", min_size=1, max_size=3), below, min_size=1, max_size=3)
+    ),
     max_leaves=10,
 )
 
