@@ -37,6 +37,7 @@ from benchmarks.checkpoint.checkpointers import (
     GDA,
     JAX,
     MEMMAP,
+    OPENED,
     ORBAX,
     ORBAX_V1,
     SAFETENSORS,
@@ -392,8 +393,8 @@ def works(quick: bool = False) -> list[Work]:
     )
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
-    to_save = [way for way in WAYS if way not in (GDA, MEMMAP)]
-    to_restore = [way for way in WAYS if way != GDA]
+    to_save = [way for way in WAYS if way not in (GDA, MEMMAP, OPENED)]
+    to_restore = [way for way in WAYS if way not in (GDA, OPENED)]
     to_move = [way for way in to_restore if way != TORCH]  # it knows no layout
     of_small = [*few, JAX, TENSORSTORE, SAFETENSORS]
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
@@ -445,6 +446,21 @@ def works(quick: bool = False) -> list[Work]:
         ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),
         restoring(small, ROWS, of_small, {ORBAX: Faster(4)}),
+        Work(
+            f"load an Orbax run, {medium.name}, {other}",
+            partial(_restoring, medium, COLUMNS, [OPENED, ORBAX]),
+            dict.fromkeys([ORBAX, READ, CHECKED, MEMCPY, CRC32C]) | {ORBAX: Faster(2)},
+            raw=READ,
+            seconds=20,
+        ),
+        Work(
+            f"memory beyond the arrays, load an Orbax run, {medium.name}, {other}",
+            partial(_remembering, "other", medium, [OPENED, ORBAX]),
+            {ORBAX: None},
+            WithinMiB(64),
+            seconds=0,
+            unit="MiB",
+        ),
         Work(
             f"how long the caller is held while {medium.name} are saved behind it",
             partial(_beginning, medium, tuple(BEGIN)),
