@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda import aligned_empty, checkpoint
+from gda import aligned_empty, checkpoint, load_tree, storage
 
 Tree = dict[str, jax.Array]
 Like = dict[str, jax.ShapeDtypeStruct]
@@ -66,7 +66,7 @@ def orbax_restore(path: Path, like: Like, **options: bool) -> Any:
 
 def opened_orbax(path: Path, like: Like) -> Any:
     shardings = {name: each.sharding for name, each in like.items()}
-    return gda.load_tree(gda.storage.open_orbax(path), shardings, plain=True)
+    return load_tree(storage.open_orbax(path), shardings, plain=True)
 
 
 def _orbax_v1(**options: bool) -> tuple[Any, Any]:

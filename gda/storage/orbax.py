@@ -207,7 +207,7 @@ def _number(leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
 
 def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
     try:
-        return jax.random.wrap_key_data(data, impl=kind)
+        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:
         return _NoData(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 
