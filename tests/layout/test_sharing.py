@@ -100,7 +100,8 @@ def test_boxes_of_chunks_divide_the_array_where_chunks_end(
     for box in boxes_of_chunks(shape, chunks, most):
         covered[box] += 1
         for s, size, chunk in zip(box, shape, chunks, strict=True):
-            assert s.start % chunk == 0 and (s.stop % chunk == 0 or s.stop == size)
+            assert s.start % chunk == 0
+            assert s.stop % chunk == 0 or s.stop == size
         sizes = [s.stop - s.start for s in box]
         assert math.prod(sizes) <= max(most, math.prod(chunks))
     assert (covered == 1).all()
