@@ -63,6 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         checkpointer.save(folder / "zarr3", tree | STATE_OF_V1)
     save: Any = getattr(v1, "save", None) or v1.save_pytree  # its name in older releases
     save(folder / "v1", tree | STATE_OF_V1)
+    save(folder / "one", jnp.arange(3))
     with ocp.CheckpointManager(folder / "manager") as manager:
         for step in (9, 10):
             manager.save(step, args=ocp.args.StandardSave({"w": tree["params"]["w"]}))
@@ -116,6 +117,10 @@ def test_a_run_is_loaded_onto_another_layout(runs: Path, name: str) -> None:
     found = gda.load_tree(tree, mesh, spec_of, plain=True, dtype=None)
     assert_same(found | {"numpy": np.asarray(tree["numpy"].read().result())}, given)
     assert found["params"]["w"].sharding.spec == P(None, "z")
+
+
+def test_a_run_of_one_array_is_that_array(runs: Path) -> None:
+    assert gda.storage.open_orbax(runs / "one").read().result().tolist() == [0, 1, 2]
 
 
 def test_the_only_item_of_a_step_is_opened(runs: Path) -> None:

@@ -34,6 +34,10 @@ def test_a_tree_has_lists_for_sequences_and_dicts_for_mappings() -> None:
     }
 
 
+def test_a_run_may_be_one_array() -> None:
+    assert tree(entry([])) == ""
+
+
 def test_the_format_of_the_data_is_read() -> None:
     old = parse_tree(document(entry(["w"])))
     assert (old.uses_ocdbt, old.uses_zarr3, old.has_zeros) == (None, False, False)
