@@ -48,13 +48,15 @@ def source_of(data: np.ndarray, chunks: tuple[int, ...]) -> AsyncSource:
     st.sampled_from([(), ("x",), (None, "y"), ("y", "x"), (("x", "y"),)]),
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
     st.sampled_from([1, 100, 10_000]),
+    st.sampled_from([0, 100]),
 )
 def test_every_block_is_that_of_numpy(
-    spec: tuple[Any, ...], chunks: tuple[int, int], box_bytes: int
+    spec: tuple[Any, ...], chunks: tuple[int, int], box_bytes: int, small_bytes: int
 ) -> None:
     data, blocks = batch(8, 8), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading_by_chunks, "_BOX_BYTES", box_bytes)
+        patch.setattr(reading_by_chunks, "_SMALL_BYTES", small_bytes)
         run(reads(source_of(data, chunks), spec, blocks).tasks(), Options())
     assert len(blocks) == ShardGrid((8, 8), {"x": 2, "y": 2}, spec).num_shards
     for index, memory in blocks.values():
@@ -63,6 +65,7 @@ def test_every_block_is_that_of_numpy(
 
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_by_chunks, "_BOX_BYTES", 1)
+    monkeypatch.setattr(reading_by_chunks, "_SMALL_BYTES", 0)
     source, blocks = source_of(batch(8, 8), (2, 8)), {}
     tasks = [*reads(source, (None, ("x", "y")), blocks).tasks()]
     assert [task.library_bytes for task in tasks] == [2 * 2 * 8 * 4] * 4
