@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.storage.orbax_metadata import parse_key_kinds, parse_strings, parse_tree, tree_of
+from gda.storage.orbax_runs.metadata import parse_key_kinds, parse_strings, parse_tree, tree_of
 
 Keys = list[str | int]
 

@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
-from gda.storage.orbax_folder import OrbaxFolder, folder_of_tree
-from gda.storage.orbax_metadata import (
+from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
     OrbaxLeaf,
@@ -27,6 +26,7 @@ from gda.storage.orbax_metadata import (
     parse_tree,
     tree_of,
 )
+from gda.storage.orbax_runs.run_folder import OrbaxFolder, folder_of_tree
 
 T = TypeVar("T")
 
