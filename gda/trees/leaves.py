@@ -102,6 +102,8 @@ def path_of(tree: Any, number: int) -> str:
 
 def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None:
     """Add a note to an error: the leaf, and the index of the block, that were being written."""
+    if any(note.startswith("gda: while reading") for note in getattr(error, "__notes__", ())):
+        return  # of a source, with the same index
     path = path_of(tree, number)
     of_leaf = f" of {path}" if path else ""
     error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")

@@ -21,6 +21,7 @@ from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
 from gda.layout.processes import turns_of
 from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, bounded, index_at, shape_at, start_of
@@ -70,6 +71,34 @@ class WrittenArray:
     def index(self, number: int) -> Index:
         """Return the place of a block of ``numbers``, for its reader."""
         return self.indices[number] if self.grid is None else self.grid.block_index(number)
+
+    @property
+    def has_several_writers(self) -> bool:
+        """True if several processes may write blocks."""
+        if self.grid is None:
+            return jax.process_count() > 1
+        return self.grid.processes is not None and len(self.grid.processes.numbers) > 1
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The number of blocks along each dimension; not of a NumPy array."""
+        grid: Any = self.grid
+        return self.array.parts if isinstance(self.array, SourceArray) else grid.parts
+
+    def writers(self) -> IntArray:
+        """Return the process that writes each block that has elements, in the shape of the parts.
+
+        Not of a NumPy array.
+        """
+        if isinstance(self.array, SourceArray):
+            writers = writers_of(self.array.num_blocks, jax.process_count(), self.turn)
+            return writers.reshape(self.parts)
+        grid: Any = self.grid
+        sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+        with_elements = tuple([slice(-(-size // step)) for size, step in sizes])
+        blocks = np.arange(grid.num_shards).reshape(self.parts)[with_elements]
+        writing = writing_of_grid(grid, grid.processes)
+        return writing.writers(blocks.ravel(), self.turn).reshape(blocks.shape)
 
     def blocks(self) -> dict[int, BlockData]:
         """Return the data of each block of ``numbers``: a view if it is in memory of the host.

@@ -86,6 +86,12 @@ def write_leaves(
     return {paths[stripe.file] for stripe in stripes}
 
 
+def nbytes_of(leaf: WrittenArray, numbers: Iterable[int]) -> int:
+    """Return the bytes of some blocks of an array."""
+    shapes = [shape_at(leaf.indices[number], leaf.shape) for number in numbers]
+    return sum(map(math.prod, shapes)) * leaf.array.dtype.itemsize
+
+
 def sync_files(paths: Iterable[Path]) -> None:
     """Return when all bytes of files are on disk; errors name the file."""
     run((Task(0, partial(sync_file, path)) for path in sorted(paths)), Options(_WORKERS))
@@ -103,6 +109,9 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
     """Yield the blocks by number, with those together that are better written together."""
+    if isinstance(leaf.array, SourceArray):  # of which a block is large
+        yield from ([number] for number in leaf.numbers)
+        return
     # A write costs as much as copying some thousand bytes, so short runs are joined.
     # Blocks on the host take no memory.
     most = max_bytes if _is_copied(leaf) else None
@@ -156,9 +165,7 @@ def _together(
     nbytes = 0
     for stripe, hosts in writes:
         some.append((stripe, hosts))
-        leaf = leaves[stripe.leaf]
-        block = shape_at(leaf.indices[stripe.numbers[0]], leaf.shape)
-        nbytes += math.prod(block) * leaf.array.dtype.itemsize * len(stripe.numbers)
+        nbytes += nbytes_of(leaves[stripe.leaf], stripe.numbers)
         if nbytes >= _AT_A_TIME or any(host.nbytes for host in hosts):
             yield some
             some, nbytes = [], 0
@@ -191,10 +198,7 @@ def _task(
     blocks = [host for _, hosts in writes for host in hosts]
 
     written = sum(
-        math.prod(shape_at(leaves[stripe.leaf].indices[number], leaves[stripe.leaf].shape))
-        * leaves[stripe.leaf].array.dtype.itemsize
-        for stripe, _ in writes
-        for number in stripe.numbers
+        nbytes_of(leaves[stripe.leaf], stripe.numbers) for stripe, _ in writes
     )
 
     def finish(_: object) -> None:
