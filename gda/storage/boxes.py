@@ -16,7 +16,7 @@ from gda.layout.numbering import IntArray
 from gda.layout.spec import Shape
 
 # Of a box: large enough for a disk, and several fit into every default of max_bytes.
-BOX_BYTES = 16 * 2**20
+BOX_BYTES = 8 * 2**20
 # Files have whole boxes: so much of them may lie beyond the edge, per dimension.
 _SPARE = 1 / 16
 
@@ -90,6 +90,9 @@ def _unit_of(
 
 def _even(count: int, room: int) -> int:
     """Return how many of ``count`` to take at a time, at most ``room``, so that few are lacking."""
+    for some in range(room, room // 2, -1):
+        if count % some == 0:  # one shape for all, for which one program makes fingerprints
+            return some
     for some in range(room, 1, -1):
         parts = -(-count // some)
         if parts * some <= count * (1 + _SPARE):

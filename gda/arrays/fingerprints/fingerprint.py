@@ -10,6 +10,7 @@ blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` m
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -147,9 +148,13 @@ def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     device = _cpu_device() if array.size > SMALL and dtype == array.dtype else None
     if device is None:
         return sums_of_numpy(array, start)
-    with jax.disable_jit(False), jax.transfer_guard("allow"):
+    # One at a time: several threads would each compile the same program.
+    with _summing, jax.disable_jit(False), jax.transfer_guard("allow"):
         block = jax.device_put(array, device)
         return Sums(started([block], [start or (0,) * array.ndim])).result()
+
+
+_summing = threading.Lock()
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,6 +23,8 @@ from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
+
+_ALONE_FROM = 2**20  # bytes
 
 
 def one_at_a_time(options: Options) -> AbstractContextManager[Any]:
@@ -178,9 +181,23 @@ class SourceBlock:
         return block
 
     def _empty(self, dtype: np.dtype[Any]) -> _Memory:
-        self._out = aligned_empty(self.shape, dtype)
+        self._out = _empty(self.shape, dtype)
         return self._out
 
     def _note(self, error: Exception) -> None:
         of_leaf = f" of {self._array.path}" if self._array.path else ""
         error.add_note(f"gda: while reading index {format_index(self._index)}{of_leaf}")
+
+
+def _empty(shape: Shape, dtype: np.dtype[Any]) -> _Memory:
+    """Return aligned memory that goes back to the system when it is let go.
+
+    The allocator would keep that of freed blocks, for each thread: 100 MiB more for 4 threads.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _ALONE_FROM or not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_empty(shape, dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
