@@ -159,7 +159,7 @@ class SourceBlock:
         source = self._array.source
         with self._array.reading:
             block: Any = source.read(self._index, self._empty)
-            if block is self._out:
+            if block is not None and block is self._out:
                 return
             # A source may hand out its own memory, and write there before this was written.
             np.copyto(self._empty(self.dtype), self._checked(block))
