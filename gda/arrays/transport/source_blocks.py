@@ -113,7 +113,7 @@ def _order_of(value: Any) -> Sequence[int] | None:
     """Return the dimensions of a memory map by the distance of neighbours; None if unknown."""
     if not isinstance(value, np.ndarray):
         return None
-    return sorted(range(value.ndim)[::-1], key=lambda axis: abs(value.strides[axis]))
+    return sorted(range(value.ndim), key=lambda axis: (abs(value.strides[axis]), -axis))
 
 
 class SourceBlock:

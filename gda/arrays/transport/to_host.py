@@ -1,4 +1,4 @@
-"""Blocks from devices and sources to the host: ahead of use, within a budget of bytes, and let go."""
+"""Blocks from devices and sources to the host: ahead of use, within a budget of bytes."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ _PINNED = "pinned_host"
 
 
 class Block(NamedTuple):
-    """One block of a leaf: its first element, and its data on a device, on the host or to be read."""
+    """One block of a leaf: its first element, and its data or what reads it."""
 
     number: int
     start: Shape
