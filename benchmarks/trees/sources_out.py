@@ -150,7 +150,7 @@ def works(quick: bool = False) -> list[Work]:
             targets,
             ours=ours,
             raw=_RAW,
-            seconds=15,
+            seconds=8,
         )
         for ours, way, scanned, name in kinds
     ]
