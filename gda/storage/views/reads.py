@@ -56,9 +56,11 @@ class Leaf:
     def dtype(self) -> np.dtype[Any]:
         return native(self.source.dtype)
 
-    @property
-    def chunks(self) -> Shape | None:
-        return self.source.chunks
+    @cached_property
+    def chunks(self) -> Shape:
+        """Those of the source, or parts that are as cheap to read alone as with others."""
+        given = self.source.chunks
+        return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
     def leaves(self) -> Iterator[Leaf]:
         yield self
@@ -290,9 +292,7 @@ class Plan:
         """Return the slices in groups that are read in one."""
         groups: list[_Group] = []
         for slices in self._slices.values():
-            source = slices[0].leaf.source
-            itemsize = source.dtype.itemsize
-            chunks = source.chunks or chunks_of_bytes(source.shape, itemsize, READ_BYTES)
+            chunks = slices[0].leaf.chunks
             group = None
             for each in sorted(slices, key=lambda each: [s.start for s in each.index]):
                 if group is not None and group.takes(each, chunks):
