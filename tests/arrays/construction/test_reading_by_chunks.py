@@ -15,7 +15,7 @@ from gda.arrays.construction import reading_by_chunks
 from gda.arrays.construction.reading_by_chunks import ChunkReads
 from gda.layout.grid import ShardGrid
 from gda.storage.options import Options
-from gda.storage.sources import AsyncSource
+from gda.storage.sources import AsyncSource, source_of
 from gda.storage.tasks import run
 
 
@@ -34,13 +34,13 @@ def reads(source: AsyncSource, spec: tuple[Any, ...], blocks: dict[int, Any]) ->
     return ChunkReads(source, distinct, empty, done, lambda index, error: None)
 
 
-def source_of(data: np.ndarray, chunks: tuple[int, ...]) -> AsyncSource:
+def chunked(data: np.ndarray, chunks: tuple[int, ...]) -> Any:
     layout = ts.ChunkLayout(chunk_shape=chunks)
     spec = {"driver": "zarr3", "kvstore": "memory://"}
     store = ts.open(spec, create=True, dtype=data.dtype, shape=data.shape, chunk_layout=layout)
     opened = store.result()
     opened.write(data).result()
-    return AsyncSource(opened)
+    return source_of(opened)
 
 
 @rarely(2)
@@ -57,7 +57,7 @@ def test_every_block_is_that_of_numpy(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reading_by_chunks, "_BOX_BYTES", box_bytes)
         patch.setattr(reading_by_chunks, "_SMALL_BYTES", small_bytes)
-        run(reads(source_of(data, chunks), spec, blocks).tasks(), Options())
+        run(reads(chunked(data, chunks), spec, blocks).tasks(), Options())
     assert len(blocks) == ShardGrid((8, 8), {"x": 2, "y": 2}, spec).num_shards
     for index, memory in blocks.values():
         np.testing.assert_array_equal(memory, data[index])
@@ -66,17 +66,17 @@ def test_every_block_is_that_of_numpy(
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_by_chunks, "_BOX_BYTES", 1)
     monkeypatch.setattr(reading_by_chunks, "_SMALL_BYTES", 0)
-    source, blocks = source_of(batch(8, 8), (2, 8)), {}
+    source, blocks = chunked(batch(8, 8), (2, 8)), {}
     tasks = [*reads(source, (None, ("x", "y")), blocks).tasks()]
     assert [task.library_bytes for task in tasks] == [2 * 2 * 8 * 4] * 4
     begun = Counter()
-    begin = AsyncSource.begin
+    begin = type(source).begin
 
     def counted(self: AsyncSource, index: Any, out: np.ndarray) -> Any:
         begun[index[0].start] += 1
         return begin(self, index, out)
 
-    monkeypatch.setattr(AsyncSource, "begin", counted)
+    monkeypatch.setattr(type(source), "begin", counted)
     for number, task in enumerate(tasks):
         task.finish(task.begin().result())
         assert begun == {2 * chunk: 4 for chunk in range(number + 1)}
