@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.dtypes import native
+from gda.layout.dtype_names import native
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.storage.boxes import box_shape_of

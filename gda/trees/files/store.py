@@ -18,11 +18,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.dtypes import is_extended, native
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import kind_error
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
