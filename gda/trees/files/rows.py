@@ -25,8 +25,8 @@ from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _SHORT_RUN = 16 * 2**10  # bytes
 _MANY_RUNS = 256
-# On a device, of new blocks; and as much of pieces on their way.
-_MAX_BYTES = 32 * 2**20
+# On a device, of new blocks; and of pieces on their way.
+_MAX_BYTES, _PIECE_BYTES = 32 * 2**20, 24 * 2**20
 
 
 def is_scattered(leaf: WrittenArray) -> bool:
@@ -61,7 +61,7 @@ def in_rows(group: Mapping[int, Relayout], name: str) -> dict[int, WrittenArray]
 
     ``name`` is the function that the user called.
     """
-    arrays = reshard_all([*group.values()], name, _MAX_BYTES)
+    arrays = reshard_all([*group.values()], name, _PIECE_BYTES)
     grids = [relayout.target for relayout in group.values()]
     return dict(zip(group, written_arrays(arrays, grids, are_copies=True), strict=True))
 
