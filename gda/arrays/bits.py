@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import is_tracer, mesh_on
+from gda.mesh import mesh_on
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
@@ -54,18 +53,6 @@ def padded(block: jax.Array, shape: Shape, fill: Any) -> jax.Array:
             return lax.dynamic_update_slice(whole, block, start)
         bits = lax.dynamic_update_slice(as_unsigned(whole), as_unsigned(block), start)
         return lax.bitcast_convert_type(bits, block.dtype)
-
-
-def sliceable(source: Any) -> Any:
-    """Return NumPy's view of a ``jax.Array`` on CPU that XLA would change or fail to slice.
-
-    XLA aborts the process where it slices integers of less than a byte that are sharded.
-    """
-    is_array = isinstance(source, jax.Array) and not is_tracer(source)
-    if not is_array or source.dtype.itemsize >= 4 or source.is_deleted():
-        return source
-    on_cpu = all(device.platform == "cpu" for device in source.devices())
-    return np.asarray(source) if on_cpu else source
 
 
 def _mesh_of(block: jax.Array) -> AbstractContextManager[object]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from gda.layout.boundary import frame_of_caller, set_module
-from gda.layout.dtype_names import as_dtype
+from gda.layout.dtype_names import as_dtype, is_raw, native
 from gda.layout.spec import Index, start_of
 from gda.layout.text import format_index
 
@@ -129,16 +129,6 @@ def asked_dtype(dtype: Any) -> Any:
     return dtype if is_key else native(as_dtype(dtype, "the argument dtype="))
 
 
-def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same dtype in the byte order of this machine."""
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
 def is_extended(dtype: Any) -> bool:
     """Return True if JAX alone has a dtype, as that of PRNG keys."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-
-
-def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Return True for what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
-    return dtype.type is np.void and dtype.names is None

@@ -92,6 +92,18 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
     return np.dtype(getattr(ml_dtypes, found))
 
 
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the same dtype in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def is_raw(dtype: np.dtype[Any]) -> bool:
+    """Return True for what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
+    import numpy as np
+
+    return dtype.type is np.void and dtype.names is None
+
+
 def similar_dtypes(name: str) -> list[str]:
     """Return the known names that are similar to an unknown one."""
     name = name.lower()

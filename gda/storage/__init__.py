@@ -1,8 +1,8 @@
 """Sources to read, targets to write, and the loop that runs many reads or writes at a time.
 
 Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
-writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything that takes slices),
-``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
+writes), ``progress``, ``sources`` (anything that slices), ``views`` (of sources, transposed, joined
+and cast without a read), ``targets`` (anything that takes slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
 ``safetensors``, ``new_files`` (written by several processes, put in place whole),
 ``safetensors_model`` (new files in place of old ones), ``golden_files`` (documents of tests).
 ``save_safetensors`` is in ``gda.trees``, because it needs meshes and processes.
@@ -25,6 +25,10 @@ _MODULE_OF = {
     "SafetensorsFiles": "gda.storage.safetensors",
     "SafetensorsTensor": "gda.storage.safetensors",
     "save_safetensors": "gda.trees.files.save_safetensors",
+    "LazyArray": "gda.storage.views.lazy",
+    "lazy": "gda.storage.views.lazy",
+    "stack": "gda.storage.views.lazy",
+    "concatenate": "gda.storage.views.lazy",
     "SliceTarget": "gda.storage.targets",
 }
 

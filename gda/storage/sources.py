@@ -16,6 +16,8 @@ import numpy as np
 
 from gda.layout.dtype_names import dtype_named
 from gda.layout.spec import Index, Shape, bounded
+from gda.layout.text import format_index
+from gda.mesh import is_tracer
 from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
@@ -49,9 +51,11 @@ class Source(Protocol):
 
 def source_of(value: Any) -> Source:
     """Return the reader of a source; ``TypeError`` or ``ValueError`` if it cannot be read."""
+    if isinstance(value, HasReader):
+        return value._reader
     _check_open(value)
     if is_a(value, "tensorstore", "TensorStore"):
-        return AsyncSource(value)
+        return _TensorStore(value)
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
     if not all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
@@ -99,6 +103,14 @@ def is_a(value: object, module: str, name: str) -> bool:
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
+class HasReader:
+    """A value that brings its reader with it, such as a lazy view."""
+
+    @property
+    def _reader(self) -> Source:
+        raise NotImplementedError
+
+
 class _Slicing:
     """A source that returns a new array, or a view of one, for slices."""
 
@@ -109,7 +121,7 @@ class _Slicing:
         self.chunks = chunks_of(value, "chunks")
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        block = self._value[bounded(index, self.shape)]
+        block = _sliceable(self._value)[bounded(index, self.shape)]
         # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data
@@ -142,8 +154,21 @@ class _SafetensorsSlice(_Slicing):
         self.dtype = SAFETENSORS_DTYPES[name]
 
 
-class AsyncSource:
-    """A TensorStore, which reads concurrently, in its own threads."""
+class AsyncSource(Source):
+    """A source that reads concurrently, in threads of its library."""
+
+    def begin(self, index: Index, out: _Memory) -> Future:
+        """Begin to read the block at ``index`` into ``out``, of any strides."""
+        raise NotImplementedError
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
+        out = empty(self.dtype)
+        self.begin(index, out).result()
+        return out
+
+
+class _TensorStore(AsyncSource):
+    """A TensorStore, which copies straight into the memory that it is given."""
 
     def __init__(self, store: Any) -> None:
         import tensorstore
@@ -159,14 +184,34 @@ class AsyncSource:
         self.chunks: Shape | None = tuple(each) or None
 
     def begin(self, index: Index, out: _Memory) -> Future:
-        """Begin to read the block at ``index`` into ``out``, without other memory for it."""
         block = self._store[bounded(index, self.shape)]
         return self._tensorstore.array(out).write(block).commit
 
-    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        out = empty(self.dtype)
-        self.begin(index, out).result()
-        return out
+
+def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
+    """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
+    if value is None:
+        raise TypeError(
+            f"the callback returned None for index {format_index(index)}; it must return the block"
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
+            "return block.filled(value)"
+        )
+    return np.asarray(value)
+
+
+def _sliceable(source: Any) -> Any:
+    """Return NumPy's view of a ``jax.Array`` on CPU that XLA would change or fail to slice.
+
+    XLA aborts the process where it slices integers of less than a byte that are sharded.
+    """
+    is_array = isinstance(source, jax.Array) and not is_tracer(source)
+    if not is_array or source.dtype.itemsize >= 4 or source.is_deleted():
+        return source
+    on_cpu = all(device.platform == "cpu" for device in source.devices())
+    return np.asarray(source) if on_cpu else source
 
 
 def chunks_of(value: Any, name: str) -> Shape | None:

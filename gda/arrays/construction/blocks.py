@@ -27,17 +27,17 @@ from gda.arrays.dtypes import (
     check_fits,
     fill_of,
     is_extended,
-    is_raw,
     jax_dtype,
     narrowed_dtype,
-    native,
     objects_error,
 )
 from gda.arrays.liveness import deleted_error, traced_error
+from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
+from gda.storage.sources import as_numpy
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -316,20 +316,6 @@ def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> n
     grid = ShardGrid(data.shape, {}, ())
     (block,) = BlockReader(grid, dtype, copy).read(lambda index: data[index], grid.indices())
     return np.asarray(block)
-
-
-def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
-    """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
-    if value is None:
-        raise TypeError(
-            f"the callback returned None for index {format_index(index)}; it must return the block"
-        )
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
-            "return block.filled(value)"
-        )
-    return np.asarray(value)
 
 
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.bits import sliceable
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
-from gda.arrays.dtypes import is_raw, narrowed_dtype, native
+from gda.arrays.dtypes import narrowed_dtype
+from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
@@ -168,7 +168,7 @@ def pending_array_of_source(
     fill: object = 0,
 ) -> PendingArray:
     """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
-    found = source_of(sliceable(source))
+    found = source_of(source)
     plan = local_blocks_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
     reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)

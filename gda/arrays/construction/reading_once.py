@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.construction.blocks import as_numpy
 from gda.arrays.construction.from_sources import PendingArray, read_all, reporter
-from gda.arrays.dtypes import native
 from gda.arrays.transport.exchanging import Part, exchange
+from gda.layout.dtype_names import native
 from gda.layout.sharing import holders_of, parts_of, readers_of
 from gda.layout.spec import Index, shape_at, start_of
 from gda.layout.text import format_index
@@ -27,7 +26,7 @@ from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
-from gda.storage.sources import AsyncSource, Source
+from gda.storage.sources import AsyncSource, Source, as_numpy
 from gda.storage.tasks import AsyncTask, Task, run
 
 # A smaller part would not be read in much less time: a request takes as long as so many bytes.

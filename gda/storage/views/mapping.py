@@ -1,0 +1,333 @@
+"""The map from the indices of a view to those of its source. Integers only.
+
+A dimension of a view is a product of *factors*, as a number is made of digits, the last one
+fastest. Each factor runs along one dimension of the source with a stride. The position in dimension
+k of the source is ``starts[k]`` plus stride times digit of each factor along k::
+
+    w = source of shape (6, 4)        ((0, 1, 6),)  ((1, 1, 4),)
+    w.T                               ((1, 1, 4),)  ((0, 1, 6),)
+    w.reshape(2, 3, 4)                ((0, 3, 2),)  ((0, 1, 3),)  ((1, 1, 4),)
+    w.reshape(24)                     ((0, 1, 6), (1, 1, 4))
+    w[::-2]                           ((0, -2, 3),)  ((1, 1, 4),)    with starts (5, 0)
+
+Transposition, basic indices, splits and merges of such maps are such maps, with one exception: a
+part of a merged dimension that begins or ends within a row. That is a view of a view.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from gda.layout.spec import Index, Shape
+
+Item = int | range | None
+"""One entry of a checked index: an element, a part of a dimension, or a new dimension."""
+
+
+class Factor(NamedTuple):
+    """Positions along one dimension of a source, ``stride`` apart."""
+
+    dimension: int
+    stride: int  # may be negative
+    size: int
+
+
+_EMPTY = Factor(0, 0, 0)  # of a view without elements, which reads nothing
+
+
+@dataclass(frozen=True)
+class ViewMap:
+    """The map from a view to its source: a start per dimension of the source, factors per own one.
+
+    A dimension of size 1 has no factors, so that a source of no dimensions can have some.
+    """
+
+    starts: Shape
+    factors: tuple[tuple[Factor, ...], ...]
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the view."""
+        return tuple([math.prod([factor.size for factor in own]) for own in self.factors])
+
+    def transposed(self, axes: Iterable[int]) -> ViewMap:
+        """Return the map with its dimensions in another order."""
+        return ViewMap(self.starts, tuple([self.factors[axis] for axis in axes]))
+
+    def indexed(self, items: Sequence[Item]) -> ViewMap | None:
+        """Return the map of a basic index, or None for a part of a merged dimension.
+
+        ``items`` has an integer or a range for every dimension, within it, and any number of None.
+        """
+        starts, kept = list(self.starts), []
+        remaining = iter(self.factors)
+        for item in items:
+            if item is None:
+                kept.append(())
+                continue
+            own = next(remaining)
+            if isinstance(item, int) or len(item) == 1:
+                place = item if isinstance(item, int) else item[0]
+                for factor in reversed(own):
+                    place, digit = divmod(place, factor.size)
+                    starts[factor.dimension] += factor.stride * digit
+                if isinstance(item, range):
+                    kept.append(())
+            elif not item:
+                kept.append((_EMPTY,))
+            elif item == range(math.prod([factor.size for factor in own])):
+                kept.append(own)
+            elif len(own) > 1:
+                return None
+            else:
+                ((dimension, stride, _),) = own
+                starts[dimension] += stride * item.start
+                kept.append((Factor(dimension, stride * item.step, len(item)),))
+        return ViewMap(tuple(starts), tuple(kept))
+
+    def reshaped(self, shape: Shape) -> ViewMap | None:
+        """Return the map of a shape of as many elements, or None if the rows do not line up."""
+        if not math.prod(shape):
+            sizes = [() if size == 1 else (Factor(0, 0, size),) for size in shape]
+            return ViewMap(self.starts, tuple(sizes))
+        flat = (factor for own in self.factors for factor in own)
+        remaining = list(_joined(flat)[::-1])
+        factors = []
+        for size in shape:
+            own = []
+            while size > 1:
+                dimension, stride, most = remaining.pop()
+                if most % size and size % most:
+                    return None
+                taken = min(most, size)
+                inner = most // taken
+                if inner > 1:
+                    remaining.append(Factor(dimension, stride, inner))
+                own.append(Factor(dimension, stride * inner, taken))
+                size //= taken
+            factors.append(_joined(own))
+        return ViewMap(self.starts, tuple(factors))
+
+    def boxes(self, index: Index) -> Iterator[Box]:
+        """Yield the boxes of the source that make up the block at an index, which is not empty."""
+        parts = [_parts(own, s.start, s.stop) for own, s in zip(self.factors, index, strict=True)]
+        for combination in product(*parts):
+            starts, factors = list(self.starts), []
+            for _, digits, own in combination:
+                for digit, factor in zip(digits, own, strict=True):
+                    starts[factor.dimension] += factor.stride * digit
+                factors += own
+            yield Box(tuple([part[0] for part in combination]), tuple(starts), tuple(factors))
+
+    def chunks(self, chunks: Shape) -> Shape | None:
+        """Return the chunks of a view whose source has these, or None unless they form a grid.
+
+        A cut between two chunks of the view never divides a chunk of the source.
+        """
+        if not math.prod(self.shape):
+            return None
+        sizes = []
+        for own in self.factors:
+            size, is_whole = 1, True
+            for factor in reversed(own):
+                along = _chunk_along(factor, chunks[factor.dimension], self.starts)
+                if not along or (along > 1 and not is_whole):
+                    return None
+                if factor is not own[0] and factor.size % along:
+                    return None
+                size *= along
+                is_whole = is_whole and along == factor.size
+            sizes.append(size)
+        return tuple(sizes)
+
+
+class Box(NamedTuple):
+    """A part of a block of a view, whose elements are all combinations of digits of its factors."""
+
+    within: Index  # of the part, within the view
+    starts: Shape  # of its first element, in the source
+    factors: tuple[Factor, ...]
+
+    @property
+    def sizes(self) -> Shape:
+        """Sizes of the part, if each factor has a dimension of its own."""
+        return tuple([factor.size for factor in self.factors])
+
+    def part(self, digits: Sequence[range]) -> Box:
+        """Return the part of the box at ranges of digits; ``within`` is that of the whole box."""
+        starts = list(self.starts)
+        for factor, some in zip(self.factors, digits, strict=True):
+            starts[factor.dimension] += factor.stride * some.start
+        pairs = zip(self.factors, digits, strict=True)
+        factors = tuple([factor._replace(size=len(some)) for factor, some in pairs])
+        return Box(self.within, tuple(starts), factors)
+
+    def hull(self) -> Index:
+        """Return the smallest index of the source that has all elements."""
+        first, last = list(self.starts), list(self.starts)
+        for dimension, stride, size in self.factors:
+            end = first if stride < 0 else last
+            end[dimension] += stride * (size - 1)
+        return tuple([slice(low, high + 1) for low, high in zip(first, last, strict=True)])
+
+    def parts(self, chunks: Shape, most: float) -> Iterator[tuple[range, ...]]:
+        """Yield ranges of digits, whose parts are each to be read as their hull.
+
+        Digits that are far from each other are read one by one: where two touch more chunks
+        together than apart. A hull of more than ``most`` elements is divided where chunks end.
+        """
+        ranges = [[range(factor.size)] for factor in self.factors]
+        read = [range(1)] * len(ranges)  # the digits of a part
+        apart: set[int] = set()  # dimensions
+        for n in sorted(range(len(ranges)), key=lambda n: abs(self.factors[n].stride)):
+            dimension, _, size = self.factors[n]
+            two = [*read[:n], range(min(size, 2)), *read[n + 1 :]]
+            one_of_two = num_chunks(self.part(read).hull(), chunks)
+            if num_chunks(self.part(two).hull(), chunks) > 2 * one_of_two:
+                apart.add(dimension)
+            if dimension in apart:
+                ranges[n] = [range(digit, digit + 1) for digit in range(size)]
+            else:
+                read[n] = range(size)
+        self._divide(ranges, read, chunks, most)
+        yield from product(*ranges)
+
+    def _divide(
+        self, ranges: list[list[range]], read: list[range], chunks: Shape, most: float
+    ) -> None:
+        """Divide the ranges of digits that are read together until a hull has ``most`` elements."""
+        size = math.prod(sizes_of(self.part(read).hull()))
+        factors = self.factors
+        for n in sorted(
+            range(len(read)), key=lambda n: (factors[n].dimension, -abs(factors[n].stride))
+        ):
+            if size <= most or len(read[n]) == 1:
+                continue
+            count = min(len(read[n]), math.ceil(size / most))
+            ranges[n] = self._divided(n, read, chunks, -(-len(read[n]) // count))
+            size = size * max(map(len, ranges[n])) // len(read[n])
+
+    def _divided(self, n: int, read: list[range], chunks: Shape, each: int) -> list[range]:
+        """Return ranges of ``each`` digits of a factor, or more until a chunk ends."""
+        dimension, _, size = self.factors[n]
+        chunk = chunks[dimension]
+
+        def chunks_at(digit: int) -> range:
+            one = [*read[:n], range(digit, digit + 1), *read[n + 1 :]]
+            along = self.part(one).hull()[dimension]
+            return range(along.start // chunk, (along.stop - 1) // chunk + 1)
+
+        cuts, digit = [0], each
+        while digit < size:
+            before, after = chunks_at(digit - 1), chunks_at(digit)
+            if before[-1] < after[0] or after[-1] < before[0]:
+                cuts.append(digit)
+                digit += each
+            else:
+                digit += 1
+        return [range(*pair) for pair in pairwise([*cuts, size])]
+
+
+def identity(shape: Shape) -> ViewMap:
+    """Return the map of a source to itself."""
+    factors = [() if size == 1 else (Factor(k, 1, size),) for k, size in enumerate(shape)]
+    return ViewMap((0,) * len(shape), tuple(factors))
+
+
+def num_chunks(index: Index, chunks: Shape) -> int:
+    """Return the number of chunks that a block touches."""
+    sides = zip(index, chunks, strict=True)
+    return math.prod([(s.stop - 1) // chunk - s.start // chunk + 1 for s, chunk in sides])
+
+
+def chunks_of_bytes(shape: Shape, itemsize: int, nbytes: int) -> Shape:
+    """Return chunks of about ``nbytes`` that are contiguous in an array in C order.
+
+    >>> chunks_of_bytes((100, 1000), 2, nbytes=4096)
+    (2, 1000)
+    """
+    remaining = max(nbytes // max(itemsize, 1), 1)
+    chunks = []
+    for size in reversed(shape):
+        chunks.append(max(min(size, remaining), 1))
+        remaining = remaining // max(size, 1) or 1
+    return tuple(chunks[::-1])
+
+
+def sizes_of(index: Index) -> Shape:
+    """Return the shape of the block at an index that has every start and stop."""
+    return tuple([s.stop - s.start for s in index])
+
+
+def hull_of(first: Index, second: Index) -> Index:
+    """Return the smallest index that has two others."""
+    pairs = zip(first, second, strict=True)
+    return tuple([slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in pairs])
+
+
+def _joined(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    """Return factors of which neighbours that continue each other are one."""
+    joined: list[Factor] = []
+    for factor in factors:
+        last = joined[-1] if joined else _EMPTY
+        if last.dimension == factor.dimension and last.stride == factor.stride * factor.size:
+            factor = factor._replace(size=last.size * factor.size)
+            joined.pop()
+        joined.append(factor)
+    return tuple(joined)
+
+
+_Part = tuple[slice, tuple[int, ...], tuple[Factor, ...]]
+
+
+def _parts(own: tuple[Factor, ...], start: int, stop: int) -> list[_Part]:
+    """Return the boxes of digits whose numbers are a range: where each is, starts and factors."""
+    sizes = tuple([factor.size for factor in own])
+    parts, at = [], 0
+    for digits in _digits(sizes, start, stop):
+        length = math.prod(map(len, digits))
+        pairs = zip(own, digits, strict=True)
+        factors = tuple([factor._replace(size=len(some)) for factor, some in pairs])
+        parts.append((slice(at, at + length), tuple([some.start for some in digits]), factors))
+        at += length
+    return parts
+
+
+def _digits(sizes: Shape, start: int, stop: int) -> Iterator[tuple[range, ...]]:
+    """Yield the boxes of digits whose numbers are a range: a row that begins, rows, one that ends.
+
+    >>> [*_digits((6, 4), 2, 13)]
+    [(range(0, 1), range(2, 4)), (range(1, 3), range(0, 4)), (range(3, 4), range(0, 1))]
+    """
+    if len(sizes) < 2:
+        yield (range(start, stop),) * len(sizes)
+        return
+    row = math.prod(sizes[1:])
+    first, last = start // row, (stop - 1) // row
+    if first == last:
+        for inner in _digits(sizes[1:], start - first * row, stop - first * row):
+            yield range(first, first + 1), *inner
+        return
+    if start % row:
+        for inner in _digits(sizes[1:], start % row, row):
+            yield range(first, first + 1), *inner
+        first += 1
+    if first < stop // row:
+        yield range(first, stop // row), *map(range, sizes[1:])
+    if stop % row:
+        for inner in _digits(sizes[1:], 0, stop % row):
+            yield range(last, last + 1), *inner
+
+
+def _chunk_along(factor: Factor, chunk: int, starts: Shape) -> int | None:
+    """Return the digits of a factor in one chunk; None if chunks do not begin with a digit 0."""
+    step, start = factor.stride, starts[factor.dimension]
+    if step == -1:
+        return min(chunk, factor.size) if (start + 1) % chunk == 0 else None
+    if step < 1 or start % chunk or (chunk % step and step % chunk):
+        return None
+    return min(max(chunk // step, 1), factor.size)
