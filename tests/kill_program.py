@@ -28,7 +28,7 @@ from memory_program import memory_taken
 import gda
 import gda.launch
 from gda.checkpoint import saving
-from gda.checkpoint.format.zarr_format import require_crc32c, require_tensorstore
+from gda.checkpoint.format.zarr_format import require_crc32c
 from gda.checkpoint.stores import directory
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
@@ -365,7 +365,7 @@ def main(works: Works, join: Join = _join) -> None:
       join: called in each process with its number, their number and the port of the first.
     """
     require_crc32c()  # imports it
-    require_tensorstore()
+    require_tensorstore("a store")
     pids: list[int] = []
     for line in sys.stdin:
         command = json.loads(line)

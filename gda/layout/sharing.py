@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from gda.layout.grid import ShardGrid
@@ -71,3 +73,31 @@ def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None
         (*whole[:dimension], slice(begin, end), *whole[dimension + 1 :])
         for begin, end in pairwise(bounds)
     ]
+
+
+def boxes_of_chunks(shape: Shape, chunks: Shape, most_elements: int) -> Iterator[Index]:
+    """Yield boxes that divide an array, each of whole chunks, with so many elements or one chunk.
+
+    >>> [*boxes_of_chunks((4, 4), (2, 2), most_elements=8)]
+    [(slice(0, 2, None), slice(0, 4, None)), (slice(2, 4, None), slice(0, 4, None))]
+    """
+    sizes = [min(chunk, size) for chunk, size in zip(chunks, shape, strict=True)]
+    for dimension in reversed(range(len(shape))):
+        count = max(most_elements // max(math.prod(sizes), 1), 1)
+        sizes[dimension] = min(chunks[dimension] * count, shape[dimension])
+        if sizes[dimension] < shape[dimension]:
+            break
+    starts = [range(0, size, step or 1) for size, step in zip(shape, sizes, strict=True)]
+    for start in itertools.product(*starts):
+        yield tuple(
+            slice(first, min(first + step, size))
+            for first, step, size in zip(start, sizes, shape, strict=True)
+        )
+
+
+def common_box(one: Index, other: Index) -> Index | None:
+    """Return the elements that two boxes have in common; ``None`` if there are none."""
+    both = [
+        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
+    ]
+    return tuple(both) if all(s.start < s.stop for s in both) else None

@@ -1,3 +1,4 @@
+from gda.storage.orbax import open_orbax as open_orbax
 from gda.storage.safetensors import SafetensorsFiles as SafetensorsFiles
 from gda.storage.safetensors import SafetensorsTensor as SafetensorsTensor
 from gda.storage.safetensors import open_safetensors as open_safetensors

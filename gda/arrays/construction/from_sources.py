@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.construction.reading_by_chunks import ChunkReads
 from gda.arrays.dtypes import narrowed_dtype
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, SpecLike
@@ -70,6 +71,10 @@ class PendingArray:
         self, report: Callable[[int], object], others: Collection[int | None] = ()
     ) -> Iterator[Task | AsyncTask]:
         """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
+        if (source := self._source_of_chunks()) is not None:
+            by_chunks = ChunkReads(self, source, others)
+            yield from by_chunks.tasks(report)
+            others = {*others, *by_chunks.numbers}
         for number, index in enumerate(self.plan.distinct):
             if number in others:
                 continue
@@ -79,6 +84,13 @@ class PendingArray:
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
                 yield self._async_task(nbytes, number, index, report)
+
+    def _source_of_chunks(self) -> AsyncSource | None:
+        """Return the source if it is to be read chunk by chunk, into the memory of the array."""
+        # Elsewhere than on CPU, and for a cast, blocks that are complete need no more memory.
+        is_in_place = not self._places_early and self.dtype == self.reader.dtype
+        source = self.source if self._begin is not None and is_in_place else None
+        return source if isinstance(source, AsyncSource) and source.chunks else None
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from gda.layout.spec import Shape
 from gda.layout.strict_json import parse_json
+from gda.storage.places import of_extra
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -114,32 +115,16 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
 @cache
 def require_crc32c() -> Any:
     """Return the package for checksums."""
-    with _of_extra("checkpoints need google-crc32c"):
+    with of_extra("checkpoints need google-crc32c"):
         import google_crc32c
     return google_crc32c
 
 
-def require_tensorstore() -> Any:
-    """Return TensorStore."""
-    with _of_extra("an object store needs TensorStore"):
-        import tensorstore
-    return tensorstore
-
-
 def require_zstd() -> Any:
     """Return the package for compression."""
-    with _of_extra("zstd compression needs zstandard"):
+    with of_extra("zstd compression needs zstandard"):
         import zstandard
     return zstandard
-
-
-@contextlib.contextmanager
-def _of_extra(need: str) -> Iterator[None]:
-    """Say in an ``ImportError`` what to install."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{need}: pip install 'gda[checkpoint]'", name=error.name) from error
 
 
 def compress(data: Bytes) -> Bytes:

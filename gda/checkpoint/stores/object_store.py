@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.zarr_format import Bytes, require_tensorstore
+from gda.checkpoint.format.zarr_format import Bytes
 from gda.checkpoint.stores.waiting import FEW_ATTEMPTS, Waiting
+from gda.storage.places import require_tensorstore
 
 # The drivers whose requests TensorStore repeats.
 _RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
@@ -40,7 +41,7 @@ class KvStore:
     is_remote = True
 
     def __init__(self, where: Any, timeout: float) -> None:
-        tensorstore = require_tensorstore()
+        tensorstore = require_tensorstore("an object store")
         self._range = tensorstore.KvStore.KeyRange
         repeats = not isinstance(where, tensorstore.KvStore)
         if repeats:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-import urllib.parse
 from dataclasses import replace
 from typing import Any
 
 from gda.checkpoint.stores.directory import FileStore
 from gda.checkpoint.stores.object_store import KvStore
 from gda.storage.options import Options
+from gda.storage.places import directory_named, url_named
 
 Store = FileStore | KvStore
 
@@ -48,20 +47,8 @@ def names_store(path: Any) -> bool:
 
 
 def _of_text(path: str, timeout: float) -> Store:
-    # A single letter before the colon is not a scheme in use, but may be part of a name.
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})", path)
-    if match is None:
-        return FileStore(os.path.expanduser(path))
-    scheme = match[1].lower()
-    if scheme == "file":
-        url = urllib.parse.urlsplit(path)
-        if url.netloc not in ("", "localhost"):
-            raise ValueError(f"{path!r} is a file of the host {url.netloc!r}; write file:///path")
-        return FileStore(urllib.parse.unquote(url.path))
-    if match[2] != "//":
-        raise ValueError(f"{path!r} looks like a URL with one slash; write {scheme}://...")
-    rest = path[match.end() :].removesuffix("/")
-    return KvStore(f"{scheme}://{rest}/", timeout)
+    directory = directory_named(path)
+    return KvStore(url_named(path), timeout) if directory is None else FileStore(directory)
 
 
 def options_for(store: Store, options: Options, least: int = 2) -> Options:

@@ -1,0 +1,223 @@
+"""The tree of an Orbax run, as sources: ``gda.storage.open_orbax``. Orbax is not imported.
+
+An array of a run is a Zarr array that TensorStore reads, in a folder of its own or in an OCDBT
+database of all arrays. ``_METADATA`` beside them has the structure of the tree, but no dtypes, so
+each array is opened; all at the same time, because each waits for its own file.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import numpy as np
+
+from gda.layout.boundary import public, set_module
+from gda.storage.orbax_folder import OrbaxFolder, folder_of_tree
+from gda.storage.orbax_metadata import (
+    ARRAYS,
+    EMPTY,
+    OrbaxLeaf,
+    OrbaxTree,
+    parse_key_kinds,
+    parse_strings,
+    parse_tree,
+    tree_of,
+)
+
+T = TypeVar("T")
+
+_MOST_KEY_BYTES = 2**26  # of an array of keys, which is read when the run is opened
+
+# The numbers of Python by the dtype in which they are saved.
+_OF_PYTHON = ("bool", "int64", "float64", "complex128")
+
+
+@set_module("gda.storage")
+@public
+def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None) -> Any:
+    """Return the tree of an Orbax run, with sources that are read when they are sliced.
+
+    Orbax is not imported. The metadata is read, and numbers, strings and PRNG keys; no other data.
+    The devices and processes that saved the run need not exist: each process may open it and read
+    the blocks that it needs. Runs of versions 0 and 1 are read, with OCDBT or without, as Zarr 2 or
+    3.
+
+    Args:
+      path: a run: the folder that ``StandardCheckpointer``, ``Checkpointer`` or ``save_pytree`` was
+        given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made. Also
+        a URL such as ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
+      item: the item to open if the run has several, such as ``'params'``.
+
+    Returns:
+      the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
+        named tuples and dataclasses, as Orbax has them in its metadata. Arrays are TensorStores,
+        which ``load_tree`` reads. Numbers and strings are values, and ``None`` and empty containers
+        are themselves. Typed PRNG keys are a ``jax.Array`` of keys on one device. A leaf without
+        data raises ``ValueError`` with the reason when it is used.
+
+    Raises:
+      FileNotFoundError, NotADirectoryError: the folder or the run is missing.
+      ValueError: the folder is no Orbax run, or one that is unfinished, damaged or leads out of its
+        folder; it has several items, and ``item`` is not one of them; or it holds several runs. The
+        message has the files that were found.
+      OSError: a store cannot be reached.
+      ImportError: TensorStore is not installed.
+
+    >>> import gda, jax, numpy as np, os, tempfile
+    >>> import orbax.checkpoint as ocp
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'run')
+    ...     with ocp.StandardCheckpointer() as checkpointer:
+    ...         checkpointer.save(path, {'w': np.ones((8, 2), np.float32), 'step': 100})
+    ...     tree = gda.storage.open_orbax(path)
+    ...     print(tree['step'], tree['w'].shape, tree['w'].dtype.name)
+    ...     print(gda.load_tree(tree, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
+    100 (8, 2) float32
+    float32[8,2] P('x', 'y')
+    """
+    folder = folder_of_tree(path, item)
+    tree = _parsed(folder, "_METADATA", parse_tree)
+    assert tree is not None  # folder_of_tree has found it
+    values = _values_of(folder, tree)
+    try:
+        return tree_of(tree.leaves, lambda leaf: values[leaf])
+    except ValueError as error:
+        raise ValueError(f"{folder.url}_METADATA is damaged: {error}") from None
+
+
+class _NoData:
+    """A leaf without data, which raises ``ValueError`` when it is used."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def _raise(self, *_: object, **__: object) -> NoReturn:
+        raise ValueError(self._reason)
+
+    shape = dtype = property(_raise)
+    __getitem__ = __array__ = _raise
+
+    def __repr__(self) -> str:
+        return f"<{self._reason}>"
+
+
+def _values_of(folder: OrbaxFolder, tree: OrbaxTree) -> dict[OrbaxLeaf, Any]:
+    """Return the value or the source of each leaf."""
+    written = [leaf for leaf in tree.leaves if leaf.is_written]
+    values: dict[OrbaxLeaf, Any] = {leaf: _without_data(folder, leaf) for leaf in tree.leaves}
+    strings = [leaf for leaf in written if leaf.kind == "string"]
+    if strings:
+        values |= _strings(folder, strings)
+    arrays = [leaf for leaf in written if leaf.kind in (*ARRAYS, "scalar")]
+    stores = dict(zip(arrays, _opened(folder, tree, arrays), strict=True))
+    kinds = _key_kinds(folder, stores)
+    scalars = {leaf: _number for leaf in arrays if leaf.kind == "scalar"}
+    keys = {
+        leaf: functools.partial(_keys, kind)
+        for leaf in arrays
+        if leaf not in scalars and (kind := kinds.get(leaf.name)) is not None
+    }
+    return values | stores | _read(folder, stores, scalars | keys)
+
+
+def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
+    if leaf.kind in EMPTY:
+        return EMPTY[leaf.kind]()
+    why = f"has the type {leaf.kind!r:.80}, which gda does not read"
+    if not leaf.is_written:
+        why = "was not written: its entry in _METADATA has skip_deserialize"
+    return _NoData(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
+
+
+def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
+    found = _parsed(folder, "_strings.json", parse_strings) or {}
+    if lost := [leaf.name for leaf in leaves if leaf.name not in found]:
+        raise ValueError(
+            f"{folder.url} is damaged: the string {lost[0]!r:.200} is not in _strings.json; "
+            "copy the run again"
+        )
+    return {leaf: found[leaf.name] for leaf in leaves}
+
+
+def _opened(folder: OrbaxFolder, tree: OrbaxTree, leaves: Sequence[OrbaxLeaf]) -> list[Any]:
+    """Return the open TensorStores of some leaves."""
+    uses_ocdbt = tree.uses_ocdbt
+    if uses_ocdbt is None:
+        uses_ocdbt = folder.has("manifest.ocdbt")
+    spec = {
+        "driver": "zarr3" if tree.uses_zarr3 else "zarr",
+        # Older releases omit blocks of zeros where the format has a fill value, as only Zarr 3 has.
+        "fill_missing_data_reads": tree.uses_zarr3 and not tree.has_zeros,
+    }
+    names = [leaf.name for leaf in leaves]
+    return folder.results(folder.begin_to_open(spec, names, uses_ocdbt), names, "cannot be opened")
+
+
+def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, str | None]:
+    """Return the implementations of typed keys by name; only arrays of uint32 may be keys."""
+    names = {
+        leaf.name
+        for leaf, store in stores.items()
+        if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
+    }
+    found: dict[str, str | None] = {}
+    process = 0
+    while names - found.keys():  # an array is in the file of each process that has written of it
+        kinds = _parsed(folder, f"array_metadatas/process_{process}", parse_key_kinds)
+        if kinds is None:
+            break
+        found |= kinds
+        process += 1
+    return found
+
+
+def _read(
+    folder: OrbaxFolder,
+    stores: dict[OrbaxLeaf, Any],
+    made: dict[OrbaxLeaf, Callable[[OrbaxLeaf, Any], Any]],
+) -> dict[OrbaxLeaf, Any]:
+    """Return what is made of the data of some leaves."""
+    for leaf in made:
+        shape, nbytes = (
+            stores[leaf].shape,
+            stores[leaf].size * stores[leaf].dtype.numpy_dtype.itemsize,
+        )
+        if leaf.kind == "scalar" and shape:
+            raise ValueError(
+                f"{folder.url} is damaged: the number {leaf.name!r:.200} has the shape {shape}"
+            )
+        if nbytes > _MOST_KEY_BYTES:
+            raise ValueError(
+                f"the PRNG keys {leaf.name!r:.200} of {folder.url} have {nbytes} bytes; gda reads "
+                f"at most {_MOST_KEY_BYTES} when it opens a run"
+            )
+    names = [leaf.name for leaf in made]
+    data = folder.results([stores[leaf].read() for leaf in made], names, "cannot be read")
+    return {leaf: make(leaf, each) for (leaf, make), each in zip(made.items(), data, strict=True)}
+
+
+def _number(leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
+    return data.item() if data.dtype.name in _OF_PYTHON else data[()]
+
+
+def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
+    try:
+        return jax.random.wrap_key_data(data, impl=kind)
+    except (TypeError, ValueError) as error:
+        return _NoData(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
+
+
+def _parsed(folder: OrbaxFolder, name: str, parse: Callable[[bytes], T]) -> T | None:
+    """Return the content of a file; ``None`` if it is missing."""
+    text = folder.read(name)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{folder.url}{name} is damaged: {error}; copy the run again") from None

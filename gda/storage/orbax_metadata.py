@@ -1,0 +1,184 @@
+"""The metadata of an Orbax run: the leaves of its tree, and their structure. Reads no files.
+
+``_METADATA`` is JSON. ``tree_metadata`` has an entry for each leaf: ``key_metadata``, the keys of
+its path, each with ``key_type`` 1 in a sequence or 2 in a mapping, and ``value_metadata``.
+``use_ocdbt`` and ``store_array_data_equal_to_fill_value`` are missing in older releases. Tuples are
+sequences, named tuples and dataclasses are mappings. The file may be damaged, or hostile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from gda.layout.strict_json import parse_json
+
+T = TypeVar("T")
+Key = str | int  # of a mapping or of a sequence
+
+# The leaves that are containers without elements, or None, which have no data.
+EMPTY: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "NamedTuple": lambda: None,
+    "Dict": dict,
+    "List": list,
+    "Tuple": tuple,
+}
+ARRAYS = ("jax.Array", "np.ndarray")
+
+_DEEPEST = 200
+_MOST_NAME_BYTES = 4095  # of a path in Linux
+_SEQUENCE, _MAPPING = 1, 2
+
+
+class OrbaxLeaf(NamedTuple):
+    """A leaf of a run."""
+
+    path: tuple[Key, ...]
+    kind: str  # of EMPTY or ARRAYS, "scalar", "string", or one that a program has registered
+    is_written: bool
+
+    @property
+    def name(self) -> str:
+        """Name of its data in the run."""
+        return ".".join(map(str, self.path))
+
+
+class OrbaxTree(NamedTuple):
+    """The leaves of a run, and the format of their data."""
+
+    leaves: list[OrbaxLeaf]
+    uses_ocdbt: bool | None  # None in older releases, which do not say it
+    uses_zarr3: bool
+    has_zeros: bool  # blocks of zeros are written too
+
+
+def parse_tree(text: bytes) -> OrbaxTree:
+    """Return the content of ``_METADATA``; ``ValueError`` says the fault in it."""
+    content = _of(dict, parse_json(text.decode()), "it")
+    entries = _of(dict, content.get("tree_metadata"), "tree_metadata")
+    leaves = [_leaf(name, entry) for name, entry in entries.items()]
+    return OrbaxTree(
+        leaves,
+        _flag(content, "use_ocdbt", None),
+        _flag(content, "use_zarr3", False),
+        _flag(content, "store_array_data_equal_to_fill_value", False),
+    )
+
+
+def parse_strings(text: bytes) -> dict[str, str]:
+    """Return the content of ``_strings.json``: the strings by the names of their leaves."""
+    content = _of(dict, parse_json(text.decode()), "it")
+    return {name: _of(str, value, repr(name)) for name, value in content.items()}
+
+
+def parse_key_kinds(text: bytes) -> dict[str, str | None]:
+    """Return the implementation of typed PRNG keys by name, and ``None`` for other arrays.
+
+    The text is a file of ``array_metadatas``, of the arrays that one process has written.
+    """
+    content = _of(dict, parse_json(text.decode()), "it")
+    found: dict[str, str | None] = {}
+    for each in _of(list, content.get("array_metadatas"), "array_metadatas"):
+        array = _of(dict, _of(dict, each, "an array").get("array_metadata"), "array_metadata")
+        more = _of(dict, array.get("ext_metadata") or {}, "ext_metadata")
+        kind = more.get("random_key_impl")
+        name = _of(str, array.get("param_name"), "param_name")
+        found[name] = None if kind is None else _of(str, kind, "random_key_impl")
+    return found
+
+
+def tree_of(leaves: Iterable[OrbaxLeaf], value_of: Callable[[OrbaxLeaf], Any]) -> Any:
+    """Return the tree of the leaves' values: lists for sequences, dicts for all other nodes."""
+    top = _Node()
+    for leaf in leaves:
+        node = top
+        for key in ((), *leaf.path)[:-1]:
+            node = _below(node, key, leaf)
+        _put(node, ((), *leaf.path)[-1], leaf)
+    return _built(top[()], value_of) if top else {}
+
+
+class _Node(dict[Any, Any]):
+    """A node of the tree by keys, or the top, which has the tree at ``()``."""
+
+
+def _below(node: _Node, key: Any, leaf: OrbaxLeaf) -> _Node:
+    found = node.get(key)
+    if isinstance(found, OrbaxLeaf) and found.kind not in EMPTY:
+        raise ValueError(f"leaf {found.name!r} is also a node, above {leaf.name!r}")
+    if not isinstance(found, _Node):
+        # A save of some leaves later leaves the empty node of an earlier one.
+        found = node[key] = _Node()
+    return found
+
+
+def _put(node: _Node, key: Any, leaf: OrbaxLeaf) -> None:
+    found = node.setdefault(key, leaf)
+    if found is leaf or (isinstance(found, _Node) and leaf.kind in EMPTY):
+        return
+    what = "also a node" if isinstance(found, _Node) else "in it twice"
+    raise ValueError(f"leaf {leaf.name!r} is {what}")
+
+
+def _built(node: Any, value_of: Callable[[OrbaxLeaf], Any]) -> Any:
+    if isinstance(node, OrbaxLeaf):
+        return value_of(node)
+    if not any(isinstance(key, int) for key in node):
+        return {key: _built(below, value_of) for key, below in node.items()}
+    if {*node} != {*range(len(node))}:
+        given = sorted(map(str, node))[:5]
+        raise ValueError(f"a sequence has the keys {', '.join(given)}, which are not 0, 1, 2, ...")
+    return [_built(node[number], value_of) for number in range(len(node))]
+
+
+def _leaf(name: str, entry: Any) -> OrbaxLeaf:
+    try:
+        entry = _of(dict, entry, "the entry")
+        keys = _of(list, entry.get("key_metadata"), "key_metadata")
+        if len(keys) > _DEEPEST:
+            raise ValueError(f"it is {len(keys)} levels deep; expected are at most {_DEEPEST}")
+        value = _of(dict, entry.get("value_metadata"), "value_metadata")
+        kind = _of(str, value.get("value_type"), "value_type")
+        is_written = not _flag(value, "skip_deserialize", False)
+        leaf = OrbaxLeaf(tuple(map(_key, keys)), kind, is_written)
+        if is_written and kind not in EMPTY:
+            _check_name(leaf.name)
+    except ValueError as error:
+        raise ValueError(f"leaf {name!r:.200}: {error}") from None
+    return leaf
+
+
+def _key(given: Any) -> Key:
+    given = _of(dict, given, "a key")
+    key, kind = _of(str, given.get("key"), "key"), given.get("key_type")
+    if kind == _MAPPING:
+        return key
+    # A longer number is no place in a sequence, and slow to parse.
+    is_number = key.isascii() and key.isdigit() and len(key) < 10
+    if kind == _SEQUENCE and is_number and str(int(key)) == key:
+        return int(key)
+    raise ValueError(f"key {key!r:.80} of type {kind!r:.80} is neither in a mapping nor a sequence")
+
+
+def _check_name(name: str) -> None:
+    """Raise ``ValueError`` for a name that is no path inside of the run."""
+    try:
+        nbytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{name!r:.200} is not Unicode") from None
+    if nbytes > _MOST_NAME_BYTES:
+        raise ValueError(f"its name has {nbytes} bytes; expected are at most {_MOST_NAME_BYTES}")
+    if "\0" in name or {"", ".", ".."} & {*name.split("/")}:
+        raise ValueError(f"its data would be at {name!r:.200}, which may lead out of the run")
+
+
+def _flag(content: dict[str, Any], name: str, default: T) -> bool | T:
+    value = content.get(name)
+    return default if value is None else _of(bool, value, name)
+
+
+def _of(kind: type[T], value: Any, name: str) -> T:
+    if type(value) is not kind:
+        raise ValueError(f"{name} is {value!r:.80}; expected is a {kind.__name__}")
+    return value
