@@ -38,7 +38,7 @@ from gda.multihost.agreement import check_same_call, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
 from gda.storage import tasks
-from gda.storage.options import Options, ProgressLike
+from gda.storage.options import Options, ProgressLike, Retry
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ def save(
     fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    retry: Retry | None = None,
     timeout: float = 600,
     progress: ProgressLike = False,
 ) -> None:
@@ -108,7 +109,7 @@ def save(
     >>> folder.cleanup()
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
-    options = Options(max_workers, max_bytes, progress)
+    options = Options(max_workers, max_bytes, progress, retry)
     with contextlib.ExitStack() as stack:
         saving, share = _begin("gda.checkpoint.save", path, tree, agreed, timeout, options, stack)
         parts = saving.write(share)
@@ -216,6 +217,7 @@ def save_async(
     fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    retry: Retry | None = None,
     timeout: float = 600,
 ) -> Pending:
     """Begin to save a tree. When this returns, its arrays may be changed, deleted or donated.
@@ -245,7 +247,7 @@ def save_async(
     >>> folder.cleanup()
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
-    options = Options(max_workers, max_bytes)
+    options = Options(max_workers, max_bytes, retry=retry)
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(
             "save_async needs JAX's coordination service to communicate in the background, and gda "
@@ -314,7 +316,7 @@ def _begin(
 
     def claim() -> _Begun:
         structure, leaves = flatten(tree)
-        share = Share(saved_leaves(leaves))
+        share = Share(saved_leaves(leaves, options))
         values = values_of(share.leaves) if jax.process_count() > 1 else {}
         mine = None
         if jax.process_index() == 0:

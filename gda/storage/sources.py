@@ -53,14 +53,22 @@ def source_of(value: Any) -> Source:
     """Return the reader of a source; ``TypeError`` or ``ValueError`` if it cannot be read."""
     if isinstance(value, HasReader):
         return value._reader
-    _check_open(value)
+    if not slices(value):
+        raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     if is_a(value, "tensorstore", "TensorStore"):
         return _TensorStore(value)
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
-    if not all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
+
+
+def slices(value: Any) -> bool:
+    """Return True if a value may be a source; ``ValueError`` if its file is closed."""
+    _check_open(value)
+    if is_a(value, "tensorstore", "TensorStore"):
+        return True
+    kinds = [("get_shape", "get_dtype"), ("shape", "dtype", "__getitem__")]
+    return any(all(hasattr(value, name) for name in names) for names in kinds)
 
 
 def is_group(value: object) -> bool:

@@ -17,6 +17,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
+from gda.storage.sources import is_group, slices
 
 T = TypeVar("T")
 
@@ -39,6 +40,14 @@ def is_value(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, int | float | complex | str | bytes | np.generic)
 
 
+def is_source(leaf: Any) -> bool:
+    """Return True if a leaf is read by slices, and is no array in memory: a memory map is one."""
+    if isinstance(leaf, np.ndarray):
+        # The name of its file. Arrays computed from a memory map are of its class, without it.
+        return getattr(leaf, "filename", None) is not None
+    return not (is_array(leaf) or is_value(leaf)) and slices(leaf)
+
+
 def are_keys(leaf: object) -> bool:
     """Return True if a leaf is an array of typed PRNG keys, which NumPy cannot hold."""
     return is_array(leaf) and is_extended(getattr(held_by(leaf), "dtype", None))
@@ -47,6 +56,15 @@ def are_keys(leaf: object) -> bool:
 def are_bare_keys(leaf: object) -> bool:
     """Return True for a ``jax.Array`` of keys, which gets no container: jax.random takes none."""
     return are_keys(leaf) and not is_container(leaf)
+
+
+def as_dicts(tree: Any) -> Any:
+    """Return the tree with dicts for mappings that JAX does not know, such as ``zarr.Group``."""
+
+    def opened(node: Any) -> Any:
+        return {name: as_dicts(node[name]) for name in node} if is_group(node) else node
+
+    return jax.tree.map(opened, tree, is_leaf=is_container)
 
 
 def is_leaf(node: object) -> bool:
@@ -84,6 +102,8 @@ def path_of(tree: Any, number: int) -> str:
 
 def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None:
     """Add a note to an error: the leaf, and the index of the block, that were being written."""
+    if any(note.startswith("gda: while reading") for note in getattr(error, "__notes__", ())):
+        return  # of a source, with the same index
     path = path_of(tree, number)
     of_leaf = f" of {path}" if path else ""
     error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")

@@ -25,8 +25,9 @@ from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
-from gda.storage.sources import is_group, source_of
+from gda.storage.sources import source_of
 from gda.trees.leaves import (
+    as_dicts,
     are_bare_keys,
     are_keys,
     held_by,
@@ -108,7 +109,7 @@ def load_tree(
     """
     options = Options(max_workers, max_bytes, progress, retry, read_once)
     check_not_padding(plain, pad)
-    tree = _as_dicts(sources)
+    tree = as_dicts(sources)
 
     def prepare() -> Any:
         return _pending_of(tree, mesh, specs, dtype, options, pad)
@@ -195,15 +196,6 @@ def _mesh_of(shardings: Any) -> Mesh | None:
     return mesh_of_all(
         device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
     )
-
-
-def _as_dicts(tree: Any) -> Any:
-    """Return the tree with dicts for mappings that JAX does not know, such as ``zarr.Group``."""
-
-    def opened(node: Any) -> Any:
-        return {name: _as_dicts(node[name]) for name in node} if is_group(node) else node
-
-    return jax.tree.map(opened, tree, is_leaf=is_container)
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:

@@ -1,7 +1,7 @@
-"""The blocks of arrays that this process writes: over all processes, every block once.
+"""The blocks of arrays and sources that this process writes: over all processes, every block once.
 
 Processes share replicated blocks out, array after array, so that process 0 does not write all of
-them.
+them. The blocks of a source, which every process can read, are shared out too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from jax.sharding import NamedSharding
 from gda.arrays.bits import without_padding
 from gda.arrays.construction.placing import is_empty
 from gda.arrays.process_local import data_by_device, first_holders
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
 from gda.layout.processes import turns_of
 from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, bounded, index_at, shape_at, start_of
 from gda.mesh import sharding_of
+from gda.storage.boxes import writers_of
 
 
 class _Plan(NamedTuple):
@@ -38,14 +41,15 @@ class _Plan(NamedTuple):
 class WrittenArray:
     """An array, and the blocks of it that this process writes."""
 
-    array: jax.Array | np.ndarray[Any, Any]  # with its padding
-    grid: ShardGrid | None  # without padding; None for a NumPy array, which is one block
+    array: jax.Array | np.ndarray[Any, Any] | SourceArray  # with its padding
+    # Without padding. None for a NumPy array, which is one block, and for a source.
+    grid: ShardGrid | None
     turn: int  # as for ProcessView.written_blocks
     is_local: bool  # every process has the whole array, and one of them writes it
     # Of the blocks that this process writes, none of padding alone, by number.
     indices: Mapping[int, Index]  # with every start and stop
     starts: Mapping[int, Shape]  # the first element
-    devices: Mapping[int, Any]  # the first here that has it; None for a NumPy array
+    devices: Mapping[int, Any]  # the first here that has it; None if it is on none
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -57,6 +61,45 @@ class WrittenArray:
         """Its sizes without padding."""
         return self.array.shape if self.grid is None else self.grid.global_shape
 
+    @property
+    def block_shape(self) -> Shape:
+        """The shape of every block but those at the edges."""
+        if self.grid is not None:
+            return self.grid.shard_shape
+        return self.array.block_shape if isinstance(self.array, SourceArray) else self.array.shape
+
+    def index(self, number: int) -> Index:
+        """Return the place of a block of ``numbers``, for its reader."""
+        return self.indices[number] if self.grid is None else self.grid.block_index(number)
+
+    @property
+    def has_several_writers(self) -> bool:
+        """True if several processes may write blocks."""
+        if self.grid is None:
+            return jax.process_count() > 1
+        return self.grid.processes is not None and len(self.grid.processes.numbers) > 1
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The number of blocks along each dimension; not of a NumPy array."""
+        grid: Any = self.grid
+        return self.array.parts if isinstance(self.array, SourceArray) else grid.parts
+
+    def writers(self) -> IntArray:
+        """Return the process that writes each block that has elements, in the shape of the parts.
+
+        Not of a NumPy array.
+        """
+        if isinstance(self.array, SourceArray):
+            writers = writers_of(self.array.num_blocks, jax.process_count(), self.turn)
+            return writers.reshape(self.parts)
+        grid: Any = self.grid
+        sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+        with_elements = tuple([slice(-(-size // step)) for size, step in sizes])
+        blocks = np.arange(grid.num_shards).reshape(self.parts)[with_elements]
+        writing = writing_of_grid(grid, grid.processes)
+        return writing.writers(blocks.ravel(), self.turn).reshape(blocks.shape)
+
     def blocks(self) -> dict[int, BlockData]:
         """Return the data of each block of ``numbers``: a view if it is in memory of the host.
 
@@ -64,6 +107,8 @@ class WrittenArray:
         after a deletion the memory stays. Waits for an array that CPUs are computing.
         """
         array, devices = self.array, self.devices
+        if isinstance(array, SourceArray):
+            return {number: array.block(number) for number in self.numbers}
         if isinstance(array, np.ndarray) or not devices:
             return dict.fromkeys(devices, array)
         # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
@@ -80,7 +125,7 @@ class WrittenArray:
 
 
 def written_arrays(
-    arrays: Sequence[jax.Array | np.ndarray[Any, Any]],
+    arrays: Sequence[jax.Array | np.ndarray[Any, Any] | SourceArray],
     grids: Sequence[ShardGrid | None],
     *,
     are_copies: bool,
@@ -93,13 +138,20 @@ def written_arrays(
     shardings = [getattr(array, "sharding", None) for array in arrays]
     # All processes have the same mesh; an array without one is local to its process.
     layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
-    turns = turns_of([array.nbytes for array in arrays], layouts)
+    kinds = [
+        SourceArray if isinstance(array, SourceArray) else layout
+        for array, layout in zip(arrays, layouts, strict=True)
+    ]
+    turns = turns_of([array.nbytes for array in arrays], kinds)
     has_others = are_copies and jax.process_count() > 1
     plans: dict[tuple[int, int], _Plan] = {}
     written = []
     for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
-        is_local = grid is None or (has_others and layout is None)
-        if grid is None or is_local:
+        is_source = isinstance(array, SourceArray)
+        is_local = not is_source and (grid is None or (has_others and layout is None))
+        if is_source:
+            plan = _plan_of_source(array, turn)
+        elif grid is None or is_local:
             plan = _plan_of_local(array, turn)
         else:
             turn = turn % _period_of(grid) if jax.process_count() > 1 else 0
@@ -115,6 +167,14 @@ def _plan_of_local(array: Any, turn: int) -> _Plan:
     start = (0,) * array.ndim
     (device,) = getattr(array, "devices", set)() or [None]
     return _Plan({0: index_at(start, array.shape)}, {0: start}, {0: device})
+
+
+def _plan_of_source(array: SourceArray, turn: int) -> _Plan:
+    writers = writers_of(array.num_blocks, jax.process_count(), turn)
+    numbers = np.flatnonzero(writers == jax.process_index()).tolist()
+    indices = {number: array.index(number) for number in numbers}
+    starts = {number: start_of(index) for number, index in indices.items()}
+    return _Plan(indices, starts, dict.fromkeys(numbers))
 
 
 def _plan_of(array: Any, grid: ShardGrid, turn: int) -> _Plan:
@@ -138,4 +198,5 @@ def _first_of(data: BlockData, shape: Shape) -> BlockData:
     """Return a block without its padding."""
     if isinstance(data, np.ndarray):
         return data[tuple(map(slice, shape))]
+    assert not isinstance(data, SourceBlock)
     return without_padding(data, shape)

@@ -10,7 +10,9 @@ blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` m
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -134,6 +136,33 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
                 for shape, numbers in by_shape.items()
             ]
         )
+
+
+def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
+    """Return the sums over a part of an array in memory of the host, as ``sums_of_numpy``.
+
+    A CPU device makes those of many elements, where JAX has one: it takes a tenth of the time. Of
+    aligned memory nothing is copied. Any thread may call it.
+    """
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    device = _cpu_device() if array.size > SMALL and dtype == array.dtype else None
+    if device is None:
+        return sums_of_numpy(array, start)
+    # One at a time: several threads would each compile the same program.
+    with _summing, jax.disable_jit(False), jax.transfer_guard("allow"):
+        block = jax.device_put(array, device)
+        return Sums(started([block], [start or (0,) * array.ndim])).result()
+
+
+_summing = threading.Lock()
+
+
+@cache
+def _cpu_device() -> Any:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes it
+        return None
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:

@@ -1,4 +1,4 @@
-"""Blocks from devices to the host: copied ahead of use, within a budget of bytes, and let go."""
+"""Blocks from devices and sources to the host: ahead of use, within a budget of bytes, and let go."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import jax
 import numpy as np
 
+from gda.arrays.transport.source_blocks import SourceBlock
+
 K = TypeVar("K")
-BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any]
+BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any] | SourceBlock
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -26,35 +28,40 @@ class _Budget:
 
 
 class HostBlock(Generic[K]):
-    """A block of an array on its way to the host, which counts for ``nbytes`` until released."""
+    """A block on its way to the host, which counts for ``nbytes`` until released."""
 
     def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data = data if isinstance(data, np.ndarray) else apart(data)
+        self._data = apart(data) if isinstance(data, jax.Array) else data
         self._budget = budget
         self._guard = threading.Lock()
 
     def begin(self) -> None:
-        """Begin to copy it."""
-        if not isinstance(self._data, np.ndarray | None):
+        """Begin to copy or read it, if that can be done in the background."""
+        if isinstance(self._data, jax.Array):
             self._data.copy_to_host_async()
+        elif isinstance(self._data, SourceBlock):
+            self._data.begin()
 
     def values(self) -> np.ndarray[Any, Any]:
         """Return the block, read-only, when it is on the host. Any thread may ask.
 
-        On CPU it is the memory of the device itself where NumPy can have that.
+        On CPU it is the memory of the device itself where NumPy can have that. A block of a source
+        is read here. If that fails, the next call tries again.
         """
         if isinstance(self._data, np.ndarray):
             return self._data
         with self._guard:  # several at once would each copy what has to be copied
+            if isinstance(self._data, SourceBlock):
+                self._data = self._data.read()
             return np.asarray(self._data)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
-        is_view = isinstance(self._data, np.ndarray | None)
+        is_of_jax = isinstance(self._data, jax.Array)
         self._data = None
-        if not is_view:
+        if is_of_jax:
             # JAX frees some copies, such as those of int4, only when Python collects garbage. That
             # of the youngest objects takes a microsecond.
             gc.collect(0)
@@ -73,7 +80,7 @@ def host_blocks(
     before that.
 
     Args:
-      blocks: key, single-device or NumPy array and bytes of each; one is taken beyond those begun.
+      blocks: key, data and bytes of each; one is taken beyond those begun.
       max_bytes: the budget.
     """
     budget = _Budget()

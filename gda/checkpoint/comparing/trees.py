@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
+from gda.arrays.transport.source_blocks import SourceBlock
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path
 from gda.checkpoint.format.structure import flatten, subtree
@@ -28,6 +29,7 @@ from gda.checkpoint.writing.saved_leaves import (
 )
 from gda.layout.spec import Index, Shape, index_at
 from gda.multihost.steps import all_do
+from gda.storage.options import Options
 
 AnyArray = np.ndarray[Any, Any]
 
@@ -134,7 +136,7 @@ class GivenSide:
     name = "the tree"
 
     def __init__(self, tree: Any, at: Path) -> None:
-        self._all = saved_leaves(flatten(tree)[1])
+        self._all = saved_leaves(flatten(tree)[1], Options())
         self.leaves: dict[Path, Leaf] = {}
         self._arrays: dict[Path, SavedLeaf] = {}
         for leaf in self._all:
@@ -186,4 +188,6 @@ Side = SavedSide | GivenSide
 
 def _on_host(block: Block, index: Index) -> AnyArray:
     with jax.transfer_guard("allow"):
+        if isinstance(block.data, SourceBlock):
+            return block.data.read()[index]
         return np.asarray(block.data[index] if index else block.data)

@@ -23,15 +23,19 @@ from jax.tree_util import DictKey, keystr
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import Path
 from gda.layout.text import join_some
-from gda.trees.leaves import is_container
+from gda.trees.leaves import as_dicts, is_container
 from gda.trees.matching import name_of
 
 _DEEPEST = 200
 
 
 def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
-    """Return the structure as JSON, and path and value of every leaf."""
+    """Return the structure as JSON, and path and value of every leaf.
+
+    Mappings that JAX does not know, such as ``zarr.Group``, are dicts.
+    """
     try:
+        tree = as_dicts(tree)
         leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
     except ValueError as error:
         if "sorting" not in str(error):

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from gda.arrays.fingerprints.fingerprint import begin_blocks
+from gda.arrays.dtypes import native
+from gda.arrays.fingerprints.fingerprint import begin_blocks, sums_of_host
 from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import (
     MAX_BYTES,
     BlockData,
@@ -33,7 +35,15 @@ from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
 from gda.mesh import Device, grid_of_array
 from gda.multihost.meeting import DisagreementError
-from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, note_function
+from gda.storage.options import Options
+from gda.trees.leaves import (
+    array_of,
+    grid_of_leaf,
+    held_by,
+    is_container,
+    is_source,
+    note_function,
+)
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
@@ -43,12 +53,17 @@ _PINNED = "pinned_host"
 
 
 class Block(NamedTuple):
-    """One block of a leaf: its first element, and its data on a device or on the host."""
+    """One block of a leaf: its first element, and its data on a device, on the host or to be read."""
 
     number: int
     start: Shape
     data: BlockData  # without padding; a view of the device's memory if that is the host's
-    device: Device | None  # that has it; None for a block of a NumPy array
+    device: Device | None  # that has it; None for a block of a NumPy array or a source
+
+
+def on_host(data: BlockData) -> np.ndarray[Any, Any]:
+    """Return the data of a block on the host; read it if it is one of a source."""
+    return data.read() if isinstance(data, SourceBlock) else np.asarray(data)
 
 
 def is_on_accelerator(data: BlockData) -> bool:
@@ -64,14 +79,15 @@ class SavedLeaf(NamedTuple):
 
     number: int
     record: ArrayLeaf  # a save adds fingerprint and place
-    grid: ShardGrid | None  # None for a NumPy array
+    grid: ShardGrid | None  # None for a NumPy array and a source
+    block_shape: Shape  # of every block but those at the edges of a padded array or a source
     blocks: tuple[Block, ...]  # without padding
-    own: Any  # the data, if every process has the whole array
+    own: Any  # the source; or the data, if every process has the whole array
 
     @property
-    def block_shape(self) -> Shape:
-        """The shape of every block but those at the edge of an array that was padded."""
-        return self.record.shape if self.grid is None else self.grid.shard_shape
+    def is_source(self) -> bool:
+        """True if its blocks are read."""
+        return isinstance(self.own, SourceArray)
 
     @property
     def written_bytes(self) -> int:
@@ -80,6 +96,8 @@ class SavedLeaf(NamedTuple):
 
     def begin_sums(self) -> Sums:
         """Begin the share of this process in the fingerprint, where the blocks are."""
+        if self.is_source:
+            return Sums(*[sums_of_host(on_host(block.data), block.start) for block in self.blocks])
         if self.grid is None:
             return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
         with jax.transfer_guard("allow"):
@@ -87,15 +105,21 @@ class SavedLeaf(NamedTuple):
         return begin_blocks(blocks, self.grid)
 
 
-def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLeaf]:
-    """Return every leaf of a tree as it is saved; copies nothing.
+def saved_leaves(
+    leaves: Iterable[tuple[Path, Any]], options: Options
+) -> list[SavedLeaf | ValueLeaf]:
+    """Return every leaf of a tree as it is saved; copies and reads nothing.
 
     On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
     """
     given: list[_Given | ValueLeaf] = []
+    reading = one_at_a_time(options)
     for path, leaf in leaves:
         with noting_path(path):
-            given.append(_given(path, leaf))
+            if is_source(leaf):
+                given.append(_of_source(path, leaf, options, reading))
+            else:
+                given.append(_given(path, leaf))
     arrays = [each for each in given if isinstance(each, _Given)]
     written = iter(
         written_arrays(
@@ -112,8 +136,8 @@ def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
     data = written.blocks()
     starts, devices = written.starts.values(), written.devices.values()
     blocks = tuple(map(Block, data, starts, data.values(), devices))
-    own = written.array if written.is_local else None
-    return SavedLeaf(number, record, grid=written.grid, blocks=blocks, own=own)
+    own = written.array if written.is_local or isinstance(written.array, SourceArray) else None
+    return SavedLeaf(number, record, written.grid, written.block_shape, blocks, own)
 
 
 def _on_device(block: Block) -> Any:
@@ -124,21 +148,23 @@ def _on_device(block: Block) -> Any:
 
 
 def to_host(blocks: Iterable[Keyed[K]], max_bytes: int | None) -> Iterable[HostBlock[Keyed[K]]]:
-    """Return blocks that are being transferred to the host, if they are not there."""
+    """Return blocks that are on the way to the host, if they are not there."""
     sized = (
-        (keyed, data := keyed[1].data, data.nbytes if isinstance(data, jax.Array) else 0)
+        (keyed, data := keyed[1].data, 0 if isinstance(data, np.ndarray) else data.nbytes)
         for keyed in blocks
     )
     return host_blocks(sized, max_bytes or MAX_BYTES)
 
 
 def kept(leaf: SavedLeaf) -> SavedLeaf:
-    """Return a leaf whose blocks nothing can change or delete any more.
+    """Return a leaf whose blocks nothing can change or delete any more, or a source as it is.
 
     Views of CPU devices are kept as they are. An accelerator copies its blocks into host memory of
     its own, which is not waited for, if it has some; all others become NumPy arrays.
     """
     blocks = leaf.blocks
+    if leaf.is_source:
+        return leaf
     if leaf.grid is not None and (not blocks or isinstance(blocks[0].data, np.ndarray)):
         return leaf
     blocks = tuple([block._replace(data=_kept(block)) for block in blocks])
@@ -149,6 +175,7 @@ def _kept(block: Block) -> BlockData:
     data = block.data
     if isinstance(data, np.ndarray):
         return np.array(data)
+    assert isinstance(data, jax.Array)
     if is_on_accelerator(data) and _has_pinned_memory(block.device):
         return jax.device_put(data, data.sharding.with_memory_kind(_PINNED), may_alias=False)
     return np.asarray(apart(data))
@@ -160,11 +187,16 @@ def _has_pinned_memory(device: Any) -> bool:
 
 
 def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
-    """Return, by path, text or checksum of what must be the same in all processes."""
+    """Return, by path, text or checksum of what must be the same in all processes.
+
+    Of a source, shape, dtype and blocks; not the values, of which each process reads some.
+    """
     values = {}
     for leaf in leaves:
         if isinstance(leaf, ValueLeaf):
             values[format_path(leaf.path)] = f"{said(leaf.value):.200}"
+        elif leaf.is_source:
+            values[format_path(leaf.record.path)] = str(leaf.own)
         elif leaf.own is not None:
             crc = crc32c(np.asarray(leaf.own, order="C"))
             values[format_path(leaf.record.path)] = f"an array with CRC-32C {crc:08x}"
@@ -190,7 +222,7 @@ class _Given(NamedTuple):
     """An array of the tree: its record, and the data with its blocks; of keys, their numbers."""
 
     record: ArrayLeaf
-    array: jax.Array | np.ndarray[Any, Any]
+    array: jax.Array | np.ndarray[Any, Any] | SourceArray
     grid: ShardGrid | None
 
 
@@ -210,21 +242,30 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf:
         return ValueLeaf(path, leaf)
     error = TypeError(
         f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
-        "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
+        "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, sources, numbers, strings and bytes"
     )
     note_function(error, leaf)
     raise error
 
 
+def _of_source(path: Path, leaf: Any, options: Options, reading: Any) -> _Given:
+    said = format_path(path) if path else ""
+    array = SourceArray.of(leaf, said, options.max_bytes or MAX_BYTES, reading)
+    _check_dtype(array.dtype)
+    return _Given(ArrayLeaf(path, "numpy", array.shape, array.dtype), array, None)
+
+
 def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> _Given:
-    native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
-    is_number = jax.numpy.issubdtype(native, jax.numpy.number) or native == np.bool_
-    if not is_number or not is_storable(native):
-        raise TypeError(
-            f"an array of dtype {data.dtype} cannot be saved; convert it to a dtype of JAX"
-        )
-    data = np.asarray(data, native, order="C")
-    return _Given(ArrayLeaf(path, kind, data.shape, native), data, None)
+    dtype = native(data.dtype)
+    _check_dtype(dtype)
+    data = np.asarray(data, dtype, order="C")
+    return _Given(ArrayLeaf(path, kind, data.shape, dtype), data, None)
+
+
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    is_number = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
+    if not is_number or not is_storable(dtype):
+        raise TypeError(f"an array of dtype {dtype} cannot be saved; convert it to a dtype of JAX")
 
 
 def _of_jax(path: Path, given: Any) -> _Given:

@@ -16,6 +16,7 @@ from jax.tree_util import keystr
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
+from gda.arrays.transport.source_blocks import SourceArray, one_at_a_time
 from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
@@ -24,16 +25,26 @@ from gda.multihost.agreement import timeout_of_work, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files
-from gda.storage.options import check_count
+from gda.storage.options import Options, ProgressLike, Retry, check_count
+from gda.storage.progress import counting
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
-from gda.trees.files.stripes import sync_files, write_leaves
-from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
+from gda.trees.files.stripes import nbytes_of, options_for_files, sync_files, write_leaves
+from gda.trees.leaves import (
+    array_of,
+    as_dicts,
+    grid_of_leaf,
+    is_container,
+    is_source,
+    path_of,
+    with_paths,
+)
 from gda.trees.matching import names_of
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _NAME = "gda.storage.save_safetensors"
+MAX_BYTES = 64 * 2**20
 
 NameOf = Callable[[str, jax.ShapeDtypeStruct], str]
 
@@ -47,6 +58,10 @@ def save_safetensors(
     max_file_bytes: int = 5 * 2**30,
     metadata: Mapping[str, str] | None = None,
     names: NameOf | None = None,
+    max_workers: int | None = None,
+    max_bytes: int = MAX_BYTES,
+    retry: Retry | None = None,
+    progress: ProgressLike = False,
 ) -> None:
     """Save a tree of arrays of any layout as safetensors files; nothing is gathered.
 
@@ -69,8 +84,9 @@ def save_safetensors(
         If the present index names ``model.safetensors``, even a single new file has such a name and
         an index.
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
-        ``jax.Array``s and NumPy arrays. NumPy arrays, and arrays that only one process holds, must
-        be the same in all processes.
+        ``jax.Array``s, NumPy arrays, and sources, which are read while they are written, as in
+        ``gda.checkpoint.save``. NumPy arrays, and arrays that only one process holds, must be the
+        same in all processes.
       max_file_bytes: the most bytes of data in a file. In a folder, a larger array has a file of
         its own.
       metadata: texts by name, for the header of every file. PyTorch's transformers wants
@@ -78,9 +94,17 @@ def save_safetensors(
       names: a function ``(path, leaf)`` that returns the name of an array in the files. A path is
         such as ``'layers/0/weight'``, which is named ``'layers.0.weight'`` by default. A leaf is a
         ``jax.ShapeDtypeStruct``.
+      max_workers: number of threads that write, 4 by default. Sources are read one block at a time
+        unless it is given.
+      max_bytes: bound on host memory for copies of blocks from accelerators and for blocks of
+        sources; one block is always allowed.
+      retry: the errors after which a block is read and written again, and how often; see
+        ``gda.Retry``.
+      progress: ``True`` shows bytes and rate of this process on stderr, which needs
+        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises, before anything is written:
-      TypeError: a leaf is not an array, or of a dtype that safetensors has not, with a note of its
+      TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a note of its
         path; or ``metadata`` is not of texts.
       ValueError: two leaves have the same name; a name, ``path`` or ``metadata`` cannot be used,
         because it is too long or has surrogates; a single file is too small for all; or a header or
@@ -90,10 +114,10 @@ def save_safetensors(
 
     Raises, afterwards:
       OSError: a file cannot be written, and is named; a note has index and path of the array.
+      Exception: any error of a source, with such a note.
       DisagreementError, LateProcessError: another process failed or ended; the message says why.
 
-    Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block. An
-    array that each process would write in many runs of less than 16 KiB, such as one sharded by
+    An array that each process would write in many runs of less than 16 KiB, such as one sharded by
     columns, is first moved to rows as ``reshard`` moves it. Of such arrays, a device holds at most
     32 MiB twice at a time, or one block, and 32 MiB on their way.
 
@@ -107,11 +131,12 @@ def save_safetensors(
     ['model.safetensors'] [[1. 1.]]
     """
     check_count(max_file_bytes, "max_file_bytes")
+    options = Options(max_workers, max_bytes, progress, retry)
     together(
         _NAME,
         mesh_of_all(jax.devices()),
-        _save,
-        prepare=lambda: _plan(os.fspath(path), tree, max_file_bytes, metadata, names),
+        partial(_save, options=options),
+        prepare=lambda: _plan(os.fspath(path), tree, max_file_bytes, metadata, names, options),
         asked=_Plan.described,
         always=True,
     )
@@ -149,12 +174,20 @@ class _Plan:
         }
         for path, name, leaf in zip(paths, self.names, self.leaves, strict=True):
             fields[path, "name"] = name
+            if isinstance(leaf.array, SourceArray):
+                fields[path, "kind"] = str(leaf.array)
             if leaf.is_local:
                 own = apart(leaf.array) if isinstance(leaf.array, jax.Array) else leaf.array
                 fields[path, "fingerprint"] = fingerprint_of_numpy(np.asarray(own))
         return describe(self.tree) | fields
 
-    def write(self, folder: Path, leaves: Mapping[int, WrittenArray]) -> set[Path]:
+    def write(
+        self,
+        folder: Path,
+        leaves: Mapping[int, WrittenArray],
+        options: Options,
+        add: Callable[[int], object],
+    ) -> set[Path]:
         """Write the blocks of this process of some leaves; return the files, not yet synced."""
         if not folder.is_dir():
             raise FileNotFoundError(
@@ -168,7 +201,7 @@ class _Plan:
         }
         places = [place_of[name] for name in self.names]
         paths = [folder / file.name for file in self.files]
-        return write_leaves(self.tree, leaves, places, paths)
+        return write_leaves(self.tree, leaves, places, paths, options, add)
 
 
 def _plan(
@@ -177,13 +210,15 @@ def _plan(
     max_file_bytes: int,
     metadata: Mapping[str, str] | None,
     name_by: NameOf | None,
+    options: Options,
 ) -> _Plan:
     if "://" in path or not path:
         raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
     is_file = path.endswith(".safetensors")
     new_files.check_path(path, "path", new_files.SPARE_BYTES if is_file else 0)
     metadata = _checked_metadata(metadata)
-    leaves = _leaves_of(tree)
+    tree = as_dicts(tree)
+    leaves = _leaves_of(tree, options)
     names = _names(tree, leaves, name_by)
     tensors = [
         Tensor(name, dtype_name(np.dtype(leaf.array.dtype)), leaf.shape)
@@ -202,9 +237,20 @@ def _plan(
     return _Plan(path, max_file_bytes, tree, leaves, names, files)
 
 
-def _leaves_of(tree: Any) -> list[WrittenArray]:
-    given = jax.tree.leaves(tree, is_leaf=is_container)
-    arrays = with_paths(tree, _array_of, given)
+def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
+    reading = one_at_a_time(options)
+
+    def array_at(keys: Any, leaf: Any) -> Any:
+        if is_source(leaf):
+            array = SourceArray.of(leaf, keystr(keys), options.max_bytes or MAX_BYTES, reading)
+        else:
+            array = _array_of(leaf)
+        dtype_name(np.dtype(array.dtype))
+        return array
+
+    keyed = _with_paths(tree)
+    paths, given = [keys for keys, _ in keyed], [leaf for _, leaf in keyed]
+    arrays = with_paths(tree, array_at, paths, given)
     grids = with_paths(tree, _grid_of, given, arrays)
     return written_arrays(arrays, grids, are_copies=True)
 
@@ -220,12 +266,11 @@ def _array_of(leaf: Any) -> Any:
         raise TypeError(
             f"no file holds {array.dtype}; save the numbers of the keys: jax.random.key_data(array)"
         )
-    dtype_name(np.dtype(array.dtype))
     return array
 
 
 def _grid_of(given: Any, array: Any) -> ShardGrid | None:
-    return None if isinstance(array, np.ndarray) else grid_of_leaf(given)
+    return None if isinstance(array, np.ndarray | SourceArray) else grid_of_leaf(given)
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -284,7 +329,7 @@ def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) ->
 # Writing.
 
 
-def _save(plan: _Plan) -> None:
+def _save(plan: _Plan, options: Options) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
     wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0
@@ -305,14 +350,18 @@ def _save(plan: _Plan) -> None:
         folder = plan.folder / begun.verdict
         written: set[Path] = set()
 
-        def write(leaves: Mapping[int, WrittenArray]) -> None:
-            step(lambda: written.update(plan.write(folder, leaves)), what=f"the writing {what}")
+        def write(leaves: Mapping[int, WrittenArray], add: Callable[[int], object]) -> None:
+            work = partial(plan.write, folder, leaves, options_for_files(options), add)
+            step(lambda: written.update(work()), what=f"the writing {what}")
 
         numbered = dict(enumerate(plan.leaves))
         scattered = {number: leaf for number, leaf in numbered.items() if is_scattered(leaf)}
-        write({number: leaf for number, leaf in numbered.items() if number not in scattered})
+        sizes = {number: nbytes_of(leaf, leaf.numbers) for number, leaf in numbered.items()}
+        add = stack.enter_context(counting(options.progress, "save", sum(sizes.values())))
+        write({number: leaf for number, leaf in numbered.items() if number not in scattered}, add)
         for group in groups_in_rows(scattered):
-            write(in_rows(group, _NAME))
+            write(in_rows(group, _NAME), lambda _: None)  # of other blocks
+            add(sum(sizes[number] for number in group))
         step(lambda: sync_files(written), what=f"the writing {what}")
         move = partial(_commit, plan, folder) if is_first else lambda: None
         step(move, what=f"the end {what}")

@@ -18,32 +18,36 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.dtypes import is_extended
+from gda.arrays.dtypes import is_extended, native
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import kind_error
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
-from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import together, wait_for_arrays
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
-from gda.storage.options import Options, ProgressLike
+from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.progress import counting
+from gda.storage.sources import source_of
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
 from gda.trees.leaves import (
     array_of,
+    as_dicts,
     grid_of_leaf,
     held_by,
     is_array,
     is_container,
+    is_source,
     note_writing,
+    path_of,
     with_paths,
 )
 from gda.trees.matching import targets_for
@@ -58,16 +62,17 @@ _OTHERWISE = (
 @set_module("gda")
 @public
 def store(
-    g: GlobalArray | PaddedArray | jax.Array,
+    g: Any,
     target: SliceTarget,
     *,
     max_workers: int | None = None,
     max_bytes: int | None = None,
+    retry: Retry | None = None,
     progress: ProgressLike = False,
     wait_for_all: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Write an array to ``target``: over all processes each distinct block once, by one process.
+    """Write an array or a source to ``target``: over all processes each block once, by one of them.
 
     Processes share replicated blocks out evenly, and only the blocks that this process writes are
     copied to its host. All processes that hold a part of the array must call this. An array that
@@ -80,7 +85,8 @@ def store(
 
     Args:
       g: the array, with a mesh and a spec or on one device. Of a ``PaddedArray`` the elements
-        without the padding are written.
+        without the padding are written. Or a source, as in ``gda.checkpoint.save``: all processes
+        of the program share its blocks out, which consist of whole chunks of the target.
       target: a target of the shape of ``g``, and of its dtype or one that holds each of its values
         exactly. Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as
         ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens
@@ -88,8 +94,11 @@ def store(
       max_workers: number of threads that write. By default the caller's thread alone writes block
         after block, because not every library is thread-safe. A TensorStore writes concurrently by
         itself.
-      max_bytes: the most host memory for copies of blocks, 256 MiB by default. A larger block is
-        copied alone. Within the bound, copies are begun ahead of the writing.
+      max_bytes: the most host memory for copies of blocks, and for blocks of sources, 256 MiB by
+        default. A larger block is copied alone. Within the bound, copies are begun ahead of the
+        writing.
+      retry: the errors after which a block is read and written again, and how often; see
+        ``gda.Retry``. By default none is.
       progress: ``True`` shows bytes and rate of this process on stderr, which needs
         ``pip install 'gda[progress]'``; a function is called with ``(nbytes_done, nbytes_total)``.
       wait_for_all: communicate, and return, in every process that holds a part, when all have
@@ -99,7 +108,7 @@ def store(
         to write; by default as ``gda.check_processes_agree``.
 
     Raises, before anything is written:
-      TypeError: ``g`` is not an array, is traced or has PRNG keys, or ``target`` is not a target.
+      TypeError: ``g`` is not an array or a source, is traced or has PRNG keys, or ``target`` is not a target.
       RuntimeError: the array was deleted or donated.
       ImportError: ``progress=True`` without rich.
       ValueError: shapes differ, the dtype of the target cannot hold the values, the target is
@@ -107,7 +116,7 @@ def store(
         has a shape of chunks that fits.
 
     Raises, afterwards:
-      Exception: any error of the target, with a note of the index. No block is begun after it, and
+      Exception: any error of the target or the source, with a note of the index. No block is begun after it, and
         no thread is left.
       DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
         ``gda.check_processes_agree``.
@@ -122,8 +131,8 @@ def store(
     >>> np.array_equal(target, data)
     True
     """
-    options = Options(max_workers, max_bytes, progress)
-    if not is_array(g):
+    options = Options(max_workers, max_bytes, progress, retry)
+    if not (is_array(g) or is_source(g)):
         raise kind_error(g, _OTHERWISE)
     _store("store", g, [g], lambda: [target], options, wait_for_all, timeout)
 
@@ -136,6 +145,7 @@ def store_tree(
     *,
     max_workers: int | None = None,
     max_bytes: int | None = None,
+    retry: Retry | None = None,
     progress: ProgressLike = False,
     wait_for_all: bool = False,
     timeout: float | None = None,
@@ -146,11 +156,11 @@ def store_tree(
     their bytes, the largest first, so that no process writes much more than another.
 
     Args:
-      tree: a pytree of arrays as ``store`` takes, the same in every process.
+      tree: a pytree of arrays and sources as ``store`` takes, the same in every process.
       targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
         In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
         has a list or a dataclass there; other entries of the mapping are ignored.
-      max_workers, max_bytes, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
+      max_workers, max_bytes, retry, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
         for the whole tree.
 
     Raises:
@@ -169,7 +179,8 @@ def store_tree(
     >>> targets
     {'tokens': array([0, 1, 2, 3, 4, 5, 6, 7]), 'step': array(3)}
     """
-    options = Options(max_workers, max_bytes, progress)
+    options = Options(max_workers, max_bytes, progress, retry)
+    tree = as_dicts(tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
     find = partial(targets_for, tree, targets)
     _store("store_tree", tree, leaves, find, options, wait_for_all, timeout)
@@ -207,8 +218,13 @@ def _store(
 
 
 def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
-    """Return a mesh of all devices that hold the arrays; None if something is not an array."""
-    arrays = [held_by(leaf) for leaf in leaves]
+    """Return a mesh of all devices that hold the arrays; None if something is not an array.
+
+    Every process has a share in a source.
+    """
+    arrays = [held_by(leaf) for leaf in leaves if not is_source(leaf)]
+    if len(arrays) < len(leaves):
+        return mesh_of_all(jax.devices())
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
     return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
@@ -221,29 +237,42 @@ class _Job(NamedTuple):
     """One array with the blocks that this process writes, and its target."""
 
     leaf: WrittenArray
-    grid: ShardGrid
     target: Target
 
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
         itemsize = max(self.leaf.array.dtype.itemsize, self.target.dtype.itemsize)
-        return math.prod(shape_at(self.grid.block_index(block), self.grid.shard_shape)) * itemsize
+        return math.prod(shape_at(self.leaf.indices[block], self.leaf.shape)) * itemsize
 
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return the blocks to write and their targets, checked."""
-    arrays = with_paths(tree, _array_of, leaves)
-    grids = with_paths(tree, grid_of_leaf, leaves)
+    reading = one_at_a_time(options)
 
-    def job(leaf: WrittenArray, grid: ShardGrid, given: Any) -> _Job:
+    def array_of_leaf(number: int, leaf: Any, given: Any) -> Any:
+        if not is_source(leaf):
+            return _array_of(leaf)
+        target = target_of(held_by(given))
+        found = source_of(leaf)
+        check_fit(target, found.shape, native(found.dtype))
+        path = path_of(tree, number)
+        most = options.max_bytes or MAX_BYTES
+        return SourceArray.of(leaf, path, most, reading, written=target.chunks)
+
+    def grid_of(leaf: Any) -> ShardGrid | None:
+        return None if is_source(leaf) else grid_of_leaf(leaf)
+
+    def job(leaf: WrittenArray, given: Any) -> _Job:
         # jax.tree.map over a tree with containers puts each target into a container.
         target = target_of(held_by(given))
         check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
-        _check_chunks(grid, target, leaf.turn, options)
-        return _Job(leaf, grid, target)
+        _check_chunks(leaf, target, options)
+        return _Job(leaf, target)
 
+    arrays = with_paths(tree, array_of_leaf, range(len(leaves)), leaves, targets)
+    grids = with_paths(tree, grid_of, leaves)
     written = written_arrays(arrays, grids, are_copies=False)
-    return with_paths(tree, job, written, grids, targets)
+    return with_paths(tree, job, written, targets)
 
 
 def _array_of(leaf: Any) -> jax.Array:
@@ -256,62 +285,47 @@ def _array_of(leaf: Any) -> jax.Array:
     return array
 
 
-def _blocks_in_parts(grid: ShardGrid) -> IntArray:
-    """Return the numbers of the blocks that have elements, in the shape of the parts."""
-    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
-    with_elements = tuple([slice(-(-size // step)) for size, step in sizes])
-    return np.arange(grid.num_shards).reshape(grid.parts)[with_elements]
-
-
-def _writers(grid: ShardGrid, turn: int) -> IntArray:
-    """Return the process that writes each block of ``_blocks_in_parts``."""
-    processes: Any = grid.processes
-    blocks = _blocks_in_parts(grid)
-    writing = writing_of_grid(grid, processes)
-    return writing.writers(blocks.ravel(), turn).reshape(blocks.shape)
-
-
-def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
+def _check_chunks(leaf: WrittenArray, target: Target, options: Options) -> None:
     """Raise unless every chunk has one writer: a process, or a thread if several threads write."""
-    has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
-    if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
+    if 0 in leaf.shape or not (leaf.has_several_writers or options.are_for_threads):
         return
     if not target.allows_processes:
-        _check_one_process(grid, turn)
+        _check_one_process(leaf.writers())
     if target.chunks is None:
         return
-    if are_aligned(grid.shard_shape, grid.parts, target.chunks, target.origin):
+    if are_aligned(leaf.block_shape, leaf.parts, target.chunks, target.origin):
         return
+    writers = leaf.writers()
     by_threads = options.are_for_threads and not target.allows_threads
-    # Any of several threads may write any block.
-    writers = _blocks_in_parts(grid) if by_threads else _writers(grid, turn)
-    conflicts = conflicts_between(writers, grid.shard_shape, target.chunks, target.origin)
+    if by_threads:  # any of several may write any block
+        writers = np.arange(writers.size).reshape(writers.shape)
+    conflicts = conflicts_between(writers, leaf.block_shape, target.chunks, target.origin)
     if conflicts:
         who = "two threads" if by_threads else format_processes(conflicts[0].writers)
-        text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
-        alone = ", or max_workers=1" if by_threads and not has_several_processes else ""
+        text = _shared_chunk_text(leaf.block_shape, target.chunks, target.origin, conflicts, who)
+        alone = ", or max_workers=1" if by_threads and not leaf.has_several_writers else ""
         raise ValueError(text + alone)
 
 
-def _check_one_process(grid: ShardGrid, turn: int) -> None:
+def _check_one_process(writers: IntArray) -> None:
     """Raise if several processes would write into an HDF5 file."""
-    writers = set(_writers(grid, turn).ravel().tolist())
-    if len(writers) > 1:
+    processes = set(writers.ravel().tolist())
+    if len(processes) > 1:
         raise ValueError(
             "the target is in an HDF5 file, which only one process at a time may write, but "
-            f"{format_processes(writers)} have blocks to write; gather the array with "
+            f"{format_processes(processes)} have blocks to write; gather the array with "
             "g.gather(process=0), write a file for each process, or use a Zarr array"
         )
 
 
 def _shared_chunk_text(
-    grid: ShardGrid, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
+    block: Shape, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
 ) -> str:
     dimension, boundary, _ = conflicts[0]
-    fitting = fitting_chunks(grid.shard_shape, chunks, [each.dimension for each in conflicts])
+    fitting = fitting_chunks(block, chunks, [each.dimension for each in conflicts])
     must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
     return (
-        f"the target has chunks of shape {chunks}, and the blocks have shape {grid.shard_shape}: "
+        f"the target has chunks of shape {chunks}, and the blocks have shape {block}: "
         f"the elements {boundary - 1} and {boundary} of dimension {dimension} are in one chunk, "
         f"which {who} would write at the same time, so that data could be lost; use chunks of "
         f"{fitting}{' that begin at the first element of the target' if must_move else ''}"
@@ -327,6 +341,7 @@ class _Place:
 
     index: Index
     target: Target
+    is_read: bool  # the block is one of a source
     note: Callable[[Exception], None]  # adds the leaf and the index to an error
 
 
@@ -343,19 +358,20 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
             block.release()
 
         blocks = host_blocks(_blocks(tree, jobs), max_bytes)
-        tasks = (_task(block, finish) for block in blocks)
+        tasks = (_task(block, finish, options) for block in blocks)
         run(tasks, replace(options, max_bytes=max_bytes))
 
 
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, Any, int]]:
     for number, job in enumerate(jobs):
         for block, data in job.leaf.blocks().items():
-            index = job.grid.block_index(block)
+            index = job.leaf.index(block)
             note = partial(note_writing, tree=tree, number=number, index=index)
-            yield _Place(index, job.target, note), data, job.nbytes_of(block)
+            is_read = isinstance(data, SourceBlock)
+            yield _Place(index, job.target, is_read, note), data, job.nbytes_of(block)
 
 
-def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:
+def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> Task | AsyncTask:
     place = block.key
 
     def work() -> None:
@@ -365,7 +381,8 @@ def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:
             place.note(error)
             raise
 
-    if place.target.is_asynchronous:
+    # An AsyncTask begins in the caller's thread, and would read there.
+    if place.target.is_asynchronous and not (place.is_read and options.are_for_threads):
         return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), place.note)
     return Task(block.nbytes, work, lambda _: finish(block))
 

@@ -1,4 +1,4 @@
-"""Blocks of arrays into files in C order; those side by side are written together."""
+"""Blocks of arrays and sources into files in C order; those side by side are written together."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from gda.arrays.transport.source_blocks import SourceArray
 from gda.arrays.transport.to_host import BlockData, HostBlock, host_blocks
 from gda.layout.spec import Index, shape_at, start_of
-from gda.storage.new_files import about, axis_of_runs, sync_file, write_blocks
+from gda.storage.new_files import PART_BYTES, about, axis_of_runs, sync_file, write_blocks
 from gda.storage.options import Options
 from gda.storage.tasks import Task, run
 from gda.trees.leaves import note_writing
 from gda.trees.written_blocks import WrittenArray
 
-# With the parts that ``write_blocks`` joins in each thread, copies take 64 MiB. Some threads wait
-# for the disk while others copy.
-_MAX_BYTES = 48 * 2**20
-_OPTIONS = Options(max_workers=4, max_bytes=_MAX_BYTES)
+# Some threads wait for the disk while others copy or read.
+_WORKERS = 4
 _LONG_RUN = 64 * 2**10  # bytes
 _AT_A_TIME = 2**20  # bytes; to hand a small block to a thread takes longer than to write it
 _FILES_AT_A_TIME = 64
@@ -39,21 +39,32 @@ class _Stripe(NamedTuple):
     first: int  # the first byte of the leaf in the file
 
 
+def options_for_files(options: Options) -> Options:
+    """Return the options of the writes: the bytes without the parts that ``write_blocks`` joins."""
+    workers = options.max_workers or _WORKERS
+    parts = min(workers, _WORKERS) * PART_BYTES
+    max_bytes = max((options.max_bytes or 0) - parts, 1)
+    return replace(options, max_workers=workers, max_bytes=max_bytes)
+
+
 def write_leaves(
     tree: Any,
     leaves: Mapping[int, WrittenArray],
     places: Sequence[tuple[int, int]],
     paths: Sequence[Path],
+    options: Options,
+    add: Callable[[int], object],
 ) -> set[Path]:
     """Write the blocks of this process into the files at ``paths``; return those to be synced.
 
     ``leaves`` are some of the tree, by number. The place of a leaf is the number of its file and
-    its first byte there.
+    its first byte there. ``add`` is told the bytes that were written.
     """
+    max_bytes = options.max_bytes or 1
     given = [
         _Stripe(number, blocks, *places[number])
         for number, leaf in leaves.items()
-        for blocks in _side_by_side(leaf)
+        for blocks in _side_by_side(leaf, max_bytes)
     ]
     stripes = sorted(given, key=lambda stripe: (stripe.file, stripe.first))
     groups = itertools.groupby(stripes, key=lambda stripe: stripe.file // _FILES_AT_A_TIME)
@@ -64,35 +75,49 @@ def write_leaves(
             for number in sorted({stripe.file for stripe in in_files}):
                 files[number] = os.open(paths[number], os.O_WRONLY)
                 stack.callback(os.close, files[number])
-            hosts = iter(host_blocks(_data(leaves, in_files), _MAX_BYTES))
+            hosts = iter(host_blocks(_data(leaves, in_files), max_bytes))
             writes = (
                 (stripe, list(itertools.islice(hosts, len(stripe.numbers)))) for stripe in in_files
             )
-            tasks = (_task(tree, leaves, some, files, paths) for some in _together(writes, leaves))
-            run(tasks, _OPTIONS)
+            tasks = (
+                _task(tree, leaves, some, files, paths, add) for some in _together(writes, leaves)
+            )
+            run(tasks, options)
     return {paths[stripe.file] for stripe in stripes}
+
+
+def nbytes_of(leaf: WrittenArray, numbers: Iterable[int]) -> int:
+    """Return the bytes of some blocks of an array."""
+    shapes = [shape_at(leaf.indices[number], leaf.shape) for number in numbers]
+    return sum(map(math.prod, shapes)) * leaf.array.dtype.itemsize
 
 
 def sync_files(paths: Iterable[Path]) -> None:
     """Return when all bytes of files are on disk; errors name the file."""
-    run((Task(0, partial(sync_file, path)) for path in sorted(paths)), _OPTIONS)
+    run((Task(0, partial(sync_file, path)) for path in sorted(paths)), Options(_WORKERS))
 
 
 def _is_copied(leaf: WrittenArray) -> bool:
-    """Return True if blocks of an array are copied before they are written."""
+    """Return True if blocks of an array are copied or read before they are written."""
     if isinstance(leaf.array, np.ndarray):
         return False
+    if isinstance(leaf.array, SourceArray):
+        return True
     is_padded = leaf.grid is not None and leaf.grid.is_padded
     return is_padded or any(each.platform != "cpu" for each in leaf.array.devices())
 
 
-def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
+def _side_by_side(leaf: WrittenArray, max_bytes: int) -> Iterator[list[int]]:
     """Yield the blocks by number, with those together that are better written together."""
+    if isinstance(leaf.array, SourceArray):  # of which a block is large
+        yield from ([number] for number in leaf.numbers)
+        return
     # A write costs as much as copying some thousand bytes, so short runs are joined.
-    is_copied = _is_copied(leaf)
+    # Blocks on the host take no memory.
+    most = max_bytes if _is_copied(leaf) else None
     stripe: list[int] = []
     for number in sorted(leaf.numbers, key=lambda each: start_of(leaf.indices[each])):
-        if stripe and not _continues(leaf, stripe, leaf.indices[number], is_copied):
+        if stripe and not _continues(leaf, stripe, leaf.indices[number], most):
             yield stripe
             stripe = []
         stripe.append(number)
@@ -100,15 +125,17 @@ def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
         yield stripe
 
 
-def _continues(leaf: WrittenArray, stripe: Sequence[int], index: Index, is_copied: bool) -> bool:
+def _continues(
+    leaf: WrittenArray, stripe: Sequence[int], index: Index, most_bytes: int | None
+) -> bool:
     """Return True if the block at an index comes after those of a stripe, and is to join them."""
     first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
     block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
     axis = axis_of_runs(leaf.shape, block)
     if not axis or math.prod(block[axis:]) * itemsize * len(stripe) >= _LONG_RUN:
         return False
-    # Blocks on the host take no memory.
-    if is_copied and math.prod(block) * itemsize * (len(stripe) + 1) > _MAX_BYTES:
+    nbytes = math.prod(block) * itemsize * (len(stripe) + 1)
+    if most_bytes is not None and nbytes > most_bytes:
         return False
     beside = (*first[:axis], slice(last[axis].stop, index[axis].stop), *first[axis + 1 :])
     return index == beside
@@ -138,9 +165,7 @@ def _together(
     nbytes = 0
     for stripe, hosts in writes:
         some.append((stripe, hosts))
-        leaf = leaves[stripe.leaf]
-        block = shape_at(leaf.indices[stripe.numbers[0]], leaf.shape)
-        nbytes += math.prod(block) * leaf.array.dtype.itemsize * len(stripe.numbers)
+        nbytes += nbytes_of(leaves[stripe.leaf], stripe.numbers)
         if nbytes >= _AT_A_TIME or any(host.nbytes for host in hosts):
             yield some
             some, nbytes = [], 0
@@ -154,6 +179,7 @@ def _task(
     writes: Sequence[_Write],
     files: Mapping[int, int],
     paths: Sequence[Path],
+    add: Callable[[int], object],
 ) -> Task:
     def work() -> None:
         for stripe, hosts in writes:
@@ -171,7 +197,12 @@ def _task(
 
     blocks = [host for _, hosts in writes for host in hosts]
 
+    written = sum(
+        nbytes_of(leaves[stripe.leaf], stripe.numbers) for stripe, _ in writes
+    )
+
     def finish(_: object) -> None:
+        add(written)
         for host in blocks:
             host.release()
 

@@ -28,7 +28,6 @@ from trials import rarely
 
 import gda
 from gda.storage import new_files, open_safetensors, save_safetensors
-from gda.storage.options import Options
 from gda.storage.safetensors_model import replace_model
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.testing import Pool
@@ -148,9 +147,8 @@ def test_any_stripes(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_files, "PART_BYTES", part_bytes)
         patch.setattr("gda.trees.files.stripes._LONG_RUN", long_run)
-        patch.setattr("gda.trees.files.stripes._MAX_BYTES", max_bytes)
-        patch.setattr("gda.trees.files.stripes._OPTIONS", Options(4, max_bytes))
-        save_safetensors(path, tree)
+        patch.setattr("gda.trees.files.stripes.PART_BYTES", 0)
+        save_safetensors(path, tree, max_bytes=max_bytes)
     assert path.read_bytes() == bytes_of({"w": values})
 
 

@@ -1,0 +1,203 @@
+"""Blocks from sources to the host: each is read when it is needed, in the thread that writes it."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gda.arrays.buffers import aligned_empty
+from gda.arrays.dtypes import native
+from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index
+from gda.storage.boxes import box_shape_of
+from gda.storage.options import Options
+from gda.storage.sources import AsyncSource, Source, source_of
+from gda.storage.tasks import Future
+
+_Memory = np.ndarray[Any, Any]
+
+_ALONE_FROM = 2**20  # bytes
+
+
+def one_at_a_time(options: Options) -> AbstractContextManager[Any]:
+    """Return what each read of a call enters: several at a time only if the user asked for it."""
+    return nullcontext() if options.are_for_threads else threading.Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class SourceArray:
+    """A source to be written, in blocks of one shape; those at the edge are smaller."""
+
+    source: Source
+    block_shape: Shape
+    path: str  # of the leaf, for errors
+    reading: AbstractContextManager[Any]  # see one_at_a_time
+
+    @classmethod
+    def of(
+        cls,
+        value: Any,
+        path: str,
+        max_bytes: int,
+        reading: AbstractContextManager[Any],
+        written: Shape | None = None,
+    ) -> SourceArray:
+        """Return the blocks of a source; errors as ``source_of``.
+
+        ``written`` are the chunks of the target, of which a block never has a part.
+        """
+        source = source_of(value)
+        block_shape = source.shape
+        if 0 not in source.shape:
+            block_shape = box_shape_of(
+                source.shape,
+                source.dtype.itemsize,
+                max_bytes,
+                read=source.chunks,
+                written=written,
+                order=_order_of(value),
+            )
+        return cls(source, block_shape, path, reading)
+
+    @property
+    def shape(self) -> Shape:
+        return self.source.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.source.shape)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of its blocks, in the byte order of this machine."""
+        return native(self.source.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """The number of blocks along each dimension."""
+        sides = zip(self.shape, self.block_shape, strict=True)
+        return tuple([-(-size // step) if size else 0 for size, step in sides])
+
+    @property
+    def num_blocks(self) -> int:
+        return math.prod(self.parts)
+
+    def index(self, number: int) -> Index:
+        """Return the place of a block, with every start and stop."""
+        place = np.unravel_index(number, self.parts) if self.parts else ()
+        start = [int(part) * step for part, step in zip(place, self.block_shape, strict=True)]
+        sides = zip(start, self.block_shape, self.shape, strict=True)
+        return tuple([slice(first, min(first + step, size)) for first, step, size in sides])
+
+    def block(self, number: int) -> SourceBlock:
+        return SourceBlock(self, self.index(number))
+
+    def __str__(self) -> str:
+        # Compared between processes.
+        return f"a source of {self.dtype}{list(self.shape)} in blocks of {self.block_shape}"
+
+
+def _order_of(value: Any) -> Sequence[int] | None:
+    """Return the dimensions of a memory map by the distance of neighbours; None if unknown."""
+    if not isinstance(value, np.ndarray):
+        return None
+    return sorted(range(value.ndim)[::-1], key=lambda axis: abs(value.strides[axis]))
+
+
+class SourceBlock:
+    """A block of a source that is read when it is needed, into memory that JAX may keep."""
+
+    def __init__(self, array: SourceArray, index: Index) -> None:
+        self._array, self._index = array, index
+        self.shape: Shape = tuple([each.stop - each.start for each in index])
+        self.dtype = array.dtype
+        self._out: _Memory | None = None
+        self._begun: Future | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def begin(self) -> None:
+        """Begin to read it, if its library reads in threads of its own."""
+        if isinstance(self._array.source, AsyncSource):
+            with suppress(Exception):  # which read raises, where it is tried again
+                self._begun = self._array.source.begin(self._index, self._empty(self.dtype))
+
+    def read(self) -> _Memory:
+        """Return its data in new memory; the error of a second call is that of a new attempt."""
+        begun, self._begun = self._begun, None
+        try:
+            if begun is not None:
+                begun.result()
+            else:
+                self._read()
+        except Exception as error:
+            self._note(error)
+            raise
+        out, self._out = self._out, None
+        assert out is not None
+        return out
+
+    def _read(self) -> None:
+        source = self._array.source
+        with self._array.reading:
+            block: Any = source.read(self._index, self._empty)
+            if block is self._out:
+                return
+            # A source may hand out its own memory, and write there before this was written.
+            np.copyto(self._empty(self.dtype), self._checked(block))
+
+    def _checked(self, block: Any) -> _Memory:
+        if isinstance(block, np.ma.MaskedArray):
+            raise TypeError("the source returned a masked array, which would lose its mask")
+        block = np.asarray(block)
+        if block.shape != self.shape:
+            raise ValueError(
+                f"the source has shape {self._array.shape}, and returned a block of shape "
+                f"{block.shape} where {self.shape} was asked for; it must slice as NumPy does"
+            )
+        if native(block.dtype) != self.dtype:
+            raise TypeError(
+                f"the source has dtype {self.dtype}, and returned a block of dtype {block.dtype}; "
+                "it must say the dtype of its blocks"
+            )
+        return block
+
+    def _empty(self, dtype: np.dtype[Any]) -> _Memory:
+        self._out = _empty(self.shape, dtype)
+        return self._out
+
+    def _note(self, error: Exception) -> None:
+        of_leaf = f" of {self._array.path}" if self._array.path else ""
+        error.add_note(f"gda: while reading index {format_index(self._index)}{of_leaf}")
+
+
+def _empty(shape: Shape, dtype: np.dtype[Any]) -> _Memory:
+    """Return aligned memory that goes back to the system when it is let go.
+
+    The allocator would keep that of freed blocks, for each thread: 100 MiB more for 4 threads.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _ALONE_FROM or not hasattr(mmap, "MAP_PRIVATE"):
+        return aligned_empty(shape, dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)
