@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
 
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, said
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, StoredArray
-from gda.checkpoint.format.structure import format_path, unflatten
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path, StoredArray
+from gda.checkpoint.format.structure import flatten, format_path, unflatten
+from gda.checkpoint.opening import Kind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
@@ -29,6 +32,7 @@ from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
+from gda.storage.views.lazy import LazyArray
 
 MAX_BYTES = 128 * 2**20
 
@@ -92,7 +96,7 @@ class Contents:
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
         leaves = counted(len(self.leaves), "leaf", "leaves")
         total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
-        return [total, f"zarr arrays: {self.data}"]
+        return [total, f"zarr arrays: {self.data}"] if self.data else [total]
 
 
 @set_module("gda.checkpoint")
@@ -189,6 +193,76 @@ def verify(
     store = open_store(path, timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
     return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
+
+
+def contents_at(path: Any, timeout: float) -> Contents:
+    """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
+
+    The last two have no ``data`` and no ``arrays``. Errors are those of ``open_tree``.
+    """
+    store = open_store(path, timeout)
+    if kind_at(store) is Kind.CHECKPOINT:
+        return _contents(store, load_complete(store))
+    return _contents_of(open_tree(path, timeout))
+
+
+def verify_at(path: Any, options: Options, timeout: float) -> tuple[Kind, Contents]:
+    """Read all data at a path, of a checkpoint as ``verify``; return its kind and its contents.
+
+    Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
+    when they read is checked. ``CorruptionError`` if an array cannot be read.
+    """
+    store = open_store(path, timeout)
+    options = options_for(store, options)
+    if (kind := kind_at(store)) is Kind.CHECKPOINT:
+        return kind, verify(
+            path,
+            max_workers=options.max_workers,
+            max_bytes=options.max_bytes or MAX_BYTES,
+            timeout=timeout,
+            progress=options.progress,
+        )
+    opened = open_tree(path, timeout)
+    problems: list[str] = []
+    blocks = [
+        (leaf_path, array.block(number))
+        for leaf_path, leaf in flatten(opened.tree)[1]
+        if isinstance(leaf, LazyArray)
+        for array in [SourceArray.of(leaf, "", MAX_BYTES, nullcontext())]
+        for number in range(array.num_blocks)
+    ]
+    with counting(options.progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
+
+        def finish(nbytes: int, found: list[str]) -> None:
+            problems.extend(found)
+            add(nbytes)
+
+        each = (
+            tasks.Task(block.nbytes, partial(_unreadable, *named), partial(finish, block.nbytes))
+            for named in blocks
+            for block in named[1:]
+        )
+        tasks.run(each, options)
+    if problems:
+        problems = sorted({*problems})
+        raise CorruptionError(f"{opened.url} is damaged: {join_some(problems)}", problems)
+    return kind, _contents_of(opened)
+
+
+def _unreadable(path: Path, block: SourceBlock) -> list[str]:
+    try:
+        block.read()
+    except ValueError as error:
+        return [f"array {format_path(path)}: {error}"]
+    return []
+
+
+def _contents_of(opened: OpenedTree) -> Contents:
+    structure, leaves = flatten(opened.tree)
+    records = tuple(leaf_records(leaves))
+    nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))
+    about = {"format": opened.kind.value}
+    return Contents(opened.url, "", records, (), nbytes, about, structure)
 
 
 def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
