@@ -206,47 +206,46 @@ def contents_at(path: Any, timeout: float) -> Contents:
     return _contents_of(open_tree(path, timeout))
 
 
-def verify_at(path: Any, options: Options, timeout: float) -> tuple[Kind, Contents]:
-    """Read all data at a path, of a checkpoint as ``verify``; return its kind and its contents.
+def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints: bool) -> Contents:
+    """Read all data at a path, of a checkpoint as ``verify``; return its contents.
 
     Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
-    when they read is checked. ``CorruptionError`` if an array cannot be read.
+    when they read is checked.
+
+    Raises:
+      CorruptionError: an array cannot be read.
+      ValueError: ``fingerprints`` is for checkpoints only.
     """
     store = open_store(path, timeout)
-    options = options_for(store, options)
-    if (kind := kind_at(store)) is Kind.CHECKPOINT:
-        return kind, verify(
-            path,
-            max_workers=options.max_workers,
-            max_bytes=options.max_bytes or MAX_BYTES,
-            timeout=timeout,
-            progress=options.progress,
-        )
+    if kind_at(store) is Kind.CHECKPOINT:
+        return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
     opened = open_tree(path, timeout)
-    problems: list[str] = []
-    blocks = [
-        (leaf_path, array.block(number))
-        for leaf_path, leaf in flatten(opened.tree)[1]
-        if isinstance(leaf, LazyArray)
-        for array in [SourceArray.of(leaf, "", MAX_BYTES, nullcontext())]
-        for number in range(array.num_blocks)
-    ]
-    with counting(options.progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
+    if fingerprints:
+        raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
+    blocks = [*_blocks_of(opened)]
+    problems: set[str] = set()
+    with counting(progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
 
         def finish(nbytes: int, found: list[str]) -> None:
-            problems.extend(found)
+            problems.update(found)
             add(nbytes)
 
         each = (
-            tasks.Task(block.nbytes, partial(_unreadable, *named), partial(finish, block.nbytes))
-            for named in blocks
-            for block in named[1:]
+            tasks.Task(b.nbytes, partial(_unreadable, leaf, b), partial(finish, b.nbytes))
+            for leaf, b in blocks
         )
-        tasks.run(each, options)
+        tasks.run(each, options_for(store, Options(max_bytes=MAX_BYTES)))
     if problems:
-        problems = sorted({*problems})
-        raise CorruptionError(f"{opened.url} is damaged: {join_some(problems)}", problems)
-    return kind, _contents_of(opened)
+        lines = sorted(problems)
+        raise CorruptionError(f"{opened.url} is damaged: {join_some(lines)}", lines)
+    return _contents_of(opened)
+
+
+def _blocks_of(opened: OpenedTree) -> Iterator[tuple[Path, SourceBlock]]:
+    for path, leaf in flatten(opened.tree)[1]:
+        if isinstance(leaf, LazyArray):
+            array = SourceArray.of(leaf, "", MAX_BYTES, nullcontext())
+            yield from ((path, array.block(number)) for number in range(array.num_blocks))
 
 
 def _unreadable(path: Path, block: SourceBlock) -> list[str]:

@@ -95,7 +95,9 @@ def _lazy(leaf: Any) -> Any:
     try:
         return lazy(leaf) if is_source(leaf) else leaf
     except (TypeError, ValueError):
-        return leaf  # a leaf without data, or of a dtype that is not read: it raises when it is used
+        return (
+            leaf  # a leaf without data, or of a dtype that is not read: it raises when it is used
+        )
 
 
 def _manifest_of(store: Store) -> Any:

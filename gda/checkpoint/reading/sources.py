@@ -20,6 +20,7 @@ from gda.checkpoint.stores.opening import Store
 from gda.layout.spec import Index, Shape, index_at, start_of
 from gda.layout.text import typed_shape
 from gda.storage.sources import HasReader
+from gda.storage.views.lazy import lazy
 
 AnyArray = np.ndarray[Any, Any]
 
@@ -29,7 +30,7 @@ _CACHE_OF_TREE_BYTES = 32 * 2**20
 
 
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:
-    """Return the saved tree with a ``SavedArray`` for each array.
+    """Return the saved tree with a ``LazyArray`` for each array.
 
     PRNG keys and numbers of NumPy, which no source gives, are read.
     """
@@ -44,8 +45,8 @@ def tree_of_sources(store: Store, manifest: Manifest) -> Any:
 def _value_of(source: SavedArray) -> Any:
     leaf = source.leaf
     if leaf.key_impl is None and leaf.kind != "number":
-        return source
-    data = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
+        return lazy(source)
+    data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
     return data[()] if leaf.key_impl is None else jax.random.wrap_key_data(data, impl=leaf.key_impl)
 
 
