@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.structure import flatten, format_path
 from gda.checkpoint.opening import Kind, OpenedTree, open_tree
 from gda.checkpoint.saving import MAX_BYTES, save
@@ -22,7 +23,7 @@ from gda.layout.text import join_some, typed_shape
 from gda.storage.options import Options, ProgressLike
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
-from gda.trees.leaves import as_dicts, is_array, is_container, is_source
+from gda.trees.leaves import as_dicts, is_array, is_container, is_source, is_value
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}
@@ -98,9 +99,10 @@ def plan_conversion(
     opened = open_tree(source, timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
+        given = opened.url if change is None else f"the {type(tree).__name__} of the map"
         raise ValueError(
-            f"there is no array to write in a {type(tree).__name__}; the function of --map must "
-            "return the tree to write: arrays and sources in dicts and lists"
+            f"there is no array to write in {given}; expected is a tree of arrays and sources, in "
+            "dicts and lists"
         )
     if dtype is not None:
         wanted = _dtype_of_floats(dtype)
@@ -157,6 +159,12 @@ def _checked(
 ) -> tuple[Sequence[str], int]:
     """Return the names of leaves and the number of files; raise if the tree cannot be written."""
     if kind is Kind.SAFETENSORS:
+        for path, leaf in flatten(tree)[1]:
+            if is_value(leaf) and not isinstance(leaf, np.generic):
+                raise TypeError(
+                    f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
+                    "only; omit it in the function of the map, or write a checkpoint"
+                )
         plan = planned_save(target, tree, max_file_bytes, _METADATA, None, options)
         return plan.names, len(plan.files)
     leaves = flatten(tree)[1]

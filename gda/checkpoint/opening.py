@@ -86,8 +86,8 @@ def _record(path: Path, leaf: Any) -> Leaf:
         return ArrayLeaf(path, "source", leaf.shape, leaf.dtype)
     try:
         (saved,) = saved_leaves([(path, leaf)], Options())
-    except ValueError:
-        return ValueLeaf(path, repr(leaf))  # of a leaf without data, the reason
+    except (TypeError, ValueError):
+        return ValueLeaf(path, repr(leaf))  # of a leaf that cannot be read, the reason
     return saved.record if isinstance(saved, SavedLeaf) else saved
 
 

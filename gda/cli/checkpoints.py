@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
     DIFFERENT,
+    ERRORS,
     OK,
     add_command,
     print_json,
@@ -61,7 +62,7 @@ def _add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inspect(commands: Any) -> None:
-    says = "List the contents of a checkpoint, safetensors files or an Orbax run, without its data."
+    says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -71,7 +72,7 @@ def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.inspecting import contents_at
 
-    contents = contents_at(options.path, options.timeout)
+    contents = contents_at(options.path, timeout=options.timeout)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():
@@ -160,7 +161,7 @@ def verify(options: argparse.Namespace) -> int:
 
 def add_diff(commands: Any) -> None:
     says = "Compare two checkpoints, or other files, by their fingerprints."
-    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG)
+    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG, errors=(*ERRORS, TypeError))
     parser.add_argument("a", metavar="A", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument(

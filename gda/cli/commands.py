@@ -57,10 +57,11 @@ def seconds(text: str) -> float:
 
 
 def without_accelerators() -> None:
-    """Keep JAX from taking the memory of accelerators; without effect if it is in use."""
+    """Keep JAX from taking the memory of accelerators, unless JAX_PLATFORMS names some."""
     import jax
 
-    jax.config.update("jax_platforms", "cpu")
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:

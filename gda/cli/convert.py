@@ -9,7 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command, seconds, shows_progress, without_accelerators
+from gda.cli.commands import (
+    ERRORS,
+    OK,
+    add_command,
+    seconds,
+    shows_progress,
+    without_accelerators,
+)
 from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.layout.tables import table
@@ -35,19 +42,19 @@ examples:
   gda convert run/100 checkpoint
   gda convert checkpoint model.safetensors --dtype bf16
   gda convert hf checkpoint --map examples/convert_llama.py:to_scanned --dry-run
-  gda convert checkpoint hf --to safetensors --map examples/convert_llama.py:to_hugging_face
+  gda convert checkpoint hf --to safetensors --map map.py:to_hugging_face
 
 exit code:
   0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
-  error, 130 after Ctrl-C. Except for 0, nothing is at TARGET.
+  error, 130 after Ctrl-C. Except for 0, no tree is at TARGET.
 """
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _KINDS = ("checkpoint", "safetensors")
 
 
 def add_convert(commands: Any) -> None:
-    says = "Write a checkpoint, safetensors files or an Orbax run as other files, block by block."
-    parser = add_command(commands, convert, says, epilog=_EPILOG)
+    says = "Write the tree of a checkpoint or of other files as other files."
+    parser = add_command(commands, convert, says, epilog=_EPILOG, errors=(*ERRORS, TypeError))
     parser.add_argument("source", metavar="SOURCE", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("target", metavar="TARGET", help="a path where nothing is, or a URL")
     parser.add_argument("--to", choices=_KINDS, help="the kind of TARGET")
@@ -115,7 +122,7 @@ def convert(options: argparse.Namespace) -> int:
 
 def _change(text: str) -> Callable[[Any], Any]:
     """Return the function of ``--map``, whose errors are reported with a traceback."""
-    file, name = file_and_function(text, "maps.py:to_flax")
+    file, name = file_and_function(text, "map.py:to_scanned")
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path(file).resolve().parent))  # as for a script
     function = function_of(file, name)
