@@ -14,6 +14,7 @@ from benchmarks.trees import (
     prefetching,
     replicas,
     safetensors_out,
+    sources_out,
 )
 from benchmarks.work import Work
 
@@ -35,6 +36,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> dict[str, list[Wo
         "Replicas": replicas.works(quick),
         "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
         "Safetensors": safetensors_out.works(quick),
+        "Sources": sources_out.works(quick),
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],

@@ -43,6 +43,7 @@ CALLS = [
     "gda.rehearse(f, x)", "gda.assert_fits(f, x, max_bytes=2**20)", "gda.abstract(x, mesh, P())",
     "gda.store(x, target)", "gda.store_tree(x, targets)",
     "gda.storage.save_safetensors(file, x)",
+    "gda.storage.lazy(x)", "gda.storage.stack([x])", "gda.storage.concatenate([x])",
     "gda.visualize_sharding(x)", "gda.show.text(x)", "gda.show.svg(x)", "gda.show.html(x)",
     "gda.GlobalArray.from_array(x)", "gda.PaddedArray.from_array(x, mesh, P('x'))",
     "gda.GlobalArray.from_source(x, mesh, P('x'))",
@@ -57,7 +58,7 @@ WITHOUT_ARRAYS = {
     "gda.aligned_empty", "gda.checking_agreement", "gda.compare_rehearsals", "gda.get_shard_shape",
     "gda.get_shard_indices", "gda.get_shard_indices_replica_ids", "gda.rehearsal_mesh",
     "gda.checkpoint.exists", "gda.checkpoint.inspect", "gda.checkpoint.verify",
-    "gda.storage.open_safetensors",
+    "gda.storage.open_orbax", "gda.storage.open_safetensors",
 }  # fmt: skip
 
 MESH = mesh_of({"x": 4, "y": 2})

@@ -75,6 +75,12 @@ def rarely(times: int) -> settings:
     return settings(max_examples=max(settings().max_examples // times, 5))
 
 
+def often(most: int) -> settings:
+    """Give a property with quick examples ``most`` of them under the torture profile."""
+    usual = settings.get_profile("gda").max_examples
+    return settings(max_examples=usual if settings().max_examples == usual else most)
+
+
 # The page.
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda import aligned_empty, checkpoint
+from gda import aligned_empty, checkpoint, load_tree, storage
 
 Tree = dict[str, jax.Array]
 Like = dict[str, jax.ShapeDtypeStruct]
@@ -62,6 +62,11 @@ def orbax_restore(path: Path, like: Like, **options: bool) -> Any:
     import orbax.checkpoint as ocp
 
     return _orbax(**options).restore(path, args=ocp.args.StandardRestore(like))
+
+
+def opened_orbax(path: Path, like: Like) -> Any:
+    shardings = {name: each.sharding for name, each in like.items()}
+    return load_tree(storage.open_orbax(path), shardings, plain=True)
 
 
 def _orbax_v1(**options: bool) -> tuple[Any, Any]:
@@ -328,6 +333,7 @@ class Way:
 
 
 GDA, ORBAX, ORBAX_V1 = "gda", "Orbax", "Orbax v1"
+OPENED = "gda, of a run that Orbax saved"
 UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, not compressed"
 TENSORSTORE = "TensorStore, zarr v3"  # with CRC-32C
 JAX, TORCH = "JAX pytree_serialization", "PyTorch DCP"
@@ -337,6 +343,7 @@ _PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
     GDA: Way(gda_save, gda_restore),
     ORBAX: Way(orbax_save, orbax_restore),
+    OPENED: Way(orbax_save, opened_orbax),
     f"{ORBAX}, no OCDBT": Way(
         partial(orbax_save, **_NO_OCDBT), partial(orbax_restore, **_NO_OCDBT)
     ),

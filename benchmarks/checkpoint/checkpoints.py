@@ -29,6 +29,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.arrays.building import MIB
@@ -37,6 +38,7 @@ from benchmarks.checkpoint.checkpointers import (
     GDA,
     JAX,
     MEMMAP,
+    OPENED,
     ORBAX,
     ORBAX_V1,
     SAFETENSORS,
@@ -57,6 +59,7 @@ from benchmarks.checkpoint.checkpointers import (
 )
 from benchmarks.pairs import Side
 from benchmarks.work import AtMost, Faster, Floor, OfFloor, Target, Within, WithinMiB, Work
+from gda import storage
 from gda.testing.pool import Pool
 
 P = PartitionSpec
@@ -173,6 +176,7 @@ class Scratch:
 
 WRITE, READ = "raw write and fsync", "raw read into fresh memory"
 CHECKED = "raw read with CRC-32C, into aligned memory"
+DECODED = "TensorStore, each chunk decoded once into warm memory"
 MEMCPY, CRC32C = "memcpy into fresh memory", "CRC-32C"
 _FILE_BYTES = 32 * MIB
 
@@ -225,6 +229,22 @@ def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[S
     write(raw, blocks)
     floors = [Side(partial(each, raw), scratch.keep) for each in (read, read_checked)]
     return [*sides, *floors, *_in_memory(blocks)]
+
+
+def _opening_orbax(scale: Scale) -> list[Side]:
+    scratch, tree = Scratch(), _tree(scale, ROWS)
+    path = scratch.another()
+    WAYS[ORBAX].save(path, tree)
+    delete(tree)
+    stores = storage.open_orbax(path)
+    memory = {name: np.ones(store.shape, np.float32) for name, store in stores.items()}
+
+    def decode() -> None:
+        written = [tensorstore.array(memory[name]).write(store) for name, store in stores.items()]
+        for each in written:
+            each.commit.result()
+
+    return [*_restoring(scale, COLUMNS, [OPENED, ORBAX]), Side(decode, scratch.keep)]
 
 
 def _beginning(scale: Scale, ways: Sequence[str]) -> list[Side]:
@@ -392,8 +412,8 @@ def works(quick: bool = False) -> list[Work]:
     )
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
-    to_save = [way for way in WAYS if way not in (GDA, MEMMAP)]
-    to_restore = [way for way in WAYS if way != GDA]
+    to_save = [way for way in WAYS if way not in (GDA, MEMMAP, OPENED)]
+    to_restore = [way for way in WAYS if way not in (GDA, OPENED)]
     to_move = [way for way in to_restore if way != TORCH]  # it knows no layout
     of_small = [*few, JAX, TENSORSTORE, SAFETENSORS]
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
@@ -445,6 +465,22 @@ def works(quick: bool = False) -> list[Work]:
         ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),
         restoring(small, ROWS, of_small, {ORBAX: Faster(4)}),
+        Work(
+            f"load an Orbax run, {medium.name}, {other}",
+            partial(_opening_orbax, medium),
+            dict.fromkeys([ORBAX, READ, CHECKED, MEMCPY, CRC32C, DECODED]) | {ORBAX: Faster(2)},
+            floor=Floor(DECODED, "Each chunk must be decoded, which TensorStore does."),
+            raw=READ,
+            seconds=20,
+        ),
+        Work(
+            f"memory beyond the arrays, load an Orbax run, {medium.name}, {other}",
+            partial(_remembering, "other", medium, [OPENED, ORBAX]),
+            {ORBAX: None},
+            WithinMiB(64),
+            seconds=0,
+            unit="MiB",
+        ),
         Work(
             f"how long the caller is held while {medium.name} are saved behind it",
             partial(_beginning, medium, tuple(BEGIN)),

@@ -18,8 +18,8 @@ from gda.checkpoint.reading.sources import tree_of_sources
 from gda.checkpoint.stores.opening import Store, open_store
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
 from gda.storage.options import Options
-from gda.storage.orbax import open_orbax
-from gda.storage.orbax_folder import MARKS
+from gda.storage.orbax_runs.open_orbax import open_orbax
+from gda.storage.orbax_runs.run_folder import MARKS
 from gda.storage.safetensors import open_safetensors
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source

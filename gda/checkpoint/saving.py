@@ -72,15 +72,22 @@ def save(
         strings, bytes and ``None`` in dicts with string or integer keys, lists, tuples, named
         tuples and registered dataclasses, without their static fields. Of a ``PaddedArray`` the
         elements without the padding are saved. NumPy arrays, values and arrays that only one
-        process holds must be the same in all processes.
+        process holds must be the same in all processes. Sources are saved as NumPy arrays: memory
+        maps, ``zarr.Array``, ``h5py.Dataset``, TensorStore, tensors of ``open_safetensors``, and
+        other objects with shape, dtype and slices. Each process reads and writes its share of
+        their blocks, which consist of whole chunks of the source. The values are not compared.
       overwrite: replace the present checkpoint. It stays complete until the new one is.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
       max_workers: number of files written at a time; by default the number of cores, from 4 to 32,
-        and 32 on an object store.
-      max_bytes: bound on host memory beyond the arrays themselves; one chunk, or on accelerators
-        one block, is always allowed.
+        and 32 on an object store. Sources are read one block at a time unless it is given, because
+        not every library is thread-safe. A TensorStore reads concurrently by itself.
+      max_bytes: bound on host memory beyond the arrays themselves; one chunk, of the file or of a
+        source, or on accelerators one block, is always allowed. A source may need memory of its own
+        while it is read.
+      retry: the errors after which a block is read and written again, and how often; see
+        ``gda.Retry``. By default none is.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
         store, whose requests are repeated until then. At the beginning the processes wait for each
         other as long as in ``gda.check_processes_agree``, by default 60 s.
@@ -92,6 +99,8 @@ def save(
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
       OSError: a file cannot be written; the message names it.
+      Exception: any error of a source, or ``ValueError`` and ``TypeError`` if its block has another
+        shape or dtype than it says; a note has path and index.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
     After an error nothing was committed, and the old checkpoint is complete. Only if the error
@@ -226,7 +235,8 @@ def save_async(
     copied: until they are written, a step to which an array is donated copies them instead, so the
     save takes the memory of what is donated or deleted meanwhile. Accelerators copy their blocks to
     pinned memory of the host, as much as this process writes, and NumPy arrays are copied at once.
-    All of it is free again when the save is over.
+    All of it is free again when the save is over. Sources are read in the background: keep them
+    open and unchanged until ``result`` returns.
 
     A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
     it logs the failure again, and under ``gda.launch`` it fails.

@@ -2,11 +2,11 @@
 
 Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
 writes), ``progress``, ``sources`` (anything that slices), ``views`` (of sources, transposed, joined
-and cast without a read), ``targets`` (anything that takes slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
-``safetensors``, ``new_files`` (written by several processes, put in place whole),
-``safetensors_model`` (new files in place of old ones), ``places`` (paths and URLs),
-``orbax_metadata``, ``orbax_folder``, ``orbax`` (runs of Orbax), ``golden_files`` (documents of
-tests).
+and cast without a read), ``targets`` (anything that takes slices), ``chunk_conflicts`` (blocks that
+share a chunk of a target), ``boxes`` (of a source that is read to be written),
+``safetensors_format``, ``safetensors``, ``new_files`` (written by several processes, put in place
+whole), ``safetensors_model`` (new files in place of old ones), ``places`` (paths and URLs),
+``orbax_runs`` (of another library), ``golden_files`` (documents of tests).
 ``save_safetensors`` is in ``gda.trees``, because it needs meshes and processes.
 
 >>> import gda, jax, numpy as np, os, tempfile
@@ -26,7 +26,7 @@ _MODULE_OF = {
     "open_safetensors": "gda.storage.safetensors",
     "SafetensorsFiles": "gda.storage.safetensors",
     "SafetensorsTensor": "gda.storage.safetensors",
-    "open_orbax": "gda.storage.orbax",
+    "open_orbax": "gda.storage.orbax_runs.open_orbax",
     "save_safetensors": "gda.trees.files.save_safetensors",
     "LazyArray": "gda.storage.views.lazy",
     "lazy": "gda.storage.views.lazy",

@@ -42,11 +42,11 @@ def box_shape_of(
         default from the last to the first.
 
     >>> box_shape_of((4096, 8192), 4, 2**26)  # rows
-    (512, 8192)
+    (256, 8192)
     >>> box_shape_of((4096, 8192), 4, 2**26, read=(4096, 1))  # a transposed view
-    (4096, 1024)
+    (4096, 512)
     >>> box_shape_of((4096, 8192), 4, 2**26, read=(4096, 1), written=(100, 100))
-    (4096, 1000)
+    (4096, 500)
     """
     unit = _unit_of(shape, itemsize, max_bytes, read, written)
     box = [*unit]

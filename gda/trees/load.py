@@ -27,9 +27,9 @@ from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
 from gda.trees.leaves import (
-    as_dicts,
     are_bare_keys,
     are_keys,
+    as_dicts,
     held_by,
     is_container,
     is_value,

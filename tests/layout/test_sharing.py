@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 import gda
 from gda.layout.processes import Processes
-from gda.layout.sharing import holders_of, parts_of, readers_of
+from gda.layout.sharing import (
+    boxes_of_chunks,
+    common_box,
+    holders_of,
+    parts_of,
+    readers_of,
+)
 
 pytestmark = pytest.mark.no_jax
 
@@ -83,3 +89,25 @@ def test_parts_cover_a_block_once_and_end_where_chunks_do(
         for first, size, chunk, along in zip(start, sizes, chunks or (), part, strict=False):
             assert along.stop == size or (first + along.stop) % chunk == 0
     assert (times == 1).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), st.integers(1, 100))
+def test_boxes_of_chunks_divide_the_array_where_chunks_end(
+    sides: list[tuple[int, int]], most: int
+) -> None:
+    shape, chunks = tuple(size for size, _ in sides), tuple(chunk for _, chunk in sides)
+    covered = np.zeros(shape, int)
+    for box in boxes_of_chunks(shape, chunks, most):
+        covered[box] += 1
+        for s, size, chunk in zip(box, shape, chunks, strict=True):
+            assert s.start % chunk == 0
+            assert s.stop % chunk == 0 or s.stop == size
+        sizes = [s.stop - s.start for s in box]
+        assert math.prod(sizes) <= max(most, math.prod(chunks))
+    assert (covered == 1).all()
+
+
+def test_the_common_box_of_two() -> None:
+    one, other = (slice(0, 4), slice(2, 6)), (slice(3, 5), slice(0, 3))
+    assert common_box(one, other) == (slice(3, 4), slice(2, 3))
+    assert common_box(one, (slice(4, 5), slice(2, 6))) is None

@@ -72,8 +72,8 @@ class PendingArray:
     ) -> Iterator[Task | AsyncTask]:
         """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
         if (source := self._source_of_chunks()) is not None:
-            by_chunks = ChunkReads(self, source, others)
-            yield from by_chunks.tasks(report)
+            by_chunks = self._chunk_reads(source, report, others)
+            yield from by_chunks.tasks()
             others = {*others, *by_chunks.numbers}
         for number, index in enumerate(self.plan.distinct):
             if number in others:
@@ -84,6 +84,19 @@ class PendingArray:
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
                 yield self._async_task(nbytes, number, index, report)
+
+    def _chunk_reads(
+        self,
+        source: AsyncSource,
+        report: Callable[[int], object],
+        others: Collection[int | None],
+    ) -> ChunkReads:
+        def done(number: int, index: Index, memory: np.ndarray[Any, Any]) -> None:
+            self.keep(number, index, report, self.reader.settle_own, memory)
+
+        indices = {n: index for n, index in enumerate(self.plan.distinct) if n not in others}
+        empty = partial(self.reader.empty, source.dtype)
+        return ChunkReads(source, indices, empty, done, self.note_where)
 
     def _source_of_chunks(self) -> AsyncSource | None:
         """Return the source if it is to be read chunk by chunk, into the memory of the array."""

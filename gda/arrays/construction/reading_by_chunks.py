@@ -6,104 +6,120 @@ are read: 512 MiB from an Orbax run onto another layout held 260 to 410 MiB beyo
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gda.layout.sharing import boxes_of_chunks, common_box
-from gda.layout.spec import Index, bounded
+from gda.layout.spec import Index, bounded, start_of
 from gda.storage.sources import AsyncSource
 from gda.storage.tasks import AsyncTask, Future, JoinedFutures
 
-if TYPE_CHECKING:
-    from gda.arrays.construction.from_sources import PendingArray
+_Memory = np.ndarray[Any, Any]
+_Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
 
 _BOX_BYTES = 4 * 2**20  # of small chunks that are read together
+_SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
 _COPIES = 2  # of a chunk that is read: as it is stored, and decoded
 
 
 class ChunkReads:
-    """The reads of an array by chunks; their memory is that of the blocks.
+    """The reads of some blocks by chunks, each into the memory of the blocks that need it.
+
+    Args:
+      indices: those of the blocks, by the numbers of the blocks.
+      empty: returns the memory of the block at an index.
+      done: is called with number, index and memory of a block when it is complete.
+      note: adds the index of a block to an error.
 
     Attributes:
       numbers: of the blocks that are read.
     """
 
     def __init__(
-        self, pending: PendingArray, source: AsyncSource, others: Collection[int | None]
+        self,
+        source: AsyncSource,
+        indices: Mapping[int, Index],
+        empty: Callable[[Index], _Memory],
+        done: Callable[[int, Index, _Memory], object],
+        note: Callable[[Index, Exception], object],
     ) -> None:
-        self._pending, self._source = pending, source
-        shape, distinct = source.shape, pending.plan.distinct
-        indices = {
-            number: bounded(index, shape)
-            for number, index in enumerate(distinct)
-            if number not in others
-        }
+        self._source, self._indices = source, indices
+        self._empty, self._done, self._note_index = empty, done, note
+        shape = source.shape
+        bounds = {number: bounded(index, shape) for number, index in indices.items()}
         most_elements = max(_BOX_BYTES // source.dtype.itemsize, 1)
-        self._boxes: list[tuple[Index, list[tuple[int, Index]]]] = []
+        self._boxes: list[tuple[Index, _Needed]] = []
         for box in boxes_of_chunks(shape, source.chunks or shape, most_elements):
-            common = [(number, common_box(box, index)) for number, index in indices.items()]
+            common = [(number, common_box(box, index)) for number, index in bounds.items()]
             if needed := [(number, index) for number, index in common if index is not None]:
                 self._boxes.append((box, needed))
         self._left = Counter(number for _, needed in self._boxes for number, _ in needed)
         self.numbers = {*self._left}
-        self._memory: dict[int, np.ndarray[Any, Any]] = {}
+        self._memory: dict[int, _Memory] = {}
 
-    def tasks(self, report: Callable[[int], object]) -> Iterator[AsyncTask]:
-        """Yield a task for each box, which is read into all blocks that need a part of it."""
+    def tasks(self) -> Iterator[AsyncTask]:
+        """Yield a task for each box of chunks."""
         itemsize = self._source.dtype.itemsize
         for box, needed in self._boxes:
             futures: list[tuple[int, Future]] = []
+            whole: list[_Memory] = []
             yield AsyncTask(
-                sum(map(_size, (index for _, index in needed))) * itemsize,
-                partial(self._begin, needed, futures),
-                partial(self._finish, needed, report),
-                partial(self._note, needed, futures),
+                sum(_size(index) for _, index in needed) * itemsize,
+                partial(self._begin, box, needed, futures, whole),
+                partial(self._finish, box, needed, whole),
+                partial(self._note, futures),
                 library_bytes=_COPIES * _size(box) * itemsize,
             )
 
     def _begin(
-        self, needed: list[tuple[int, Index]], futures: list[tuple[int, Future]]
+        self,
+        box: Index,
+        needed: _Needed,
+        futures: list[tuple[int, Future]],
+        whole: list[_Memory],
     ) -> JoinedFutures:
         futures.clear()
+        if len(needed) > 1 and _size(box) * self._source.dtype.itemsize <= _SMALL_BYTES:
+            whole[:] = [np.empty([s.stop - s.start for s in box], self._source.dtype)]
+            futures.append((needed[0][0], self._source.begin(box, whole[0])))
+            return JoinedFutures([futures[0][1]])
         for number, index in needed:
             out = self._part(number, index)
             futures.append((number, self._source.begin(index, out)))
         return JoinedFutures([future for _, future in futures])
 
-    def _part(self, number: int, index: Index) -> np.ndarray[Any, Any]:
+    def _part(self, number: int, index: Index) -> _Memory:
         """Return the memory of the elements at an index of the array, in a block."""
-        block = self._pending.plan.distinct[number]
+        block = self._indices[number]
         if number not in self._memory:
-            self._memory[number] = self._pending.reader.empty(self._source.dtype, block)
-        within = [
-            slice(part.start - (whole.start or 0), part.stop - (whole.start or 0))
-            for part, whole in zip(index, block, strict=True)
-        ]
-        return self._memory[number][(*within, ...)]
+            self._memory[number] = self._empty(block)
+        return self._memory[number][_within(index, block)]
 
-    def _finish(
-        self, needed: list[tuple[int, Index]], report: Callable[[int], object], _: object
-    ) -> None:
-        pending = self._pending
-        for number, _ in needed:
+    def _finish(self, box: Index, needed: _Needed, whole: list[_Memory], _: object) -> None:
+        for number, index in needed:
+            if whole:
+                self._part(number, index)[...] = whole[0][_within(index, box)]
             self._left[number] -= 1
             if not self._left[number]:
-                block, memory = pending.plan.distinct[number], self._memory.pop(number)
-                pending.keep(number, block, report, pending.reader.settle_own, memory)
+                self._done(number, self._indices[number], self._memory.pop(number))
+        whole.clear()
 
-    def _note(
-        self,
-        needed: list[tuple[int, Index]],
-        futures: list[tuple[int, Future]],
-        error: Exception,
-    ) -> None:
-        failed = [number for number, future in futures if _has_failed(future)]
-        number = next(iter(failed), needed[0][0])
-        self._pending.note_where(self._pending.plan.distinct[number], error)
+    def _note(self, futures: list[tuple[int, Future]], error: Exception) -> None:
+        for number, future in futures:
+            if _has_failed(future):
+                self._note_index(self._indices[number], error)
+                return
+
+
+def _within(index: Index, box: Index) -> tuple[Any, ...]:
+    """Return the place of an index in a box, with dots, also of a scalar a view."""
+    sides = zip(index, start_of(box), strict=True)
+    return (*[slice(s.start - first, s.stop - first) for s, first in sides], ...)
 
 
 def _has_failed(future: Any) -> bool:
@@ -111,7 +127,4 @@ def _has_failed(future: Any) -> bool:
 
 
 def _size(index: Index) -> int:
-    size = 1
-    for s in index:
-        size *= s.stop - s.start
-    return size
+    return math.prod(s.stop - s.start for s in index)

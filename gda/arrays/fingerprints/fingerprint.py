@@ -29,6 +29,7 @@ from gda.arrays.fingerprints.on_devices import device_of, started
 from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
+from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, start_of
 from gda.mesh import grid_of_array, processes_of, sharding_of
@@ -144,9 +145,11 @@ def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     A CPU device makes those of many elements, where JAX has one: it takes a tenth of the time. Of
     aligned memory nothing is copied. Any thread may call it.
     """
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    device = _cpu_device() if array.size > SMALL and dtype == array.dtype else None
-    if device is None:
+    # Without x64, JAX would narrow 64 bits; and it lacks some dtypes of less than 8.
+    is_of_jax = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype
+    is_narrow = width_of(array.dtype)[0] < 8
+    device = _cpu_device()
+    if array.size <= SMALL or not is_of_jax or is_narrow or device is None:
         return sums_of_numpy(array, start)
     # One at a time: several threads would each compile the same program.
     with _summing, jax.disable_jit(False), jax.transfer_guard("allow"):

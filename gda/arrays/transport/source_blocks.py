@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.dtypes import native
+from gda.layout.dtype_names import native
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.storage.boxes import box_shape_of
@@ -113,7 +113,7 @@ def _order_of(value: Any) -> Sequence[int] | None:
     """Return the dimensions of a memory map by the distance of neighbours; None if unknown."""
     if not isinstance(value, np.ndarray):
         return None
-    return sorted(range(value.ndim)[::-1], key=lambda axis: abs(value.strides[axis]))
+    return sorted(range(value.ndim), key=lambda axis: (abs(value.strides[axis]), -axis))
 
 
 class SourceBlock:
@@ -159,7 +159,7 @@ class SourceBlock:
         source = self._array.source
         with self._array.reading:
             block: Any = source.read(self._index, self._empty)
-            if block is self._out:
+            if block is not None and block is self._out:
                 return
             # A source may hand out its own memory, and write there before this was written.
             np.copyto(self._empty(self.dtype), self._checked(block))

@@ -1,4 +1,4 @@
-"""Blocks from devices and sources to the host: ahead of use, within a budget of bytes, and let go."""
+"""Blocks from devices and sources to the host: ahead of use, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class HostBlock(Generic[K]):
     def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data = apart(data) if isinstance(data, jax.Array) else data
+        self._data = data if isinstance(data, np.ndarray | SourceBlock) else apart(data)
         self._budget = budget
         self._guard = threading.Lock()
 
     def begin(self) -> None:
         """Begin to copy or read it, if that can be done in the background."""
-        if isinstance(self._data, jax.Array):
-            self._data.copy_to_host_async()
-        elif isinstance(self._data, SourceBlock):
+        if isinstance(self._data, SourceBlock):
             self._data.begin()
+        elif not isinstance(self._data, np.ndarray | None):
+            self._data.copy_to_host_async()
 
     def values(self) -> np.ndarray[Any, Any]:
         """Return the block, read-only, when it is on the host. Any thread may ask.
@@ -59,9 +59,9 @@ class HostBlock(Generic[K]):
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
-        is_of_jax = isinstance(self._data, jax.Array)
+        is_view = isinstance(self._data, np.ndarray | None)
         self._data = None
-        if is_of_jax:
+        if not is_view:
             # JAX frees some copies, such as those of int4, only when Python collects garbage. That
             # of the youngest objects takes a microsecond.
             gc.collect(0)

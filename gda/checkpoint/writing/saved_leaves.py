@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from gda.arrays.dtypes import native
 from gda.arrays.fingerprints.fingerprint import begin_blocks, sums_of_host
 from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
@@ -30,6 +29,7 @@ from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
+from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
@@ -53,7 +53,7 @@ _PINNED = "pinned_host"
 
 
 class Block(NamedTuple):
-    """One block of a leaf: its first element, and its data on a device, on the host or to be read."""
+    """One block of a leaf: its first element, and its data or what reads it."""
 
     number: int
     start: Shape

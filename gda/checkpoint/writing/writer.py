@@ -211,8 +211,10 @@ class Writer:
             if is_half and self.fingerprints and not leaf.is_source and leaf.number not in sums:
                 sums[leaf.number] = leaf.begin_sums()
 
-    def _sums_of_read(self, host: HostBlock[Keyed[SavedLeaf]], overlap: Overlap) -> dict[int, Words]:
-        """Return the share of a chunk in the fingerprint of its source, of which all is read once."""
+    def _sums_of_read(
+        self, host: HostBlock[Keyed[SavedLeaf]], overlap: Overlap
+    ) -> dict[int, Words]:
+        """Return the share of a chunk in the fingerprint of a source, which is read only once."""
         leaf, block = host.key
         if not (self.fingerprints and leaf.is_source):
             return {}

@@ -30,8 +30,9 @@ class LazyArray(HasReader):
 
     Each block is read in as few slices of the sources as cost no more than several: slices that
     overlap, lie side by side, share a chunk, or have fewer than 32 KiB between them are read as
-    one. So a block of a dimension that was split or merged may read up to 32 KiB, or the rest of a
-    chunk, between two slices; nothing else is read that is not in the block.
+    one. So a block of a dimension that was split, merged or sliced with a step may also read what
+    lies between two slices: less than 32 KiB, or the rest of a chunk. Other blocks read their own
+    elements.
 
     Attributes:
       shape: its sizes.

@@ -81,12 +81,12 @@ class ViewMap:
                 kept.append((_EMPTY,))
             elif item == range(math.prod([factor.size for factor in own])):
                 kept.append(own)
-            elif len(own) > 1:
-                return None
-            else:
-                ((dimension, stride, _),) = own
+            elif len(own) == 1:
+                dimension, stride, _ = own[0]
                 starts[dimension] += stride * item.start
                 kept.append((Factor(dimension, stride * item.step, len(item)),))
+            else:
+                return None
         return ViewMap(tuple(starts), tuple(kept))
 
     def reshaped(self, shape: Shape) -> ViewMap | None:

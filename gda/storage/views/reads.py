@@ -46,6 +46,7 @@ class Leaf:
 
     value: Any  # as it was given
     source: Source
+    is_cast = False
 
     @property
     def shape(self) -> Shape:
@@ -59,9 +60,11 @@ class Leaf:
     def source_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def chunks(self) -> Shape | None:
-        return self.source.chunks
+    @cached_property
+    def chunks(self) -> Shape:
+        """Those of the source, or parts that are as cheap to read alone as with others."""
+        given = self.source.chunks
+        return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
     def leaves(self) -> Iterator[Leaf]:
         yield self
@@ -74,6 +77,10 @@ class Mapped:
     node: Node
     map: ViewMap
     dtype: np.dtype[Any]
+
+    @cached_property
+    def is_cast(self) -> bool:
+        return self.dtype != self.node.dtype or self.node.is_cast
 
     @cached_property
     def shape(self) -> Shape:
@@ -99,6 +106,10 @@ class Joined:
 
     parts: Sequence[Mapped]
     axis: int
+
+    @cached_property
+    def is_cast(self) -> bool:
+        return any(part.is_cast for part in self.parts)
 
     @cached_property
     def shape(self) -> Shape:
@@ -233,7 +244,10 @@ class Plan:
         self.copies: list[Callable[[], object]] = []
 
     def add(self, node: Node, index: Index, out: _Memory) -> None:
-        """Plan to read the block of a node at an index into ``out``, of any strides."""
+        """Plan to read the block of a node at an index into ``out``, of any strides.
+
+        ``out`` may have another dtype if no node below casts: the values are then cast once.
+        """
         if not out.size:
             return
         if isinstance(node, Joined):
@@ -249,7 +263,7 @@ class Plan:
             for digits in box.parts(chunks, most):
                 part = box.part(digits)
                 within = tuple([slice(some.start, some.stop) for some in digits])
-                self._add_box(node, part, target[(*within, ...)])
+                self._add_box(below, part, target[(*within, ...)])
 
     def _add_joined(self, node: Joined, index: Index, out: _Memory) -> None:
         axis, begin = node.axis, 0
@@ -263,26 +277,28 @@ class Plan:
                 self.add(part, (*index[:axis], own, *index[axis + 1 :]), out[within])
             begin = end
 
-    def _add_box(self, node: Mapped, box: Box, target: _Memory) -> None:
-        below, index = node.node, box.hull()
+    def _add_box(self, below: Node, box: Box, target: _Memory) -> None:
+        index = box.hull()
         memory = self._memory_of(box, target, below)
         if isinstance(below, Leaf):
-            part = _Slice(below, box, index, target, memory, node.dtype != below.dtype)
+            part = _Slice(below, box, index, target, memory, target.dtype != below.dtype)
             self._slices.setdefault(id(below.value), []).append(part)
         elif memory is not None:
             self.add(below, index, memory)
         else:
-            block = np.empty(sizes_of(index), below.dtype)
+            dtype = below.dtype if below.is_cast else target.dtype
+            block = np.empty(sizes_of(index), dtype)
             self.add(below, index, block)
             self.copies.append(lambda: _copy(target, _taken(box, block, index)))
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
         """Return the target in the order of what is below, if that can be read into it."""
-        if target.dtype != below.dtype:
+        is_leaf = isinstance(below, Leaf)
+        if target.dtype != below.dtype and (is_leaf or below.is_cast):
             return None
         memory = _in_order_of_source(box, target)
         # Only these take memory of any strides.
-        if isinstance(below, Leaf) and not isinstance(below.source, AsyncSource):
+        if is_leaf and not isinstance(below.source, AsyncSource):
             return memory if memory is not None and memory.flags.c_contiguous else None
         return memory
 
@@ -290,9 +306,7 @@ class Plan:
         """Return the slices in groups that are read in one."""
         groups: list[_Group] = []
         for slices in self._slices.values():
-            source = slices[0].leaf.source
-            itemsize = source.dtype.itemsize
-            chunks = source.chunks or chunks_of_bytes(source.shape, itemsize, READ_BYTES)
+            chunks = slices[0].leaf.chunks
             group = None
             for each in sorted(slices, key=lambda each: [s.start for s in each.index]):
                 if group is not None and group.takes(each, chunks):
@@ -322,6 +336,10 @@ class _Group:
         nbytes = math.prod(sizes_of(hull)) * other.leaf.dtype.itemsize
         return together < apart or (together == apart and nbytes <= PIECE_BYTES)
 
+    @property
+    def sizes(self) -> Shape:
+        return sizes_of(self.index)
+
     def add(self, other: _Slice) -> None:
         self.index = hull_of(self.index, other.index)
         self.slices.append(other)
@@ -332,7 +350,7 @@ class _Group:
 
     def read(self) -> None:
         """Read the slice and copy its elements into the result."""
-        leaf, shape, memory = self.slices[0].leaf, sizes_of(self.index), self._memory
+        leaf, shape, memory = self.slices[0].leaf, self.sizes, self._memory
 
         def empty(dtype: np.dtype[Any]) -> _Memory:
             fits = memory is not None and dtype == memory.dtype
@@ -361,7 +379,7 @@ class _Group:
         source: Any = self.slices[0].leaf.source
         memory = self._memory
         if memory is None:
-            memory = self._block = np.empty(sizes_of(self.index), source.dtype)
+            memory = self._block = np.empty(self.sizes, source.dtype)
         return source.begin(self.index, memory)
 
     def deliver(self) -> None:

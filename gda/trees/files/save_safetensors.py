@@ -104,8 +104,8 @@ def save_safetensors(
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises, before anything is written:
-      TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a note of its
-        path; or ``metadata`` is not of texts.
+      TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a
+        note of its path; or ``metadata`` is not of texts.
       ValueError: two leaves have the same name; a name, ``path`` or ``metadata`` cannot be used,
         because it is too long or has surrogates; a single file is too small for all; or a header or
         the index would be larger than ``open_safetensors`` accepts.

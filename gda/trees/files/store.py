@@ -18,13 +18,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.dtypes import is_extended, native
-from gda.arrays.global_array import GlobalArray
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import kind_error
-from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
@@ -108,7 +107,8 @@ def store(
         to write; by default as ``gda.check_processes_agree``.
 
     Raises, before anything is written:
-      TypeError: ``g`` is not an array or a source, is traced or has PRNG keys, or ``target`` is not a target.
+      TypeError: ``g`` is not an array or a source, is traced or has PRNG keys, or ``target`` is not
+        a target.
       RuntimeError: the array was deleted or donated.
       ImportError: ``progress=True`` without rich.
       ValueError: shapes differ, the dtype of the target cannot hold the values, the target is
@@ -116,8 +116,8 @@ def store(
         has a shape of chunks that fits.
 
     Raises, afterwards:
-      Exception: any error of the target or the source, with a note of the index. No block is begun after it, and
-        no thread is left.
+      Exception: any error of the target or the source, with a note of the index. No block is begun
+        after it, and no thread is left.
       DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
         ``gda.check_processes_agree``.
 
@@ -160,8 +160,8 @@ def store_tree(
       targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
         In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
         has a list or a dataclass there; other entries of the mapping are ignored.
-      max_workers, max_bytes, retry, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
-        for the whole tree.
+      max_workers, max_bytes, retry, progress, wait_for_all, timeout: as for ``store``;
+        ``max_bytes`` is for the whole tree.
 
     Raises:
       ValueError: targets are missing or surplus, or one is for two leaves. The message names all

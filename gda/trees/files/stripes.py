@@ -197,9 +197,7 @@ def _task(
 
     blocks = [host for _, hosts in writes for host in hosts]
 
-    written = sum(
-        nbytes_of(leaves[stripe.leaf], stripe.numbers) for stripe, _ in writes
-    )
+    written = sum(nbytes_of(leaves[stripe.leaf], stripe.numbers) for stripe, _ in writes)
 
     def finish(_: object) -> None:
         add(written)

@@ -349,3 +349,15 @@ def test_any_layout_over_processes(process_pool: Any, data: st.DataObject) -> No
     order = data.draw(st.permutations(range(8)))[: grid.num_devices]
     expected = fingerprint_of_numpy(batch(*grid.global_shape, dtype=np.int32))
     process_pool(4, devices=2).run(fingerprint_everywhere, grid, order, expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int64"])
+def test_parts_on_the_host_have_the_sums_of_numpy(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp, "SMALL", 0)
+    part = batch(6, 70).astype(np.dtype(jnp.dtype(dtype)))
+    whole = gda.aligned_empty((6, 70), part.dtype)
+    whole[...] = part
+    for each, start in [(part, (0, 0)), (whole[2:, 3:], (2, 3))]:
+        assert np.array_equal(fp.sums_of_host(each, start), sums_of_numpy(each, start))

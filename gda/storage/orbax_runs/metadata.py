@@ -169,7 +169,8 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{name!r:.200} is not Unicode") from None
     if nbytes > _MOST_NAME_BYTES:
         raise ValueError(f"its name has {nbytes} bytes; expected are at most {_MOST_NAME_BYTES}")
-    if "\0" in name or {"", ".", ".."} & {*name.split("/")}:
+    # Without a name is the array of a run that is no tree.
+    if "\0" in name or (name and {"", ".", ".."} & {*name.split("/")}):
         raise ValueError(f"its data would be at {name!r:.200}, which may lead out of the run")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.storage.orbax_metadata import parse_key_kinds, parse_strings, parse_tree, tree_of
+from gda.storage.orbax_runs.metadata import parse_key_kinds, parse_strings, parse_tree, tree_of
 
 Keys = list[str | int]
 
@@ -34,6 +34,10 @@ def test_a_tree_has_lists_for_sequences_and_dicts_for_mappings() -> None:
     }
 
 
+def test_a_run_may_be_one_array() -> None:
+    assert tree(entry([])) == ""
+
+
 def test_the_format_of_the_data_is_read() -> None:
     old = parse_tree(document(entry(["w"])))
     assert (old.uses_ocdbt, old.uses_zarr3, old.has_zeros) == (None, False, False)
@@ -49,8 +53,10 @@ def test_a_later_save_of_some_leaves_fills_an_empty_node() -> None:
 
 _TREES = st.recursive(
     st.none(),
-    lambda below: st.lists(below, min_size=1, max_size=3)
-    | st.dictionaries(st.text("abc/.", min_size=1, max_size=3), below, min_size=1, max_size=3),
+    lambda below: (
+        st.lists(below, min_size=1, max_size=3)
+        | st.dictionaries(st.text("abc/.", min_size=1, max_size=3), below, min_size=1, max_size=3)
+    ),
     max_leaves=10,
 )
 

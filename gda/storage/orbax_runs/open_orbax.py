@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
-from gda.storage.orbax_folder import OrbaxFolder, folder_of_tree
-from gda.storage.orbax_metadata import (
+from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
     OrbaxLeaf,
@@ -27,6 +26,7 @@ from gda.storage.orbax_metadata import (
     parse_tree,
     tree_of,
 )
+from gda.storage.orbax_runs.run_folder import OrbaxFolder, folder_of_tree
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ def _number(leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
 
 def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
     try:
-        return jax.random.wrap_key_data(data, impl=kind)
+        return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:
         return _NoData(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 

@@ -171,7 +171,8 @@ class OrbaxFolder:
             store = self._opened({"driver": "ocdbt", "base": self._spec} | cache)
         options: Any = {"open": True, "read": True, "context": self._context}
         return [
-            self._tensorstore.open(spec, kvstore=store / f"{name}/", **options) for name in names
+            self._tensorstore.open(spec, kvstore=store / f"{name}/" if name else store, **options)
+            for name in names
         ]
 
     def results(self, futures: Iterable[Any], names: Iterable[str], fault: str) -> list[Any]:

@@ -1,0 +1,480 @@
+"""Lazy views: the values of NumPy, and no more read than they need."""
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from safetensors.numpy import save_file
+from trials import often
+
+import gda
+from gda.layout.dtype_names import as_dtype
+from gda.storage import LazyArray, concatenate, lazy, stack
+from gda.storage.sources import AsyncSource, source_of
+from gda.storage.views import reads
+
+
+class Counting:
+    """A source that counts how often each element was read, and the slices."""
+
+    def __init__(self, data: np.ndarray[Any, Any], chunks: tuple[int, ...] | None = None) -> None:
+        self.data, self.shape, self.dtype = data, data.shape, data.dtype
+        if chunks is not None:
+            self.chunks = chunks
+        self.counts = np.zeros(data.shape, int)
+        self.slices: list[tuple[slice, ...]] = []
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+        assert all(isinstance(each, slice) and each.step is None for each in index)
+        self.counts[index] += 1
+        self.slices.append(index)
+        return self.data[index]
+
+
+def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
+    return np.arange(math.prod(shape), dtype=dtype).reshape(shape)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads cost nothing, so that not one element is read beside those needed."""
+    monkeypatch.setattr(reads, "READ_BYTES", 1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    """A model of three layers, whose weights are [out, in]."""
+    tensors = {f"layers.{i}.up": numbers(16, 8) + 1000 * i for i in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    return gda.storage.open_safetensors(tmp_path)
+
+
+def test_layers_transposed_and_stacked_load_onto_a_mesh(model: Any, mesh: Mesh) -> None:
+    up = stack([lazy(tensor).T for tensor in model.values()], axis=1)
+    expected = np.stack([np.asarray(tensor).T for tensor in model.values()], axis=1)
+    loaded = gda.load_tree({"up": up}, mesh, P("x", None, "y"), max_workers=3)["up"]
+    assert (loaded.shape, loaded.spec) == ((8, 3, 16), P("x", None, "y"))
+    np.testing.assert_array_equal(np.asarray(loaded), expected)
+    np.testing.assert_array_equal(np.asarray(up), expected)
+    np.testing.assert_array_equal(np.asarray(up[..., 2:5][::-1]), expected[..., 2:5][::-1])
+
+
+def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) -> None:
+    view = lazy(numbers(6, 5, dtype=np.int64)).T
+    padded = gda.load_tree({"w": view}, auto_mesh, P("x"), pad=True, dtype="bf16")["w"]
+    assert (padded.shape, padded.dtype) == ((5, 6), ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(np.asarray(padded), np.arange(30).reshape(6, 5).T)
+    assert gda.GlobalArray.from_source(view, auto_mesh, P()).dtype == np.int32
+    with pytest.raises(gda.DoesNotFitError, match="narrows to int32"):
+        gda.GlobalArray.from_source(lazy(np.array([2**40])), auto_mesh, P())
+
+
+def test_each_device_reads_its_own_part_of_a_transposed_weight(auto_mesh: Mesh) -> None:
+    source = Counting(numbers(64, 8))
+    gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
+    assert (source.counts == 1).all()
+    assert sorted(index[0].start for index in source.slices) == [0, 16, 32, 48]
+
+
+def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    class Waiting(Counting):
+        def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+            both.wait()
+            return super().__getitem__(index)
+
+    view = lazy(Waiting(numbers(8, 4))).T.reshape(2, 2, 8)
+    g = gda.GlobalArray.from_source(view, auto_mesh, P("y"), max_workers=2)
+    np.testing.assert_array_equal(np.asarray(g), numbers(8, 4).T.reshape(2, 2, 8))
+
+
+# Operations.
+
+
+def test_fused_weights_are_divided_and_heads_get_a_dimension_of_their_own() -> None:
+    data = numbers(6 * 3 * 4, 8)
+    source = Counting(data)
+    key = lazy(source).reshape(6, 3, 4, -1)[:, 1].transpose(2, 0, 1)
+    expected = data.reshape(6, 3, 4, 8)[:, 1].transpose(2, 0, 1)
+    assert key.shape == (8, 6, 4)
+    np.testing.assert_array_equal(np.asarray(key), expected)
+
+
+def test_a_part_of_a_merged_dimension_begins_and_ends_within_a_row(exact: None) -> None:
+    source = Counting(numbers(6, 4))
+    flat = lazy(source).reshape(-1)
+    np.testing.assert_array_equal(np.asarray(flat[2:13]), np.arange(2, 13))
+    assert (source.counts.ravel() == [2 <= n < 13 for n in range(24)]).all()
+    assert len(source.slices) == 3
+    np.testing.assert_array_equal(np.asarray(flat[2:14][::-3].reshape(2, 2)), [[13, 10], [7, 4]])
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "float64", np.float16, ">f4", bool])
+def test_casts_are_those_of_dtype_elsewhere(dtype: Any, auto_mesh: Mesh) -> None:
+    data = np.array([0.0, 1.0, -2.5, 3.14159, 100.0], np.float32)
+    view = lazy(data).astype(dtype)
+    wanted = as_dtype(dtype).newbyteorder("=")
+    assert view.dtype == wanted
+    np.testing.assert_array_equal(np.asarray(view), data.astype(wanted))
+    if wanted != np.float64:
+        loaded = gda.GlobalArray.from_source(data, auto_mesh, P(), dtype=dtype)
+        np.testing.assert_array_equal(np.asarray(view), np.asarray(loaded))
+
+
+def test_two_casts_are_done_one_after_the_other() -> None:
+    data = np.array([1.00390625, 2.0], np.float32)
+    view = lazy(data).astype("bf16").astype("float32")
+    assert np.asarray(view).tolist() == [1.0, 2.0]
+
+
+def test_a_cast_names_the_type_that_npy_files_do_not_record() -> None:
+    data = numbers(3, 2).astype(ml_dtypes.bfloat16)
+    view = lazy(data.view("V2")).T.astype("bfloat16")
+    np.testing.assert_array_equal(np.asarray(view), data.T)
+    flat = lazy(data.view("V2")).T.reshape(-1)[1:5:2].astype("bfloat16")
+    np.testing.assert_array_equal(np.asarray(flat), data.T.reshape(-1)[1:5:2])
+    with pytest.raises(TypeError, match="elements of 2 bytes without a NumPy type .* float32"):
+        lazy(data.view("V2")).astype("float32")
+
+
+def test_indices_of_none_dimension_and_of_none_at_all() -> None:
+    scalar = lazy(np.float32(3.0))
+    assert np.asarray(scalar[None, ..., None]).tolist() == [[3.0]]
+    assert np.asarray(scalar[()]).tolist() == 3.0
+    empty = lazy(np.zeros((0, 3)))
+    assert np.asarray(empty.reshape(3, 0, 1).T[..., 1]).shape == (1, 0)
+    assert np.asarray(lazy(numbers(4))[3:1].astype("int8")).shape == (0,)
+    assert [np.asarray(row).tolist() for row in lazy(numbers(2, 2))] == [[0, 1], [2, 3]]
+
+
+# Other libraries.
+
+
+def test_sources_of_other_libraries(tmp_path: Path, auto_mesh: Mesh) -> None:
+    data = numbers(12, 6)
+    np.save(tmp_path / "a.npy", data)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        sources: list[Any] = [
+            np.load(tmp_path / "a.npy", mmap_mode="r"),
+            zarr.create_array(store=tmp_path / "a.zarr", data=data, chunks=(5, 4)),
+            file.create_dataset("a", data=data, chunks=(4, 6)),
+            jax.numpy.asarray(data, "bfloat16"),
+        ]
+        for source in sources:
+            view = lazy(source).T.reshape(3, 2, 12)[:, ::-1, 1:].astype("float32")
+            expected = data.T.reshape(3, 2, 12)[:, ::-1, 1:]
+            np.testing.assert_array_equal(np.asarray(view), expected)
+            joined = concatenate([lazy(source), source[2:4]])
+            assert np.asarray(joined)[12:].tolist() == data[2:4].tolist()
+
+
+def open_tensorstore(data: np.ndarray[Any, Any], **options: Any) -> Any:
+    spec: Any = {"driver": "zarr3", "kvstore": "memory://", **options}
+    made = {"dtype": data.dtype, "shape": data.shape, "create": True}
+    store = ts.open(spec, chunk_layout=ts.ChunkLayout(chunk_shape=[4, 3]), **made).result()
+    store.write(data).result()
+    return store
+
+
+def test_views_of_tensorstores_read_all_of_them_at_once(auto_mesh: Mesh) -> None:
+    layers = [numbers(8, 6) + 100 * i for i in range(3)]
+    views = [lazy(open_tensorstore(layer)).T for layer in layers]
+    up, expected = stack(views, axis=1), np.stack([layer.T for layer in layers], axis=1)
+    assert isinstance(source_of(up), AsyncSource)
+    cases = [
+        (up, expected),
+        (up[1:, ::2, ::-1], expected[1:, ::2, ::-1]),
+        (up.reshape(6, 3, 2, 4).transpose(2, 0, 3, 1), None),
+        (up.astype("bf16"), expected.astype(ml_dtypes.bfloat16)),
+        (up.reshape(-1)[5:100:3], expected.reshape(-1)[5:100:3]),
+    ]
+    cases[2] = (cases[2][0], expected.reshape(6, 3, 2, 4).transpose(2, 0, 3, 1))
+    for view, wanted in cases:
+        np.testing.assert_array_equal(np.asarray(view), wanted)
+        loaded = gda.load_tree([view], auto_mesh, P("x"), pad=True, max_bytes=64)[0]
+        np.testing.assert_array_equal(np.asarray(loaded), wanted)
+    assert not isinstance(source_of(concatenate([up, expected])), AsyncSource)
+
+
+def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
+    view = lazy(open_tensorstore(numbers(8, 6))).T[::-1]
+    plan = reads.Plan(math.inf)
+    out = np.zeros((6, 8), np.float32)
+    plan.add(view._node, (slice(0, 6), slice(0, 8)), out)
+    (group,) = plan.groups()
+    group.begin().result()
+    np.testing.assert_array_equal(out, numbers(8, 6).T[::-1])  # before any step of gda's
+
+
+# What is read.
+
+
+def test_slices_that_lie_together_are_read_together(exact: None) -> None:
+    source = Counting(numbers(8, 6))
+    w = lazy(source)
+    np.asarray(concatenate([w[4:8].T, w[0:4].T], axis=1))
+    assert source.slices == [(slice(0, 8), slice(0, 6))]
+
+
+def test_halves_of_every_other_row_read_each_row_once() -> None:
+    source = Counting(numbers(8, 6))
+    w = lazy(source)
+    halves = concatenate([w[0::2], w[1::2]])
+    np.testing.assert_array_equal(
+        np.asarray(halves), np.concatenate([source.data[0::2], source.data[1::2]])
+    )
+    assert (source.counts == 1).all()
+    assert len(source.slices) == 1
+
+
+def test_rows_that_are_far_from_each_other_are_read_alone() -> None:
+    source = Counting(np.zeros((20, 2**14), np.float32))  # rows of 64 KiB
+    np.asarray(lazy(source)[::5])
+    assert [index[0] for index in source.slices] == [slice(n, n + 1) for n in (0, 5, 10, 15)]
+    source.slices.clear()
+    np.asarray(lazy(source)[:, ::50])  # what lies between is less than a read costs
+    assert source.slices == [(slice(0, 20), slice(0, 16351))]
+
+
+def test_a_chunk_is_read_once_where_a_block_needs_two_parts_of_it() -> None:
+    source = Counting(np.zeros((64, 2**14), np.float32), chunks=(8, 2**14))
+    np.asarray(lazy(source).reshape(16, 4, -1)[:, 0])
+    assert source.slices == [(slice(0, 61), slice(0, 2**14))]
+    source.slices.clear()
+    np.asarray(lazy(source).reshape(4, 16, -1)[:, 3])
+    assert [index[0].start for index in source.slices] == [3, 19, 35, 51]
+
+
+def test_a_transposed_block_is_read_in_pieces_that_end_with_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 512)
+    source = Counting(numbers(64, 16), chunks=(5, 16))
+    np.testing.assert_array_equal(np.asarray(lazy(source).T), source.data.T)
+    assert (source.counts == 1).all()
+    starts = [index[0].start for index in source.slices]
+    assert len(starts) > 2
+    assert all(start % 5 == 0 for start in starts)
+
+
+def test_a_stack_that_is_cast_needs_no_memory_for_a_second_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 512)
+    monkeypatch.setattr(reads, "READ_BYTES", 64)
+    layers = [Counting(numbers(64, 16) + i) for i in range(3)]
+    up = stack([lazy(layer).T for layer in layers], axis=1).astype("bf16")
+    plan = reads.Plan(512)
+    plan.add(up._node, (slice(0, 16), slice(0, 3), slice(0, 64)), np.empty(up.shape, up.dtype))
+    assert not plan.copies
+    assert all(math.prod(group.sizes) * 4 <= 512 for group in plan.groups())
+    expected = np.stack([layer.data.T for layer in layers], axis=1)
+    np.testing.assert_array_equal(np.asarray(up), expected.astype(ml_dtypes.bfloat16))
+
+
+def test_chunks_are_those_of_the_source_in_the_axes_of_the_view() -> None:
+    view = lazy(Counting(np.zeros((16, 12)), chunks=(4, 6)))
+
+    def chunks(view: LazyArray) -> Any:
+        return source_of(view).chunks
+
+    assert chunks(view.T) == (6, 4)
+    assert chunks(view[4:, None, 6:]) == (4, 1, 6)
+    assert chunks(view[1:]) is None
+    assert chunks(view[::-1]) == (4, 6)
+    assert chunks(view.reshape(8, 2, 12)) == (2, 2, 6)
+    assert chunks(view.reshape(2, 8, 12)) == (1, 4, 6)
+    assert chunks(view.reshape(-1)) is None
+    assert chunks(view[:, :6].reshape(-1)) == (24,)
+    assert chunks(stack([view, view], axis=1)) == (4, 1, 6)
+    assert chunks(concatenate([view, view])) == (4, 6)
+    assert chunks(concatenate([view, view[:3], view])) is None
+    # Without chunks, those are the elements that lie together in 32 KiB.
+    assert chunks(lazy(np.zeros((100, 1024))).T) == (1024, 4)
+
+
+# Any composition.
+
+
+@st.composite
+def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    items: list[Any] = []
+    for size in shape[: draw(st.integers(0, len(shape)))]:
+        ends = st.none() | st.integers(-size - 1, size + 1)
+        steps = st.sampled_from([None, 1, 2, 3, -1, -2])
+        parts = st.builds(slice, ends, ends, steps)
+        items.append(draw(parts | st.integers(-size, size - 1) if size else parts))
+        items += draw(st.sampled_from([[]] * 5 + [[None]]))
+    if draw(st.booleans()):
+        items.append(...)
+    return tuple(items)
+
+
+@st.composite
+def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Draw a shape with a dimension split, or neighbours merged."""
+    axis = draw(st.integers(0, len(shape) - 1))
+    size = shape[axis]
+    divisors = [n for n in range(1, size + 1) if size % n == 0]
+    first = draw(st.sampled_from(divisors)) if size else 1
+    split = (*shape[:axis], first, size // first, *shape[axis + 1 :])
+    if axis and draw(st.booleans()):
+        return (*shape[: axis - 1], shape[axis - 1] * size, *shape[axis + 1 :])
+    return split
+
+
+def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
+    """Return a view and its array, both changed by one random operation."""
+    name = data.draw(st.sampled_from(["transpose", "index", "index", "reshape", "reshape", "join"]))
+    if name == "transpose":
+        axes = data.draw(st.permutations(range(array.ndim)))
+        return view.transpose(axes), array.transpose(axes)
+    if name == "index" or not array.ndim:
+        index = data.draw(indices(array.shape))
+        return view[index], array[index]
+    if name == "reshape":
+        shape = data.draw(shapes_of(array.shape))
+        try:
+            return view.reshape(shape), array.reshape(shape)
+        except ValueError as error:
+            assert "begin at different elements" in str(error)  # noqa: PT017
+            return view, array
+    axis = data.draw(st.integers(0, array.ndim - 1))
+    if array.size > 1000:
+        return view, array
+    other = data.draw(st.sampled_from([view, array]))
+    if data.draw(st.booleans()):
+        return stack([view, other], axis), np.stack([array, array], axis)
+    half = (slice(None),) * axis + (slice(array.shape[axis] // 2, None),)
+    return concatenate([other, view[half]], axis), np.concatenate([array, array[half]], axis)
+
+
+@pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "joined"])
+@pytest.mark.parametrize("has_chunks", [True, False], ids=["chunks", "elements"])
+@often(2_500)  # for each of the four
+@given(st.data())
+def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
+    is_exact: bool, has_chunks: bool, data: st.DataObject
+) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 0]), max_size=3)))
+    chunks = data.draw(st.tuples(*[st.integers(1, 4) for _ in shape])) if has_chunks else None
+    source = Counting(numbers(*shape, dtype=np.int32), chunks)
+    view, array = lazy(source), source.data
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reads, "READ_BYTES", 1 if is_exact else 32 * 1024)
+        patch.setattr(reads, "PIECE_BYTES", data.draw(st.sampled_from([16, 4 * 2**20])))
+        for _ in range(data.draw(st.integers(0, 6))):
+            view, array = changed(data, view, array)
+        cast = data.draw(st.sampled_from([array.dtype, np.dtype("f2"), np.dtype("f8")]))
+        view, array = view.astype(cast), array.astype(cast)
+        assert (view.shape, view.dtype) == (array.shape, array.dtype)
+        ends = [sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for n in array.shape]
+        index = tuple(slice(*pair) for pair in ends)
+        block = source_of(view).read(index, lambda dtype: np.empty(array[index].shape, dtype))
+        np.testing.assert_array_equal(block, array[index])
+    needed = np.isin(source.data, array[index].astype(np.int32))
+    if not is_exact and not has_chunks:
+        assert len(source.slices) <= 1
+    if repr(view).count("Counting") == 1:
+        assert (source.counts <= 1).all()
+        if is_exact and not has_chunks:
+            assert not source.counts[~needed].any()
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize("index", [[0, 2], np.array([0]), True, np.True_, (0, [1]), "name", 1.5])
+def test_advanced_indexing_is_refused_with_the_reason(index: Any) -> None:
+    with pytest.raises(IndexError, match=r"integers, slices, ... and None.*no blocks.*stack"):
+        lazy(numbers(4, 3))[index]
+
+
+def test_indices_outside_a_view_are_refused() -> None:
+    view = lazy(numbers(4, 3))
+    with pytest.raises(IndexError, match=r"index 3 is outside dimension 1, of size 3.* -3 to 2"):
+        view[0, 3]
+    with pytest.raises(IndexError, match=r"3 dimensions .* shape \(4, 3\); give at most 2"):
+        view[0, 0, 0]
+    with pytest.raises(IndexError, match="2 ellipses"):
+        view[..., ...]
+    with pytest.raises(ValueError, match="step cannot be zero"):
+        view[::0]
+
+
+def test_reshapes_that_do_not_line_up_are_refused_with_the_reason() -> None:
+    view = lazy(numbers(6, 4))
+    with pytest.raises(ValueError, match=r"\(4, 6\): its rows .* different elements.*asarray"):
+        view.reshape(4, 6)
+    with pytest.raises(ValueError, match=r"of 24 elements, cannot be reshaped to \(5, -1\)"):
+        view.reshape(5, -1)
+    with pytest.raises(ValueError, match=r"\(-1, -1\); give sizes of that product"):
+        view.reshape(-1, -1)
+    with pytest.raises(TypeError, match="integer"):
+        view.reshape(2.0, 12)
+
+
+def test_wrong_axes_dtypes_and_parts_are_refused() -> None:
+    view = lazy(numbers(6, 4))
+    with pytest.raises(ValueError, match=r"axes \(0, 0\) .* \(6, 4\); give each number from 0 to"):
+        view.transpose(0, 0)
+    with pytest.raises(TypeError, match="'flaot32' is not a dtype; did you mean"):
+        view.astype("flaot32")
+    with pytest.raises(ValueError, match="stack needs at least one"):
+        stack([])
+    with pytest.raises(ValueError, match=r"view 1 of stack has shape \(4, 6\), the first \(6, 4\)"):
+        stack([view, view.T])
+    with pytest.raises(ValueError, match=r"view 1 of concatenate .* differ along axis 0 only"):
+        concatenate([view, view[:, 1:]])
+    with pytest.raises(TypeError, match=r"view 1 of stack has dtype int8.*astype\('float32'\)"):
+        stack([view, view.astype("int8")])
+    with pytest.raises(ValueError, match="axis=3 of a result of 3 dimensions"):
+        stack([view, view], axis=3)
+    with pytest.raises(ValueError, match="views of no dimensions; use stack"):
+        concatenate([lazy(np.float32(1))])
+    with pytest.raises(TypeError, match="a list is not a source"):
+        lazy([1, 2])
+    with pytest.raises(ValueError, match="copy=False forbids"):
+        np.array(view, copy=False)
+
+
+def test_a_source_that_fails_or_gives_other_blocks_is_named(auto_mesh: Mesh) -> None:
+    class Wrong(Counting):
+        def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
+            return super().__getitem__(index)[:1]
+
+    with pytest.raises(ValueError, match=r"has shape \(1, 4\); a source of shape") as caught:
+        gda.load_tree({"w": stack([lazy(Wrong(numbers(6, 4)))])}, auto_mesh, P())
+    notes = "\n".join(caught.value.__notes__)
+    assert "from [0:6, 0:4] of a Wrong of shape (6, 4)" in notes
+    assert "while reading index" in notes
+    scaled = Counting(numbers(6, 4))
+    scaled.dtype = np.dtype("int8")
+    with pytest.raises(TypeError, match="its block has dtype float32.*astype"):
+        np.asarray(lazy(scaled))
+    assert np.asarray(lazy(scaled).astype("float64"))[5, 3] == 23
+
+
+def test_a_view_says_what_it_is_made_of(model: Any) -> None:
+    first = lazy(model["layers.0.up"]).T[:, 2:, None].astype("bf16").reshape(-1)
+    text = repr(first)
+    assert "SafetensorsTensor('layers.0.up', shape=(16, 8), dtype=F32" in text
+    assert text.endswith(").T[:, 2:, None].astype(bfloat16).reshape(112,))")
+    shown = repr(stack([lazy(numbers(2, 3)).T] * 3, axis=1)[0])
+    assert shown == (
+        "LazyArray(shape=(3, 2), dtype=float32, "
+        "made_of=stack([ndarray[2,3].T, ..., ndarray[2,3].T], axis=1) of 3[0])"
+    )

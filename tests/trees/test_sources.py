@@ -1,0 +1,395 @@
+"""Sources in every function that saves: memory maps, zarr, h5py, TensorStore, safetensors."""
+
+import math
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from meshes import batch
+from threads_left import no_thread_is_left  # noqa: F401, of every test
+from trials import rarely
+
+import gda
+from gda.checkpoint import SaveError, restore, save, save_async, verify
+from gda.checkpoint.writing import writer
+from gda.storage import open_safetensors, save_safetensors
+
+DATA = batch(60, 70)
+
+
+class Counting:
+    """A source that counts how often each element is read, and where; its chunks are read whole."""
+
+    def __init__(self, data: np.ndarray, chunks: Any = None) -> None:
+        self.data, self.shape, self.dtype = data, data.shape, data.dtype
+        if chunks is not None:
+            self.chunks = chunks
+        self.counts = np.zeros(data.shape, int)
+        self.threads: set[str] = set()
+        self.before: Callable[[Any], object] = lambda index: None
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.before(index)
+        self.threads.add(threading.current_thread().name)
+        chunks = getattr(self, "chunks", (1,) * len(self.shape))
+        whole = [
+            slice(s.start // step * step, -(-s.stop // step) * step)
+            for s, step in zip(index, chunks, strict=True)
+        ]
+        self.counts[tuple(whole)] += 1
+        return self.data[index]
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    """Return sources of DATA of every library."""
+    np.save(folder / "w.npy", DATA)
+    mapped = np.load(folder / "w.npy", mmap_mode="r")
+    save_safetensors(folder / "w.safetensors", {"w": DATA})
+    group = zarr.open_group(str(folder / "w.zarr"), mode="w")
+    group.create_array("w", data=DATA, chunks=(7, 11))
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/ts"}
+    store = ts.open(spec, create=True, dtype=ts.float32, shape=DATA.shape).result()
+    store[...].write(DATA).result()
+    return {
+        "map": mapped,
+        "tensors": open_safetensors(folder / "w.safetensors"),
+        "group": group,
+        "tensorstore": store,
+        "own": Counting(DATA),
+        "scalar": Counting(np.array(3)),
+        "empty": Counting(np.zeros((0, 3), np.int8)),
+    }
+
+
+EXPECTED = {
+    **dict.fromkeys(["map", "tensorstore", "own"], DATA),
+    "tensors": {"w": DATA},
+    "group": {"w": DATA},
+    "scalar": np.array(3),
+    "empty": np.zeros((0, 3), np.int8),
+}
+
+
+@pytest.fixture
+def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small arrays are saved as large ones are."""
+    monkeypatch.setattr(writer, "PACKED_BELOW", 1)
+
+
+def assert_expected(tree: Any, expected: Any = EXPECTED) -> None:
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("way", ["packed", "in boxes", "in the background"])
+def test_a_checkpoint_of_sources_is_that_of_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way != "packed":
+        monkeypatch.setattr(writer, "PACKED_BELOW", 1)
+    tree = {**sources(tmp_path), "step": 3, "array": DATA}
+    expected = {**EXPECTED, "step": 3, "array": DATA}
+    run, arrays = tmp_path / "run", tmp_path / "arrays"
+    if way == "in the background":
+        save_async(run, tree, max_bytes=3000, max_workers=2).result()
+    else:
+        save(run, tree, max_bytes=2**26 if way == "packed" else 3000)
+    save(arrays, expected)
+    found, usual = gda.checkpoint.inspect(run), gda.checkpoint.inspect(arrays)
+    assert found.rows == usual.rows
+    assert [leaf.fingerprint for leaf in found.leaves if hasattr(leaf, "fingerprint")] == [
+        leaf.fingerprint for leaf in usual.leaves if hasattr(leaf, "fingerprint")
+    ]
+    assert_expected(restore(run, check_fingerprint=True), expected)
+    verify(run, fingerprints=True)
+    assert gda.checkpoint.diff(run, tree).are_equal
+    assert gda.checkpoint.diff(run, tree, values=True).are_equal
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_hdf5(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file["w"] = DATA
+        save(tmp_path / "run", {"file": file, "one": file["w"]}, max_bytes=3000)
+        closed = file["w"]
+    assert_expected(restore(tmp_path / "run"), {"file": {"w": DATA}, "one": DATA})
+    with pytest.raises(ValueError, match=r"file of this h5py.Dataset is closed") as caught:
+        save(tmp_path / "other", {"w": closed})
+    assert "gda: at ['w'] of the tree" in caught.value.__notes__
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("chunks", [None, (60, 1), (7, 11)], ids=["rows", "columns", "boxes"])
+def test_what_is_read_once_is_written_once(tmp_path: Path, chunks: Any) -> None:
+    source = Counting(DATA, chunks)
+    save(tmp_path, {"w": source}, max_bytes=4000)
+    assert source.counts.min() == source.counts.max() == 1
+    (stored,) = gda.checkpoint.inspect(tmp_path).arrays
+    assert 4 < stored.grid.num_chunks < 20
+    assert_expected(restore(tmp_path), {"w": DATA})
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_one_read_at_a_time_unless_threads_were_asked_for(tmp_path: Path) -> None:
+    source, together, guard = Counting(DATA), [0], threading.Lock()
+    meet = threading.Barrier(2, timeout=20)
+
+    def alone(index: Any) -> None:
+        with_others = not guard.acquire(blocking=False)
+        together[0] += with_others
+        if not with_others:
+            guard.release()
+
+    source.before = alone
+    save(tmp_path / "one", {"w": source}, max_bytes=4000)
+    source.before = lambda index: meet.wait()
+    save(tmp_path / "two", {"w": source}, max_bytes=9000, max_workers=2)  # 4 boxes
+    assert together == [0]
+
+
+@pytest.mark.usefixtures("unpacked")
+def test_a_source_may_use_its_memory_again(tmp_path: Path) -> None:
+    class Scratch(Counting):
+        memory = np.empty(DATA.size, np.float32)
+
+        def __getitem__(self, index: Any) -> np.ndarray:
+            block = super().__getitem__(index)
+            out = self.memory[: block.size].reshape(block.shape)
+            out[...] = block
+            return out
+
+    save(tmp_path, {"w": Scratch(DATA)}, max_bytes=1000)
+    assert_expected(restore(tmp_path, check_fingerprint=True), {"w": DATA})
+
+
+def test_a_read_is_tried_again(tmp_path: Path) -> None:
+    source, left = Counting(DATA), iter([OSError("busy"), OSError("busy")])
+
+    def fail(index: Any) -> None:
+        if (error := next(left, None)) is not None:
+            raise error
+
+    source.before = fail
+    again = gda.Retry(OSError, delay=0)
+    save(tmp_path / "run", {"w": source}, retry=again)
+    left = iter([OSError("busy")])
+    save_safetensors(tmp_path / "files", {"w": source}, retry=again)
+    left = iter([OSError("busy")])
+    target = np.zeros_like(DATA)
+    gda.store(source, target, retry=again)
+    assert_expected(restore(tmp_path / "run"), {"w": DATA})
+    np.testing.assert_array_equal(target, DATA)
+
+
+def test_progress_counts_the_bytes_of_sources(tmp_path: Path) -> None:
+    tree = {"w": Counting(DATA), "array": DATA}
+    for save_to in (save, save_safetensors):
+        seen: dict[int, int] = {}
+        save_to(tmp_path / save_to.__name__, tree, progress=seen.__setitem__)
+        done, total = [*seen.items()][-1]
+        assert done == total >= 2 * DATA.nbytes
+
+
+# Other targets.
+
+
+@pytest.mark.parametrize("max_bytes", [2**26, 4000])
+def test_safetensors_of_sources_are_those_of_arrays(tmp_path: Path, max_bytes: int) -> None:
+    save_safetensors(tmp_path / "a", sources(tmp_path), max_bytes=max_bytes)
+    save_safetensors(tmp_path / "b", EXPECTED)
+    name = "model.safetensors"
+    assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize("max_workers", [None, 3])
+def test_store_writes_whole_chunks_of_the_target(tmp_path: Path, max_workers: int | None) -> None:
+    source, other = Counting(DATA, (60, 1)), Counting(DATA)
+    targets = {
+        "zarr": zarr.create_array(str(tmp_path / "z"), shape=(60, 70), chunks=(20, 9), dtype="f4"),
+        "ts": ts.open(
+            {"driver": "zarr3", "kvstore": f"file://{tmp_path}/t"},
+            create=True,
+            dtype=ts.float64,
+            shape=(60, 70),
+            chunk_layout=ts.ChunkLayout(chunk_shape=(8, 8)),
+        ).result(),
+    }
+    tree = {"zarr": source, "ts": other}
+    gda.store_tree(tree, targets, max_bytes=6000, max_workers=max_workers)
+    assert source.counts.max() == other.counts.max() == 1
+    assert_expected(
+        {name: target[...] for name, target in targets.items()}, dict.fromkeys(tree, DATA)
+    )
+
+
+@rarely(4)
+@given(st.data(), st.integers(1, 3), st.integers(1, 4000))
+def test_any_source(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, rank: int, max_bytes: int
+) -> None:
+    shapes = st.tuples(*[st.integers(1, 12)] * rank)
+    shape, chunks = data.draw(shapes), data.draw(st.none() | shapes)
+    dtype = data.draw(st.sampled_from(["int64", "float32", ">f2", "bool", "complex64"]))
+    values = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+    folder = tmp_path_factory.mktemp("any")
+    source = Counting(values, chunks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "PACKED_BELOW", data.draw(st.sampled_from([1, 2**20])))
+        save(folder / "run", {"w": source}, max_bytes=max_bytes)
+    back = restore(folder / "run", check_fingerprint=True)["w"]
+    assert back.dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(back, values)
+    save_safetensors(folder / "w.safetensors", {"w": source}, max_bytes=max_bytes)
+    np.testing.assert_array_equal(open_safetensors(folder)["w"][...], values)
+    target = np.zeros_like(values)
+    gda.store(source, target, max_bytes=max_bytes)
+    np.testing.assert_array_equal(target, values)
+
+
+# Mistakes.
+
+
+class Lying(Counting):
+    """A source that returns another block than it was asked for."""
+
+    def __init__(self, change: Callable[[np.ndarray], Any]) -> None:
+        super().__init__(DATA)
+        self.change = change
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.change(self.data[index]) if index[0].start else self.data[index]
+
+
+WRONG = {
+    "shape": (
+        lambda block: block[:1],
+        ValueError,
+        r"has shape \(60, 70\), and returned a block of shape \(1, 70\) where \(6, 70\) was asked",
+    ),
+    "dtype": (
+        lambda block: block.astype(np.float64),
+        TypeError,
+        "the source has dtype float32, and returned a block of dtype float64; it must say",
+    ),
+    "nothing": (lambda block: None, ValueError, r"returned a block of shape \(\)"),
+    "masked": (lambda block: np.ma.masked_less(block, 1e9), TypeError, "would lose its mask"),
+}
+
+
+@pytest.mark.usefixtures("unpacked")
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_block_is_named_and_nothing_is_left(tmp_path: Path, kind: str) -> None:
+    change, error, text = WRONG[kind]
+    tree = {"layers": [Lying(change)]}
+    note = r"gda: while reading index \[\d+:\d+, 0:70\] of \['layers'\]\[0\]"
+    options = {"max_bytes": 4000}
+    old = save(tmp_path / "run", {"w": DATA}) or restore(tmp_path / "run")
+    saves = [
+        lambda: save(tmp_path / "run", tree, overwrite=True, **options),
+        lambda: save_async(tmp_path / "run", tree, overwrite=True, **options).result(),
+        lambda: save_safetensors(tmp_path / "files", tree, **options),
+        lambda: gda.store_tree(tree, {"layers": [np.zeros_like(DATA)]}, **options),
+    ]
+    for attempt in saves:
+        with pytest.raises(error, match=text) as caught:
+            attempt()
+        assert any(re.fullmatch(note, each) for each in caught.value.__notes__)
+    assert_expected(restore(tmp_path / "run"), old)
+    assert len([*(tmp_path / "run").glob("data-*")]) == 1
+    assert not (tmp_path / "files").exists()
+
+
+@pytest.mark.parametrize(
+    ("leaf", "text"),
+    [
+        (np.ma.masked_less(DATA, 0), "masked array would lose its mask"),
+        (object(), "a leaf of type object cannot be saved; .* sources"),
+        (Counting(np.array(["a", "b"])), "of dtype <U1 cannot be saved; convert it"),
+        (Counting(np.zeros(3, "V2")), r"of dtype \|V2 cannot be saved; convert it"),
+    ],
+)
+def test_leaves_that_cannot_be_saved(tmp_path: Path, leaf: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text) as caught:
+        save(tmp_path / "run", {"w": leaf})
+    assert any("at ['w'] of the tree" in note for note in caught.value.__notes__)
+
+
+def test_an_array_computed_from_a_memory_map_is_an_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", DATA)
+    copy = np.load(tmp_path / "w.npy", mmap_mode="r").copy()
+    pending = save_async(tmp_path / "run", {"w": copy})
+    copy[...] = 0
+    pending.result()
+    assert_expected(restore(tmp_path / "run"), {"w": DATA})
+
+
+# Many processes.
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.usefixtures("unpacked")
+def test_processes_share_the_reads(shared_tmp_path: Path) -> None:
+    tree = {"one": Counting(DATA), "two": Counting(DATA, (60, 1)), "small": Counting(DATA[:1, :3])}
+    save(shared_tmp_path / "run", tree, max_bytes=4000)
+    save_async(shared_tmp_path / "later", tree, max_bytes=4000).result()
+    save_safetensors(shared_tmp_path / "files", tree, max_bytes=4000)
+    targets = {
+        name: np.lib.format.open_memmap(
+            shared_tmp_path / f"{name}{jax.process_index()}.npy", "w+", leaf.dtype, leaf.shape
+        )
+        for name, leaf in tree.items()
+    }
+    gda.store_tree(tree, targets, max_bytes=4000, wait_for_all=True)
+    expected = {name: leaf.data for name, leaf in tree.items()}
+    for name in ("run", "later"):
+        assert_expected(restore(shared_tmp_path / name, check_fingerprint=True), expected)
+    files = open_safetensors(shared_tmp_path / "files")
+    assert_expected({name: files[name][...] for name in files}, expected)
+    for name in ("one", "two"):
+        mine = tree[name].counts
+        assert mine.max() == 4
+        assert 0.4 < (mine == 4).mean() < 0.6
+        # What the other process reads is not read here, and not written here.
+        assert ((mine == 0) | (mine == 4)).all()
+        assert np.array_equal(targets[name] != 0, (mine == 4) & (DATA != 0))
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.usefixtures("unpacked")
+def test_processes_with_other_sources_write_nothing(shared_tmp_path: Path) -> None:
+    first = jax.process_index() == 0
+    shapes = {"w": Counting(DATA if first else DATA[:5])}
+    chunks = {"w": Counting(DATA, None if first else (60, 1))}
+    for tree, text in [(shapes, "shape"), (chunks, r"in blocks of \(60, \d+\)")]:
+        for save_to in (save, save_safetensors):
+            with pytest.raises(gda.DisagreementError, match=text):
+                save_to(shared_tmp_path / "run", tree, max_bytes=4000)
+    assert not gda.checkpoint.exists(shared_tmp_path / "run")
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.usefixtures("unpacked")
+def test_all_processes_hear_of_a_failed_read(shared_tmp_path: Path) -> None:
+    source = Counting(DATA)
+
+    def fail(index: Any) -> None:
+        raise ConnectionResetError("the bucket is gone")
+
+    if jax.process_index() == 1:
+        source.before = fail
+    error = ConnectionResetError if jax.process_index() == 1 else SaveError
+    with pytest.raises(error, match="the bucket is gone"):
+        save(shared_tmp_path / "run", {"w": source}, max_bytes=4000)
+    assert not gda.checkpoint.exists(shared_tmp_path / "run")
