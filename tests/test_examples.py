@@ -85,6 +85,13 @@ def test_load_safetensors_reads_only_needed_data(tmp_path: Path) -> None:
     ]
 
 
+def test_convert_llama_gives_every_bit_back() -> None:
+    done = run("convert_llama.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "['layers']['attention']['key']           bfloat16[64,4,32] " in done.stdout
+    assert done.stdout.endswith("39 tensors came back bit by bit\n")
+
+
 @pytest.mark.parametrize("kill_at", [2, 23])  # before the first save, and among the others
 def test_checkpoint_elastic_ends_with_the_loss_of_an_uninterrupted_run(kill_at: int) -> None:
     done = run("checkpoint_elastic.py", "--kill-at", str(kill_at))

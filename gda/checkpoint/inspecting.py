@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
 
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, said
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, StoredArray
-from gda.checkpoint.format.structure import format_path, unflatten
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path, StoredArray
+from gda.checkpoint.format.structure import flatten, format_path, unflatten
+from gda.checkpoint.opening import Kind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
@@ -29,6 +32,7 @@ from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
+from gda.storage.views.lazy import LazyArray
 
 MAX_BYTES = 128 * 2**20
 
@@ -92,7 +96,7 @@ class Contents:
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
         leaves = counted(len(self.leaves), "leaf", "leaves")
         total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
-        return [total, f"zarr arrays: {self.data}"]
+        return [total, f"zarr arrays: {self.data}"] if self.data else [total]
 
 
 @set_module("gda.checkpoint")
@@ -189,6 +193,75 @@ def verify(
     store = open_store(path, timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
     return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
+
+
+def contents_at(path: Any, timeout: float) -> Contents:
+    """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
+
+    The last two have no ``data`` and no ``arrays``. Errors are those of ``open_tree``.
+    """
+    store = open_store(path, timeout)
+    if kind_at(store) is Kind.CHECKPOINT:
+        return _contents(store, load_complete(store))
+    return _contents_of(open_tree(path, timeout))
+
+
+def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints: bool) -> Contents:
+    """Read all data at a path, of a checkpoint as ``verify``; return its contents.
+
+    Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
+    when they read is checked.
+
+    Raises:
+      CorruptionError: an array cannot be read.
+      ValueError: ``fingerprints`` is for checkpoints only.
+    """
+    store = open_store(path, timeout)
+    if kind_at(store) is Kind.CHECKPOINT:
+        return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
+    opened = open_tree(path, timeout)
+    if fingerprints:
+        raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
+    blocks = [*_blocks_of(opened)]
+    problems: set[str] = set()
+    with counting(progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
+
+        def finish(nbytes: int, found: list[str]) -> None:
+            problems.update(found)
+            add(nbytes)
+
+        each = (
+            tasks.Task(b.nbytes, partial(_unreadable, leaf, b), partial(finish, b.nbytes))
+            for leaf, b in blocks
+        )
+        tasks.run(each, options_for(store, Options(max_bytes=MAX_BYTES)))
+    if problems:
+        lines = sorted(problems)
+        raise CorruptionError(f"{opened.url} is damaged: {join_some(lines)}", lines)
+    return _contents_of(opened)
+
+
+def _blocks_of(opened: OpenedTree) -> Iterator[tuple[Path, SourceBlock]]:
+    for path, leaf in flatten(opened.tree)[1]:
+        if isinstance(leaf, LazyArray):
+            array = SourceArray.of(leaf, "", MAX_BYTES, nullcontext())
+            yield from ((path, array.block(number)) for number in range(array.num_blocks))
+
+
+def _unreadable(path: Path, block: SourceBlock) -> list[str]:
+    try:
+        block.read()
+    except ValueError as error:
+        return [f"array {format_path(path)}: {error}"]
+    return []
+
+
+def _contents_of(opened: OpenedTree) -> Contents:
+    structure, leaves = flatten(opened.tree)
+    records = tuple(leaf_records(leaves))
+    nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))
+    about = {"format": opened.kind.value}
+    return Contents(opened.url, "", records, (), nbytes, about, structure)
 
 
 def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:

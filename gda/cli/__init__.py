@@ -1,16 +1,18 @@
-"""The command line: ``gda plan``, ``reshard``, ``rehearse``, ``inspect``, ``verify`` and ``diff``.
+"""The command line ``gda``: plans, rehearsals, checkpoints and other files of trees.
 
 ``plan`` and ``reshard`` answer from shapes, meshes and specs alone: they import no JAX and touch no
 device. ``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
-checkpoint, ``diff`` at two. ``python -m gda`` is the same command.
+checkpoint, safetensors files or an Orbax run, ``diff`` at two; ``convert`` makes one of another.
+``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
 ``plans`` and ``reshards``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``;
-``checkpoints``; ``facts`` and ``pictures`` (output). What they print is computed elsewhere: plans
-and moves by ``gda.planning``, whose ``notation`` also reads the texts of options and files.
+``checkpoints``; ``convert``; ``functions`` (of the user); ``facts`` and ``pictures`` (output). What
+they print is computed elsewhere: plans and moves by ``gda.planning``, whose ``notation`` also reads
+the texts of options and files.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
+from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.cli.reshards import add_reshard
@@ -35,7 +38,7 @@ from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
-_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff)
+_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff, add_convert)
 
 _EPILOG = """\
 examples:
@@ -45,6 +48,7 @@ examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
   gda diff /checkpoints/step_100 /checkpoints/step_200
+  gda convert orbax/100 model.safetensors --dtype bf16
 
 exit code:
   0 for success, 1 for a damaged checkpoint, a program that does not fit or two
@@ -120,7 +124,7 @@ def _failed(error: Exception) -> int:
         name = str(error.filename)
         error = MistakesError(f"{error.strerror}: {name[:60]}… ({len(name):,} characters)")
     lines = error.lines if isinstance(error, MistakesError) else [str(error)]
-    first, *more = lines
+    first, *more = [*lines, *getattr(error, "__notes__", ())]
     print(f"gda: {printable(first or type(error).__name__)}", file=sys.stderr)
     for line in more:
         print(printable(line), file=sys.stderr)
@@ -141,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gda",
         description="Sharded JAX arrays outside jit: plan layouts, rehearse programs, inspect, "
-        "verify and compare checkpoints.",
+        "verify, compare and convert checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

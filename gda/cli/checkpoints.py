@@ -1,9 +1,11 @@
-"""The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``."""
+"""The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``.
+
+A path may also be that of safetensors files or of an Orbax run.
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import sys
@@ -11,7 +13,16 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import DIFFERENT, OK, add_command, print_json, shows_progress
+from gda.cli.commands import (
+    DIFFERENT,
+    ERRORS,
+    OK,
+    add_command,
+    print_json,
+    seconds,
+    shows_progress,
+    without_accelerators,
+)
 from gda.cli.facts import terminal_width
 from gda.layout.tables import lines_of_rows
 from gda.layout.text import counted, format_bytes
@@ -22,6 +33,10 @@ if TYPE_CHECKING:
     from gda.checkpoint.inspecting import Contents
 
 _DIFF_EPILOG = """\
+A and B are checkpoints, safetensors files or Orbax runs. Of checkpoints, only
+the manifests are read. Leaves match by path; beside safetensors files, by the
+names that they have there, such as layers.0.w.
+
 exit code:
   0 if all leaves are the same, 1 if not, or if that is unknown, 2 for an error.
 """
@@ -29,7 +44,9 @@ exit code:
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
+        "path",
+        metavar="PATH",
+        help="a checkpoint, safetensors files or an Orbax run; or a URL such as s3://bucket/run",
     )
     _add_timeout(parser)
 
@@ -38,30 +55,24 @@ def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=600,
         help="wait this long for each answer of an object store; default 600",
     )
 
 
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if (seconds := float(text)) > 0:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; write 30, say")
-
-
 def add_inspect(commands: Any) -> None:
-    says = "List the contents of a checkpoint; only its manifest is read."
+    says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
-    from gda import checkpoint
+    without_accelerators()
+    from gda.checkpoint.inspecting import contents_at
 
-    contents = checkpoint.inspect(options.path, timeout=options.timeout)
+    contents = contents_at(options.path, timeout=options.timeout)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():
@@ -110,7 +121,7 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
     }
     if leaf.array is not None:
         entry["array"] = contents.arrays[leaf.array].name
-    else:
+    elif contents.data:
         entry["pieces"] = [
             {
                 "array": contents.arrays[piece.array].name,
@@ -125,7 +136,8 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
 
 
 def add_verify(commands: Any) -> None:
-    parser = add_command(commands, verify, "Read all of a checkpoint and compare every checksum.")
+    says = "Read all data at a path and compare the checksums that its format has."
+    parser = add_command(commands, verify, says)
     _add_path(parser)
     parser.add_argument(
         "--fingerprints",
@@ -135,23 +147,22 @@ def add_verify(commands: Any) -> None:
 
 
 def verify(options: argparse.Namespace) -> int:
-    from gda import checkpoint
+    without_accelerators()
+    from gda.checkpoint.inspecting import verify_at
 
-    contents = checkpoint.verify(
-        options.path,
-        fingerprints=options.fingerprints,
-        timeout=options.timeout,
-        progress=shows_progress(),
+    contents = verify_at(
+        options.path, options.timeout, shows_progress(), fingerprints=options.fingerprints
     )
     leaves = counted(len(contents.leaves), "leaf", "leaves")
-    print(f"{contents.path} is whole: {leaves}, {format_bytes(contents.nbytes)}")
+    is_known = "is whole" if contents.data else "can be read, but has no checksums of its arrays"
+    print(f"{contents.path} {is_known}: {leaves}, {format_bytes(contents.nbytes)}")
     return OK
 
 
 def add_diff(commands: Any) -> None:
-    says = "Compare two checkpoints by their fingerprints; only the manifests are read."
-    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG)
-    parser.add_argument("a", metavar="A", help="a directory, or a URL such as s3://bucket/run")
+    says = "Compare two checkpoints, or other files, by their fingerprints."
+    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG, errors=(*ERRORS, TypeError))
+    parser.add_argument("a", metavar="A", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument(
         "--values",
@@ -168,6 +179,7 @@ def add_diff(commands: Any) -> None:
 
 
 def diff(options: argparse.Namespace) -> int:
+    without_accelerators()
     from gda import checkpoint
 
     try:
@@ -192,10 +204,10 @@ def diff(options: argparse.Namespace) -> int:
 
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
-    from gda import checkpoint
+    from gda.checkpoint.inspecting import contents_at
 
     parts = [part for part in (options.at or "").split("/") if part]
-    leaves = checkpoint.inspect(options.a, timeout=options.timeout).leaves if parts else ()
+    leaves = contents_at(options.a, options.timeout).leaves if parts else ()
     for leaf in leaves:
         keys = leaf.path[: len(parts)]
         if [str(key) for key in keys] == parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -45,6 +46,22 @@ def add_command(
     )
     parser.set_defaults(run=run, errors=errors)
     return parser
+
+
+def seconds(text: str) -> float:
+    """Return the value of ``--timeout``."""
+    with contextlib.suppress(ValueError):
+        if (number := float(text)) > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; write 30, say")
+
+
+def without_accelerators() -> None:
+    """Keep JAX from taking the memory of accelerators, unless JAX_PLATFORMS names some."""
+    import jax
+
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:

@@ -6,23 +6,20 @@ a report as JSON to stdout. Its stderr takes the output of the compiler.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gda.cli.functions import function_of, traceback_of
 from gda.cli.rehearsal_processes import Report, Request, num_cpus
-from gda.layout.boundary import below
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 
-_IMPORT_FILES = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 
 
@@ -53,7 +50,7 @@ def _report(request: Request) -> Report:
         return Report(reason=str(mistake), lines=mistake.lines, is_for_all=True)
     except BaseException as error:
         says = f"{request.file}:{request.function} failed with the mesh {format_mesh(request.mesh)}"
-        return Report(reason=_reason(error), lines=[f"{says}:", *_traceback(error)])
+        return Report(reason=_reason(error), lines=[f"{says}:", *traceback_of(error, __file__)])
     text = f"{rehearsal}\n\n{rehearsal.collectives}" if rehearsal.collectives else str(rehearsal)
     return Report(rehearsal.to_dict(), text)
 
@@ -64,32 +61,10 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: " + _SHARDING.sub(r"\1", line)
 
 
-def _traceback(error: BaseException) -> list[str]:
-    frames = below((__file__, *_IMPORT_FILES), error.__traceback__)
-    return "".join(traceback.format_exception(type(error), error, frames)).splitlines()
-
-
 def _function(request: Request) -> Callable[[Any], Any]:
-    """Return the function of the user's file, which is imported."""
-    path = Path(request.file)
     if not sys.flags.safe_path:
-        sys.path[0] = str(path.resolve().parent)  # as for a script
-    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        raise MistakesError(f"{path} cannot be imported:", *_traceback(error)) from None
-    function = getattr(module, request.function, None)
-    if callable(function):
-        return function
-    known = [
-        name
-        for name, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", "") == path.stem
-    ]
-    hint = f"it has {', '.join(known)}" if known else "define it there"
-    raise MistakesError(f"{path} has no function {request.function!r}; {hint}")
+        sys.path[0] = str(Path(request.file).resolve().parent)  # as for a script
+    return function_of(request.file, request.function)
 
 
 def _mesh(request: Request) -> Any:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +23,7 @@ from gda.cli.commands import (
     shows_progress,
 )
 from gda.cli.facts import terminal_width, two_tables
+from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, format_mesh
@@ -121,15 +120,7 @@ def rehearse(options: argparse.Namespace) -> int:
 def _requests(options: argparse.Namespace) -> Iterator[Request]:
     from gda.cli.rehearsal_processes import Request
 
-    found = re.fullmatch(r"(.+\.py):(\w+)", options.program)
-    if not found:
-        raise MistakesError(
-            f"a file and a function in it were expected, such as train.py:rehearsal, not "
-            f"{options.program!r}"
-        )
-    file, function = found.groups()
-    if not os.path.isfile(file):
-        raise MistakesError(f"there is no file {file!r} here")
+    file, function = file_and_function(options.program, "train.py:rehearsal")
     num_slices = read_option("--num-slices", options.num_slices, parse_number)
     for mesh in _meshes(options, num_slices):
         yield Request(file, function, options.topology, num_slices, mesh)

@@ -3,4 +3,8 @@ from gda.storage.safetensors import SafetensorsFiles as SafetensorsFiles
 from gda.storage.safetensors import SafetensorsTensor as SafetensorsTensor
 from gda.storage.safetensors import open_safetensors as open_safetensors
 from gda.storage.targets import SliceTarget as SliceTarget
+from gda.storage.views.lazy import LazyArray as LazyArray
+from gda.storage.views.lazy import concatenate as concatenate
+from gda.storage.views.lazy import lazy as lazy
+from gda.storage.views.lazy import stack as stack
 from gda.trees.files.save_safetensors import save_safetensors as save_safetensors

@@ -153,7 +153,7 @@ def test_errors_are_lines(
     def fail(path: Any, **_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(gda.checkpoint, "inspect", fail)
+    monkeypatch.setattr("gda.checkpoint.inspecting.contents_at", fail)
     found, out, err = run("inspect", "x")
     assert (found, out) == (code, "")
     assert said in err
@@ -172,7 +172,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     def fail(path: Any, **_: Any) -> None:
         raise kind("a bug")
 
-    monkeypatch.setattr(gda.checkpoint, "inspect", fail)
+    monkeypatch.setattr("gda.checkpoint.inspecting.contents_at", fail)
     with pytest.raises(kind, match="a bug"):
         cli.main(["inspect", "x"])
 
@@ -213,6 +213,7 @@ def test_help_and_version(run: Run) -> None:
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
     words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
+    words |= {"diff": "--at", "convert": "--map"}
     for command, word in words.items():
         code, out, err = run(command, "--help")
         assert (code, err) == (0, "")

@@ -1,4 +1,4 @@
-"""The comparison of two checkpoints, or of a checkpoint and a tree, leaf by leaf."""
+"""The comparison of two checkpoints or other files, or of one and a tree, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from gda.checkpoint.comparing.elements import (
     from_json,
     merged,
 )
-from gda.checkpoint.comparing.trees import GivenSide, SavedSide, Side
+from gda.checkpoint.comparing.trees import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Path
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Path
 from gda.checkpoint.format.structure import checked_path, noting_path
+from gda.checkpoint.opening import Kind, OpenedTree, kind_at, open_tree
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
 from gda.layout.boundary import public, set_module
@@ -32,6 +33,7 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 
 _MAX_BYTES = 256 * 2**20
+_DRIVERS = (GivenSide, OpenedSide, SavedSide)
 _BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
@@ -49,14 +51,16 @@ def diff(
     """Compare two checkpoints, or a checkpoint and a tree; leaves match by path.
 
     Reads only the manifests of checkpoints, and compares the fingerprints there. Those of a tree
-    are computed, on its devices. Containers, layouts and classes of nodes do not count. Uses no
-    device, and does not communicate, to compare two checkpoints. Of a tree, each process compares
-    the blocks that it would save. Communicates then: all processes must call it, with the same
-    tree; all get the same answer.
+    are computed, on its devices, and those of safetensors files and Orbax runs, whose arrays are
+    read for that. Containers, layouts and classes of nodes do not count. Uses no device, and does
+    not communicate, to compare two checkpoints. Otherwise, each process compares the blocks that it
+    would save. Communicates then: all processes must call it, with the same tree; all get the same
+    answer.
 
     Args:
-      a, b: the path of a checkpoint, as for ``save``, or a tree of arrays and values; one of them
-        is a path.
+      a, b: the path of a checkpoint, as for ``save``, of safetensors files or of an Orbax run; or a
+        tree of arrays and values. One of them is a path. Beside safetensors files, leaves match by
+        the names that they have there, such as ``'layers.0.w'``.
       values: read the arrays of one type and other or unknown content, in parts of some MB, and
         return the number of elements that differ, and the largest difference. Takes up to
         400 MiB of memory, or more if the chunks of the checkpoint are larger than 16 MiB.
@@ -93,37 +97,58 @@ def diff(
         )
     if values:
         zarr_format.require_crc32c()
-    stores = [
-        open_store(side, timeout)
+    places = [
+        open_store(side, timeout) if is_path else None
         for side, is_path in zip((a, b), are_paths, strict=True)
-        if is_path
     ]
+    kinds = [None if place is None else kind_at(place) for place in places]
+    by_name = Kind.SAFETENSORS in kinds
+    opened = [
+        open_tree(side, timeout) if kind not in (None, Kind.CHECKPOINT) else None
+        for side, kind in zip((a, b), kinds, strict=True)
+    ]
+
+    def side_of(given: Any, tree: OpenedTree | None) -> Side:
+        if tree is not None:
+            return OpenedSide(tree, where, by_name)
+        return GivenSide(given, where, by_name)
 
     def compare(*saved: SavedSide) -> Differences:
         if not all(are_paths):
             given = b if are_paths[0] else a
+            place = next(each.url for each in places if each is not None)
             asked = {
                 "order": "checkpoint, tree" if are_paths[0] else "tree, checkpoint",
-                "checkpoint": saved[0].data,
+                "checkpoint": saved[0].data if saved else place,
                 "at": where,
                 "values": values,
             }
             check_same_call("gda.checkpoint.diff", given, asked)
         following = iter(saved)
         of_a, of_b = (
-            next(following) if is_path else GivenSide(side, where)
-            for side, is_path in zip((a, b), are_paths, strict=True)
+            next(following) if kind is Kind.CHECKPOINT else side_of(given, tree)
+            for given, kind, tree in zip((a, b), kinds, opened, strict=True)
         )
         return _compared(of_a, of_b, options)
 
     options = Options(None, _MAX_BYTES, progress) if values else None
     if options is not None:
-        options = options_for(max(stores, key=lambda store: store.is_remote), options)
-    return _with_sides(stores, where, compare)
+        some = [place for place in places if place is not None]
+        options = options_for(max(some, key=lambda store: store.is_remote), options)
+    stores = [
+        place
+        for place, kind in zip(places, kinds, strict=True)
+        if place is not None and kind is Kind.CHECKPOINT
+    ]
+    side_at = partial(SavedSide, at=where, by_name=by_name)
+    return _with_sides(stores, side_at, compare)
 
 
 def _with_sides(
-    stores: list[Store], at: Path, compare: Callable[..., Differences], *before: SavedSide
+    stores: list[Store],
+    side_at: Callable[[Store, Manifest], SavedSide],
+    compare: Callable[..., Differences],
+    *before: SavedSide,
 ) -> Differences:
     """Return ``compare`` of the checkpoints; call it again if one is replaced meanwhile."""
     if not stores:
@@ -136,7 +161,7 @@ def _with_sides(
     store, *rest = stores
     return read_complete(
         store,
-        lambda manifest: _with_sides(rest, at, compare, *before, SavedSide(store, manifest, at)),
+        lambda manifest: _with_sides(rest, side_at, compare, *before, side_at(store, manifest)),
         is_alone=lambda: jax.process_count() == 1,
     )
 
@@ -156,12 +181,15 @@ def _compared(a: Side, b: Side, options: Options | None) -> Differences:
 
 
 def _to_compare(given: Side, saved: Side) -> list[Path]:
-    """Return the paths of arrays with a recorded fingerprint and the same type on both sides."""
+    """Return the paths of arrays of one type on both sides, the other with a fingerprint.
+
+    It may still get one if it is of a tree or of other files.
+    """
     return [
         path
         for path, leaf in saved.leaves.items()
         if isinstance(leaf, ArrayLeaf)
-        and leaf.fingerprint is not None
+        and (leaf.fingerprint is not None or isinstance(saved, GivenSide))
         and path in given.leaves
         and are_of_one_type(given.leaves[path], leaf)
     ]
@@ -219,8 +247,9 @@ def _comparisons(
     a: Side, b: Side, path: Path
 ) -> Iterator[tuple[int, Callable[[], ElementDifferences]]]:
     """Yield the bytes of each part of an array, and the function that compares it."""
-    driver, other = (b, a) if isinstance(b, GivenSide) else (a, b)
-    assert isinstance(other, SavedSide)
+    # A tree can only be read by the blocks of a process, and so it comes first.
+    driver, other = sorted((a, b), key=lambda side: _DRIVERS.index(type(side)))
+    assert isinstance(other, SavedSide | OpenedSide)
     leaf = other.leaves[path]
     assert isinstance(leaf, ArrayLeaf)
     for start, shape, read in driver.parts(path):

@@ -1,24 +1,24 @@
-"""The two sides of a comparison: a checkpoint, or a tree in memory; read part by part."""
+"""The two sides of a comparison: a checkpoint, other files, or a tree; read part by part."""
 
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
-from gda.arrays.transport.source_blocks import SourceBlock
+from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path
 from gda.checkpoint.format.structure import flatten, subtree
+from gda.checkpoint.opening import OpenedTree
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.restored_leaves import saved_type
+from gda.checkpoint.reading.sources import ChunkCache, SavedArray
 from gda.checkpoint.stores.opening import Store
 from gda.checkpoint.writing.saved_leaves import (
     Block,
@@ -34,7 +34,6 @@ from gda.storage.options import Options
 AnyArray = np.ndarray[Any, Any]
 
 _PART_BYTES = 16 * 2**20
-_CACHE_BYTES = 128 * 2**20  # of chunks, which the parts of an array sharded otherwise need again
 
 
 class ComparedPart(NamedTuple):
@@ -48,17 +47,23 @@ class ComparedPart(NamedTuple):
 class SavedSide:
     """A checkpoint, or its subtree at a path, which must be there."""
 
-    def __init__(self, store: Store, manifest: Manifest, at: Path) -> None:
+    def __init__(self, store: Store, manifest: Manifest, at: Path, by_name: bool) -> None:
         subtree(manifest.structure, at)
         self.name = store.url
         self.data = manifest.data
-        self.leaves = manifest.leaves_at(at)
+        leaves = manifest.leaves_at(at).items()
+        self.leaves = {_compared_path(path, by_name): leaf for path, leaf in leaves}
         self.files = Files(store, manifest)
-        self._chunks = _Chunks(self.files)
+        chunks = ChunkCache(self.files)
+        self._arrays = {
+            path: SavedArray(leaf, chunks)
+            for path, leaf in self.leaves.items()
+            if isinstance(leaf, ArrayLeaf)
+        }
 
     def parts(self, path: Path) -> Iterator[ComparedPart]:
         """Yield the parts of an array: its chunks, or the whole if it is a small one."""
-        leaf = self._array(path)
+        leaf = self._arrays[path].leaf
         if leaf.array is None:
             first = (0,) * len(leaf.shape)
             yield ComparedPart(first, leaf.shape, lambda: self.read(path, first, leaf.shape))
@@ -74,74 +79,20 @@ class SavedSide:
 
     def read(self, path: Path, start: Shape, shape: Shape) -> AnyArray:
         """Return a block of an array; by any thread."""
-        leaf = self._array(path)
-        out = np.empty(leaf.shape if leaf.array is None else shape, leaf.dtype)
-        if leaf.array is None:
-            for piece in leaf.pieces:
-                chunk = self._chunks[self.files.manifest.chunk_of(piece)]
-                out[index_at(piece.start, piece.shape)] = piece.of_chunk(chunk)
-            return out[index_at(start, shape)]
-        for overlap in self.files.manifest.arrays[leaf.array].grid.overlaps(start, shape):
-            part = self._chunks[leaf.array, overlap.chunk][overlap.in_chunk]
-            if part.shape == shape:
-                return part
-            out[overlap.in_block] = part
-        return out
-
-    def _array(self, path: Path) -> ArrayLeaf:
-        leaf = self.leaves[path]
-        assert isinstance(leaf, ArrayLeaf)
-        return leaf
-
-
-@dataclass
-class _Slot:
-    """A chunk that one thread reads, and others wait for."""
-
-    guard: threading.Lock = field(default_factory=threading.Lock)
-    data: AnyArray | None = None
-    nbytes: int = 0  # that count for the cache
-
-
-class _Chunks:
-    """The chunks of a checkpoint; those that were used last are kept."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self._guard = threading.Lock()
-        self._slots: OrderedDict[Chunk, _Slot] = OrderedDict()
-        self._held = 0
-
-    def __getitem__(self, where: Chunk) -> AnyArray:
-        with self._guard:
-            slot = self._slots.setdefault(where, _Slot())
-            self._slots.move_to_end(where)
-        with slot.guard:
-            if slot.data is not None:
-                return slot.data
-            slot.data = data = self._files.checked(where)
-        with self._guard:
-            if self._slots.get(where) is slot:
-                slot.nbytes = data.nbytes
-                self._held += slot.nbytes
-            while self._held > _CACHE_BYTES:
-                _, oldest = self._slots.popitem(last=False)
-                self._held -= oldest.nbytes
-        return data
+        return self._arrays[path].block(index_at(start, shape))
 
 
 class GivenSide:
     """A tree of arrays and values in memory, of which each must be one that can be saved."""
 
-    name = "the tree"
-
-    def __init__(self, tree: Any, at: Path) -> None:
-        self._all = saved_leaves(flatten(tree)[1], Options())
+    def __init__(self, tree: Any, at: Path, by_name: bool, name: str = "the tree") -> None:
+        self.name = name
+        self._all = saved_leaves(flatten(tree)[1], Options(max_bytes=2 * _PART_BYTES))
         self.leaves: dict[Path, Leaf] = {}
         self._arrays: dict[Path, SavedLeaf] = {}
         for leaf in self._all:
             record = leaf.record if isinstance(leaf, SavedLeaf) else leaf
-            path = at + record.path
+            path = _compared_path(at + record.path, by_name)
             self.leaves[path] = replace(record, path=path)
             if isinstance(leaf, SavedLeaf):
                 self._arrays[path] = leaf
@@ -175,6 +126,9 @@ class GivenSide:
             shape: Shape = block.data.shape
             if not block.data.size:
                 continue
+            if isinstance(block.data, SourceBlock):  # read as a whole
+                yield ComparedPart(block.start, shape, block.data.read)
+                continue
             grid = ChunkGrid(shape, chunk_shape_of(shape, block.data.dtype.itemsize, _PART_BYTES))
             for chunk in range(grid.num_chunks):
                 first, sizes = grid.start(chunk), grid.shape_within(chunk)
@@ -183,11 +137,34 @@ class GivenSide:
                 yield ComparedPart(start, sizes, functools.partial(_on_host, block, index))
 
 
+class OpenedSide(GivenSide):
+    """Safetensors files or an Orbax run, or the subtree at a path, which must be there."""
+
+    def __init__(self, opened: OpenedTree, at: Path, by_name: bool) -> None:
+        tree = opened.tree
+        subtree(flatten(tree)[0], at)
+        for key in at:
+            tree = tree[key]
+        super().__init__(tree, at, by_name, opened.url)
+
+    def read(self, path: Path, start: Shape, shape: Shape) -> AnyArray:
+        """Return a block of an array; by any thread."""
+        leaf, index = self._arrays[path], index_at(start, shape)
+        if isinstance(leaf.own, SourceArray):
+            return leaf.own.source.read(index, lambda dtype: np.empty(shape, dtype))
+        data = leaf.blocks[0].data if leaf.own is None else leaf.own
+        return np.asarray(data)[index]
+
+
 Side = SavedSide | GivenSide
+
+
+def _compared_path(path: Path, by_name: bool) -> Path:
+    """Return the path by which leaves match; that of a name in a safetensors file has one part."""
+    return (".".join(map(str, path)),) if by_name else path
 
 
 def _on_host(block: Block, index: Index) -> AnyArray:
     with jax.transfer_guard("allow"):
-        if isinstance(block.data, SourceBlock):
-            return block.data.read()[index]
+        assert not isinstance(block.data, SourceBlock)
         return np.asarray(block.data[index] if index else block.data)

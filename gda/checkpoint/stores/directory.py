@@ -162,7 +162,7 @@ class FileStore:
 
     def entries(self, directory: str = "") -> list[str]:
         """Return the names in a directory, by default at the top level."""
-        return sorted(os.listdir(self._inside(directory)))
+        return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all files; no error if there is none."""

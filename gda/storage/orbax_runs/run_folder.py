@@ -18,6 +18,7 @@ from gda.storage.places import directory_named, require_tensorstore, url_named
 
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
+MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
 _METADATA, _COMMITTED, _PARTIAL = "_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", _COMMITTED)  # also of a run with items
 _STEP = re.compile(r"(.*[_-])?\d+")  # the name of the run of a step
@@ -78,7 +79,7 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
     if items:
         raise ValueError(
             f"{folder.url} has {len(items)} items: {there}; pass one of them, such as "
-            f"item={items[-1]!r}"
+            f"item={items[-1]!r}, or the path of its folder"
         )
     if item is not None and _METADATA in names:
         raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")

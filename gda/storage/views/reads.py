@@ -56,6 +56,10 @@ class Leaf:
     def dtype(self) -> np.dtype[Any]:
         return native(self.source.dtype)
 
+    @property
+    def source_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
     @cached_property
     def chunks(self) -> Shape:
         """Those of the source, or parts that are as cheap to read alone as with others."""
@@ -86,6 +90,12 @@ class Mapped:
     def chunks(self) -> Shape | None:
         return None if self.node.chunks is None else self.map.chunks(self.node.chunks)
 
+    @property
+    def source_bytes(self) -> int:
+        # A part of nodes of several dtypes counts as if they were mixed evenly.
+        below = math.prod(self.node.shape)
+        return self.node.source_bytes * math.prod(self.shape) // below if below else 0
+
     def leaves(self) -> Iterator[Leaf]:
         return self.node.leaves()
 
@@ -109,6 +119,10 @@ class Joined:
     @property
     def dtype(self) -> np.dtype[Any]:
         return self.parts[0].dtype
+
+    @property
+    def source_bytes(self) -> int:
+        return sum(part.source_bytes for part in self.parts)
 
     @cached_property
     def chunks(self) -> Shape | None:

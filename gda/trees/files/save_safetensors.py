@@ -136,8 +136,10 @@ def save_safetensors(
         _NAME,
         mesh_of_all(jax.devices()),
         partial(_save, options=options),
-        prepare=lambda: _plan(os.fspath(path), tree, max_file_bytes, metadata, names, options),
-        asked=_Plan.described,
+        prepare=lambda: planned_save(
+            os.fspath(path), tree, max_file_bytes, metadata, names, options
+        ),
+        asked=PlannedSave.described,
         always=True,
     )
 
@@ -146,7 +148,7 @@ def save_safetensors(
 
 
 @dataclass(frozen=True)
-class _Plan:
+class PlannedSave:
     """All that a save writes, known before."""
 
     path: str
@@ -204,14 +206,15 @@ class _Plan:
         return write_leaves(self.tree, leaves, places, paths, options, add)
 
 
-def _plan(
+def planned_save(
     path: str,
     tree: Any,
     max_file_bytes: int,
     metadata: Mapping[str, str] | None,
     name_by: NameOf | None,
     options: Options,
-) -> _Plan:
+) -> PlannedSave:
+    """Return what a save writes; errors as ``save_safetensors`` before anything is written."""
     if "://" in path or not path:
         raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
     is_file = path.endswith(".safetensors")
@@ -234,7 +237,7 @@ def _plan(
         files = [file_of(os.path.basename(path), tensors, metadata)]
     else:
         files = files_of_model(tensors, max_file_bytes, metadata)
-    return _Plan(path, max_file_bytes, tree, leaves, names, files)
+    return PlannedSave(path, max_file_bytes, tree, leaves, names, files)
 
 
 def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
@@ -329,7 +332,7 @@ def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) ->
 # Writing.
 
 
-def _save(plan: _Plan, options: Options) -> None:
+def _save(plan: PlannedSave, options: Options) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
     wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0
@@ -367,7 +370,7 @@ def _save(plan: _Plan, options: Options) -> None:
         step(move, what=f"the end {what}")
 
 
-def _commit(plan: _Plan, partial_folder: Path) -> None:
+def _commit(plan: PlannedSave, partial_folder: Path) -> None:
     if plan.is_one_file:
         (file,) = plan.files
         new_files.move(partial_folder / file.name, plan.folder / file.name)

@@ -26,6 +26,7 @@ import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
+from gda.checkpoint.reading.sources import ChunkCache
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
 
@@ -410,8 +411,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
 def test_cached_chunks_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "checked", lambda files, where: np.zeros(4, np.int8))
-    monkeypatch.setattr(trees, "_CACHE_BYTES", 4 * 10_000)
-    chunks = trees._Chunks(Files(None, None))
+    chunks = ChunkCache(Files(None, None), most_bytes=4 * 10_000)
     begun = time.process_time()
     for number in [*range(30_000)]:
         assert chunks[0, number].nbytes == 4

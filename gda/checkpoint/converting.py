@@ -1,0 +1,206 @@
+"""The conversion of the tree at a path into other files, block by block, without a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda.checkpoint.format.errors import said
+from gda.checkpoint.format.structure import flatten, format_path
+from gda.checkpoint.opening import Kind, OpenedTree, open_tree
+from gda.checkpoint.saving import MAX_BYTES, save
+from gda.checkpoint.stores.directory import LOCK
+from gda.checkpoint.stores.opening import Store, open_store, options_for
+from gda.checkpoint.writing.saved_leaves import saved_leaves
+from gda.layout.dtype_names import as_dtype
+from gda.layout.text import join_some, typed_shape
+from gda.storage.options import Options, ProgressLike
+from gda.storage.views.lazy import bytes_to_read, lazy
+from gda.trees.files.save_safetensors import planned_save, save_safetensors
+from gda.trees.leaves import as_dicts, is_array, is_container, is_source, is_value
+
+# PyTorch's transformers wants it; no other reader looks.
+_METADATA = {"format": "pt"}
+MAX_FILE_BYTES = 5 * 2**30
+
+
+class ConvertedLeaf(NamedTuple):
+    """A leaf to be written, for people."""
+
+    name: str
+    type: str
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A tree to be written, and its place. Nothing of its arrays was read or written yet.
+
+    Attributes:
+      source: the tree at the source.
+      target: the path of the target.
+      kind: the kind of its files.
+      leaves: the leaves that ``write`` writes.
+      num_files: of safetensors files, their number; otherwise 0.
+      save: the saver with all of its arguments but ``progress``.
+    """
+
+    source: OpenedTree
+    target: str
+    kind: Kind
+    leaves: tuple[ConvertedLeaf, ...]
+    num_files: int
+    save: Callable[..., None]
+
+    def write(self, progress: ProgressLike) -> None:
+        """Write the target: all of it, or nothing. Errors as those of the two savers."""
+        self.save(progress=progress)
+
+
+def plan_conversion(
+    source: str,
+    target: str,
+    *,
+    kind: Kind | None = None,
+    change: Callable[[Any], Any] | None = None,
+    dtype: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
+    timeout: float = 600,
+) -> Conversion:
+    """Return what a conversion will read and write; nothing of it is done, and all is checked.
+
+    Args:
+      source: the path of a checkpoint, of safetensors files or of an Orbax run.
+      target: a path where nothing is.
+      kind: of the files at the target; by default safetensors files if the name ends with
+        ``.safetensors``, and a checkpoint otherwise.
+      change: takes the tree at the source, with a ``LazyArray`` for each array; returns the tree to
+        write.
+      dtype: of all arrays of floats that are written.
+      max_bytes: bound on host memory, as for ``checkpoint.save``.
+      max_file_bytes: as for ``save_safetensors``.
+      timeout: as for ``checkpoint.save``.
+
+    Raises:
+      FileExistsError: something is at the target.
+      TypeError, ValueError: the tree cannot be written; ``dtype`` or ``kind`` cannot be used.
+      Exception: any other error of ``open_tree``, or of ``change``.
+    """
+    kind = _kind_of_target(target, kind)
+    _check_is_new(open_store(target, timeout))
+    opened = open_tree(source, timeout)
+    tree = opened.tree if change is None else change(opened.tree)
+    if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
+        given = opened.url if change is None else f"the {type(tree).__name__} of the map"
+        raise ValueError(
+            f"there is no array to write in {given}; expected is a tree of arrays and sources, in "
+            "dicts and lists"
+        )
+    if dtype is not None:
+        wanted = _dtype_of_floats(dtype)
+        tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
+    if kind is Kind.SAFETENSORS:
+        tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
+    names, num_files = _checked(target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes)
+    # All sources of an opened tree are read by any thread.
+    workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
+    arguments = {"max_workers": workers, "max_bytes": max_bytes}
+    if kind is Kind.CHECKPOINT:
+        saver = partial(save, target, tree, timeout=timeout, **arguments)
+    else:
+        files = {"max_file_bytes": max_file_bytes, "metadata": _METADATA}
+        saver = partial(save_safetensors, target, tree, **files, **arguments)
+    return Conversion(
+        source=opened,
+        target=target,
+        kind=kind,
+        leaves=tuple(map(_converted, names, [leaf for _, leaf in flatten(tree)[1]])),
+        num_files=num_files,
+        save=saver,
+    )
+
+
+def _kind_of_target(target: str, kind: Kind | None) -> Kind:
+    is_file = target.endswith(".safetensors")
+    if is_file and kind is Kind.CHECKPOINT:
+        raise ValueError(
+            f"{target} has the name of a safetensors file, and a checkpoint is a folder; choose "
+            "another name"
+        )
+    return kind or (Kind.SAFETENSORS if is_file else Kind.CHECKPOINT)
+
+
+def _check_is_new(store: Store) -> None:
+    try:
+        names = [name for name in store.entries() if name != LOCK]
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise FileExistsError(
+            f"{store.url} is a file, or below one; remove it, or choose another target"
+        ) from None
+    if names:
+        raise FileExistsError(
+            f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
+            "target"
+        )
+
+
+def _checked(
+    target: str, kind: Kind, tree: Any, options: Options, max_file_bytes: int
+) -> tuple[Sequence[str], int]:
+    """Return the names of leaves and the number of files; raise if the tree cannot be written."""
+    if kind is Kind.SAFETENSORS:
+        for path, leaf in flatten(tree)[1]:
+            if is_value(leaf) and not isinstance(leaf, np.generic):
+                raise TypeError(
+                    f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
+                    "only; omit it in the function of the map, or write a checkpoint"
+                )
+        plan = planned_save(target, tree, max_file_bytes, _METADATA, None, options)
+        return plan.names, len(plan.files)
+    leaves = flatten(tree)[1]
+    saved_leaves(leaves, options)
+    return [format_path(path) for path, _ in leaves], 0
+
+
+def _is_array(leaf: Any) -> bool:
+    return is_source(leaf) or is_array(leaf) or isinstance(leaf, np.ndarray)
+
+
+def _dtype_of_floats(name: str) -> np.dtype[Any]:
+    dtype = as_dtype(name)
+    if not jax.numpy.issubdtype(dtype, np.floating):
+        raise TypeError(
+            f"dtype={name} is not of floats; arrays of floats are cast, such as to bf16, and all "
+            "others stay as they are"
+        )
+    return dtype
+
+
+def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
+    """Return a leaf in a dtype, if it is an array of floats."""
+    if not _is_array(leaf) or not jax.numpy.issubdtype(leaf.dtype, np.floating):
+        return leaf
+    return (lazy(leaf) if is_source(leaf) else leaf).astype(dtype)
+
+
+def _number_as_array(leaf: Any) -> Any:
+    """Return a number as an array without dimensions, which safetensors files can hold."""
+    return np.asarray(leaf) if isinstance(leaf, bool | int | float) else leaf
+
+
+def _converted(name: str, leaf: Any) -> ConvertedLeaf:
+    if not _is_array(leaf):
+        return ConvertedLeaf(name, type(leaf).__name__, 0, 0)
+    nbytes = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
+    needed = bytes_to_read(lazy(leaf)) if is_source(leaf) else 0
+    return ConvertedLeaf(name, typed_shape(leaf.dtype, leaf.shape), needed, nbytes)

@@ -1,0 +1,146 @@
+"""The tree at a path, of whatever kind: a checkpoint, safetensors files or an Orbax run."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import jax
+
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.errors import CheckpointNotFoundError
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, ValueLeaf
+from gda.checkpoint.reading.manifest_at import load_complete
+from gda.checkpoint.reading.sources import tree_of_sources
+from gda.checkpoint.stores.opening import Store, open_store
+from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
+from gda.storage.options import Options
+from gda.storage.orbax_runs.open_orbax import open_orbax
+from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.safetensors import open_safetensors
+from gda.storage.views.lazy import LazyArray, lazy
+from gda.trees.leaves import is_source
+
+_INDEX = ".safetensors.index.json"
+
+
+class Kind(Enum):
+    """A kind of files that hold a tree; its value is for people."""
+
+    CHECKPOINT = "a checkpoint of gda"
+    SAFETENSORS = "safetensors files"
+    ORBAX = "an Orbax run"
+
+
+class OpenedTree(NamedTuple):
+    """The tree at a path, with a ``LazyArray`` for each array."""
+
+    kind: Kind
+    url: str
+    tree: Any
+
+
+def kind_at(store: Store) -> Kind:
+    """Return the kind of files at a path, by their names; a checkpoint if they are of no kind.
+
+    Raises:
+      ValueError: there are several kinds.
+      OSError: the path cannot be read.
+    """
+    kinds = _kinds_at(store)
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{store.url} has {' and '.join(kind.value for kind in kinds)} side by side; move each "
+            "into a folder of its own, or pass the path of a file"
+        )
+    return kinds[0] if kinds else Kind.CHECKPOINT
+
+
+def open_tree(path: Any, timeout: float) -> OpenedTree:
+    """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
+
+    ``path`` and ``timeout`` are as for ``checkpoint.save``. Errors are those of ``kind_at``,
+    ``inspect``, ``open_safetensors`` and ``open_orbax``.
+    """
+    store = open_store(path, timeout)
+    kind = kind_at(store)
+    if kind is Kind.SAFETENSORS:
+        tree: Any = dict(open_safetensors(store.url))
+    elif kind is Kind.ORBAX:
+        tree = open_orbax(path)
+    else:
+        tree = tree_of_sources(store, _manifest_of(store))
+    return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree))
+
+
+def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
+    """Return what is known of each leaf of an opened tree before its data is read."""
+    return [_record(path, leaf) for path, leaf in leaves]
+
+
+def _record(path: Path, leaf: Any) -> Leaf:
+    if isinstance(leaf, LazyArray):
+        return ArrayLeaf(path, "source", leaf.shape, leaf.dtype)
+    try:
+        (saved,) = saved_leaves([(path, leaf)], Options())
+    except (TypeError, ValueError):
+        return ValueLeaf(path, repr(leaf))  # of a leaf that cannot be read, the reason
+    return saved.record if isinstance(saved, SavedLeaf) else saved
+
+
+def _lazy(leaf: Any) -> Any:
+    try:
+        return lazy(leaf) if is_source(leaf) else leaf
+    except (TypeError, ValueError):
+        return (
+            leaf  # a leaf without data, or of a dtype that is not read: it raises when it is used
+        )
+
+
+def _manifest_of(store: Store) -> Any:
+    try:
+        return load_complete(store)
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(
+            f"{error}. Safetensors files and an Orbax run were looked for too"
+        ) from None
+
+
+def _kinds_at(store: Store) -> list[Kind]:
+    if store.is_remote and _has_manifest(store):
+        return [Kind.CHECKPOINT]  # without a list of all its objects
+    try:
+        names = store.entries()
+    except (FileNotFoundError, io.UnsupportedOperation):  # the latter of a web server
+        return []
+    except NotADirectoryError:
+        is_tensors = os.path.isfile(store.url) and store.url.endswith((".safetensors", _INDEX))
+        return [Kind.SAFETENSORS] if is_tensors else []
+    kinds = []
+    if not store.is_remote:
+        if manifest_json.NAME in names and _has_manifest(store):
+            kinds.append(Kind.CHECKPOINT)
+        if any(name.endswith((".safetensors", _INDEX)) for name in names):
+            kinds.append(Kind.SAFETENSORS)
+    # Also a folder that holds runs, of which open_orbax tells the names.
+    if not {*MARKS}.isdisjoint(names) or (not kinds and _holds_runs(store, names)):
+        kinds.append(Kind.ORBAX)
+    return kinds
+
+
+def _has_manifest(store: Store) -> bool:
+    """Return True if there is a manifest of gda, damaged or not, and not one of another program."""
+    try:
+        begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
+    except (FileNotFoundError, ValueError):
+        return False
+    return manifest_json.version_in(begin) is not None
+
+
+def _holds_runs(store: Store, names: Sequence[str]) -> bool:
+    return not store.is_remote and any(
+        os.path.lexists(os.path.join(store.url, name, mark)) for name in names for mark in MARKS
+    )

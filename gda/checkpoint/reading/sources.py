@@ -1,0 +1,148 @@
+"""The arrays of a checkpoint as sources, whose chunks are read when a block is."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Manifest
+from gda.checkpoint.format.structure import format_path, unflatten
+from gda.checkpoint.reading.files import Files
+from gda.checkpoint.reading.manifest_at import check_not_replaced
+from gda.checkpoint.stores.opening import Store
+from gda.layout.spec import Index, Shape, index_at, start_of
+from gda.layout.text import typed_shape
+from gda.storage.sources import HasReader
+from gda.storage.views.lazy import lazy
+
+AnyArray = np.ndarray[Any, Any]
+
+# Of chunks: the parts of an array sharded otherwise need them again, and small arrays share them.
+_CACHE_BYTES = 128 * 2**20
+_CACHE_OF_TREE_BYTES = 32 * 2**20
+
+
+def tree_of_sources(store: Store, manifest: Manifest) -> Any:
+    """Return the saved tree with a ``LazyArray`` for each array.
+
+    PRNG keys and numbers of NumPy, which no source gives, are read.
+    """
+    chunks = ChunkCache(Files(store, manifest), _CACHE_OF_TREE_BYTES)
+    values = [
+        _value_of(SavedArray(leaf, chunks)) if isinstance(leaf, ArrayLeaf) else leaf.value
+        for leaf in manifest.leaves
+    ]
+    return unflatten(manifest.structure, values)
+
+
+def _value_of(source: SavedArray) -> Any:
+    leaf = source.leaf
+    if leaf.key_impl is None and leaf.kind != "number":
+        return lazy(source)
+    data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))
+    return data[()] if leaf.key_impl is None else jax.random.wrap_key_data(data, impl=leaf.key_impl)
+
+
+@dataclass
+class _Slot:
+    """A chunk that one thread reads, and others wait for."""
+
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    data: AnyArray | None = None
+    nbytes: int = 0  # that count for the cache
+
+
+class ChunkCache:
+    """The chunks of a checkpoint; those that were used last are kept."""
+
+    def __init__(self, files: Files, most_bytes: int = _CACHE_BYTES) -> None:
+        self.files, self._most_bytes = files, most_bytes
+        self._guard = threading.Lock()
+        self._slots: OrderedDict[Chunk, _Slot] = OrderedDict()
+        self._held = 0
+
+    def __getitem__(self, where: Chunk) -> AnyArray:
+        with self._guard:
+            slot = self._slots.setdefault(where, _Slot())
+            self._slots.move_to_end(where)
+        with slot.guard:
+            if slot.data is not None:
+                return slot.data
+            slot.data = data = self.files.checked(where)
+        with self._guard:
+            if self._slots.get(where) is slot:
+                slot.nbytes = data.nbytes
+                self._held += slot.nbytes
+            while self._held > self._most_bytes:
+                _, oldest = self._slots.popitem(last=False)
+                self._held -= oldest.nbytes
+        return data
+
+
+class SavedArray(HasReader):
+    """An array of a checkpoint, for ``gda.storage.lazy``; any number of threads may read it."""
+
+    def __init__(self, leaf: ArrayLeaf, chunks: ChunkCache) -> None:
+        self.leaf, self._cache = leaf, chunks
+        self.shape: Shape = leaf.shape
+        self.dtype = leaf.dtype
+        manifest = chunks.files.manifest
+        whole = leaf.shape if leaf.array is None else manifest.arrays[leaf.array].chunk_shape
+        self.chunks: Shape | None = whole if whole and 0 not in leaf.shape else None
+
+    @property
+    def _reader(self) -> SavedArray:
+        return self
+
+    def block(self, index: Index) -> AnyArray:
+        """Return the block at an index with every start and stop; by any thread."""
+        return self.read(index, lambda dtype: np.empty([s.stop - s.start for s in index], dtype))
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], AnyArray]) -> AnyArray:
+        """Return the block at an index, read into what ``empty`` gives.
+
+        ``CorruptionError`` if it is damaged, ``RuntimeError`` if the checkpoint was replaced.
+        """
+        out = empty(self.dtype)
+        files = self._cache.files
+        try:
+            if self.leaf.array is None:
+                self._read_pieces(index, out)
+            else:
+                self._read_chunks(self.leaf.array, index, out)
+        except CorruptionError:
+            check_not_replaced(files.store, files.manifest)
+            raise
+        return out
+
+    def _read_pieces(self, index: Index, out: AnyArray) -> None:
+        is_whole = out.shape == self.shape
+        whole = out if is_whole else np.empty(self.shape, self.dtype)
+        for piece in self.leaf.pieces:
+            chunk = self._cache[self._cache.files.manifest.chunk_of(piece)]
+            whole[index_at(piece.start, piece.shape)] = piece.of_chunk(chunk)
+        if not is_whole:
+            out[...] = whole[index]
+
+    def _read_chunks(self, array: int, index: Index, out: AnyArray) -> None:
+        files = self._cache.files
+        grid = files.manifest.arrays[array].grid
+        for overlap in grid.overlaps(start_of(index), out.shape):
+            where, part = (array, overlap.chunk), out[(*overlap.in_block, ...)]
+            if not overlap.is_whole:
+                part[...] = self._cache[where][overlap.in_chunk]
+            elif part.flags.c_contiguous:
+                files.check([where], {})
+                files.load(where, part.reshape(-1).view(np.uint8))
+            else:
+                part[...] = files.checked(where)
+
+    def __repr__(self) -> str:
+        return f"{typed_shape(self.dtype.name, self.shape)} at {format_path(self.leaf.path)}"

@@ -1,0 +1,156 @@
+"""The command ``gda convert SOURCE TARGET``: a tree goes from files of one kind into another."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gda.cli.commands import (
+    ERRORS,
+    OK,
+    add_command,
+    seconds,
+    shows_progress,
+    without_accelerators,
+)
+from gda.cli.facts import terminal_width
+from gda.cli.functions import file_and_function, function_of, traceback_of
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes
+from gda.planning.notation.mistakes import MistakesError
+
+if TYPE_CHECKING:
+    from gda.checkpoint.converting import Conversion
+
+_EPILOG = """\
+SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
+an Orbax run; its files tell which. TARGET must not exist. If its name ends with
+.safetensors, it is a safetensors file; otherwise it is a checkpoint of gda, or
+with --to safetensors a folder of safetensors files and their index.
+
+the function of --map:
+  FUNCTION(tree) takes the tree at SOURCE and returns the tree to write. Its
+  arrays are views that read nothing: w.T, w[0], w.reshape(...), w.astype(...),
+  gda.storage.stack([a, b]). Of safetensors files, it is a dict by name.
+  Numbers become arrays in safetensors files.
+
+examples:
+  gda convert run/100 checkpoint
+  gda convert checkpoint model.safetensors --dtype bf16
+  gda convert hf checkpoint --map examples/convert_llama.py:to_scanned --dry-run
+  gda convert checkpoint hf --to safetensors --map map.py:to_hugging_face
+
+exit code:
+  0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
+  error, 130 after Ctrl-C. Except for 0, no tree is at TARGET.
+"""
+_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_KINDS = ("checkpoint", "safetensors")
+
+
+def add_convert(commands: Any) -> None:
+    says = "Write the tree of a checkpoint or of other files as other files."
+    parser = add_command(commands, convert, says, epilog=_EPILOG, errors=(*ERRORS, TypeError))
+    parser.add_argument("source", metavar="SOURCE", help="a path, or a URL such as s3://bucket/run")
+    parser.add_argument("target", metavar="TARGET", help="a path where nothing is, or a URL")
+    parser.add_argument("--to", choices=_KINDS, help="the kind of TARGET")
+    parser.add_argument(
+        "--map", metavar="FILE.py:FUNCTION", help="a function that returns the tree to write"
+    )
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="cast arrays of floats to it, such as bf16"
+    )
+    parser.add_argument(
+        "--max-bytes",
+        metavar="BYTES",
+        type=_bytes,
+        default=64 * 2**20,
+        help="bound on the memory for blocks, such as 256MiB; default 64MiB",
+    )
+    parser.add_argument(
+        "--max-file-bytes",
+        metavar="BYTES",
+        type=_bytes,
+        default=5 * 2**30,
+        help="the most data in a safetensors file; default 5GiB",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be written, and write nothing"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=600,
+        help="wait this long for each answer of an object store; default 600",
+    )
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"([0-9]+)([a-z]*)", text.lower())
+    if found is None or found[2] not in _UNITS or not int(found[1]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 256MiB, say")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def convert(options: argparse.Namespace) -> int:
+    without_accelerators()
+    from gda.checkpoint.converting import plan_conversion
+    from gda.checkpoint.opening import Kind
+
+    conversion = plan_conversion(
+        options.source,
+        options.target,
+        kind=None if options.to is None else Kind[options.to.upper()],
+        change=None if options.map is None else _change(options.map),
+        dtype=options.dtype,
+        max_bytes=options.max_bytes,
+        max_file_bytes=options.max_file_bytes,
+        timeout=options.timeout,
+    )
+    if options.dry_run:
+        print(*_plan(conversion), sep="\n")
+    else:
+        conversion.write(shows_progress())
+        print(f"wrote {_target(conversion)}")
+    return OK
+
+
+def _change(text: str) -> Callable[[Any], Any]:
+    """Return the function of ``--map``, whose errors are reported with a traceback."""
+    file, name = file_and_function(text, "map.py:to_scanned")
+    if not sys.flags.safe_path:
+        sys.path.insert(0, str(Path(file).resolve().parent))  # as for a script
+    function = function_of(file, name)
+
+    def change(tree: Any) -> Any:
+        try:
+            return function(tree)
+        except Exception as error:
+            raise MistakesError(f"{text} failed:", *traceback_of(error, __file__)) from None
+
+    return change
+
+
+def _plan(conversion: Conversion) -> list[str]:
+    rows = [("path", "type", "reads", "writes")]
+    for name, type_, read, written in conversion.leaves:
+        rows.append((name, type_, format_bytes(read), format_bytes(written)))
+    source, read = conversion.source, sum(leaf.bytes_read for leaf in conversion.leaves)
+    return [
+        *table(rows, right={"reads", "writes"}, width=terminal_width()),
+        f"would read {format_bytes(read)} of {source.url}, {source.kind.value}",
+        f"would write {_target(conversion)}",
+    ]
+
+
+def _target(conversion: Conversion) -> str:
+    leaves = counted(len(conversion.leaves), "leaf", "leaves")
+    nbytes = format_bytes(sum(leaf.bytes_written for leaf in conversion.leaves))
+    files = counted(conversion.num_files, "safetensors file")
+    kind = files if conversion.num_files else conversion.kind.value
+    return f"{leaves}, {nbytes}, to {conversion.target}, {kind}"

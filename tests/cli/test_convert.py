@@ -1,0 +1,351 @@
+"""``gda convert`` as a user runs it, and the other commands at the files that it makes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from commands import Run
+from safetensors.numpy import save_file
+
+import gda
+
+BIG = np.arange(2**19, dtype=np.float32).reshape(1024, 512)  # with chunks of its own
+W, B = BIG[:3, :4].copy(), np.array([1, 2], np.int8)
+TREE = {"layers": [{"w": W, "b": B}], "big": BIG, "step": 7}
+ARRAYS = {"layers.0.w": W, "layers.0.b": B, "big": BIG}
+
+MAPS = """
+import gda, numpy as np
+
+def stacked(tree):
+    w = tree["layers"][0]["w"]
+    return {"w": gda.storage.stack([w.T, w.T[::-1]], axis=1), "row": w[1], "big": tree["big"][:8]}
+
+def nothing(tree):
+    return None
+
+def unknown(tree):
+    return {"w": tree["big"], "other": object()}
+
+def text(tree):
+    return {"w": tree["big"], "name": "llama"}
+
+def failing(tree):
+    return {"w": tree["nope"]}
+
+class Unread:
+    shape, dtype = (4, 4), np.dtype(np.float32)
+
+    def __init__(self, error):
+        self.error = error
+
+    def __getitem__(self, index):
+        raise self.error
+
+def unread(tree):
+    return {"a": tree["big"], "w": Unread(OSError("the disk is gone"))}
+
+def interrupted(tree):
+    return {"a": tree["big"], "w": Unread(KeyboardInterrupt())}
+"""
+
+
+def write_orbax(path: Path, tree: dict[tuple[str | int, ...], Any]) -> None:
+    """Write a run as Orbax does with ``use_ocdbt=False``."""
+    entries: dict[str, Any] = {}
+    for keys, value in tree.items():
+        kind = "scalar" if isinstance(value, int) else "np.ndarray"
+        named = [{"key": str(key), "key_type": 1 if isinstance(key, int) else 2} for key in keys]
+        entries[str(tuple(map(str, keys)))] = {
+            "key_metadata": named,
+            "value_metadata": {"value_type": kind, "skip_deserialize": False},
+        }
+        file = {"driver": "file", "path": f"{path}/{'.'.join(map(str, keys))}/"}
+        data = np.asarray(value)
+        spec = {"driver": "zarr3", "kvstore": file, "create": True}
+        ts.open(spec, dtype=data.dtype.name, shape=data.shape).result().write(data).result()
+    metadata = {"tree_metadata": entries, "use_ocdbt": False, "use_zarr3": True}
+    (path / "_METADATA").write_text(json.dumps(metadata))
+
+
+@pytest.fixture(scope="session")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files of every kind, of the same arrays."""
+    folder = tmp_path_factory.mktemp("sources")
+    gda.checkpoint.save(folder / "checkpoint", TREE)
+    (folder / "safetensors").mkdir()
+    save_file(ARRAYS, folder / "safetensors" / "model.safetensors")
+    run = {("layers", 0, "w"): W, ("layers", 0, "b"): B, ("big",): BIG, ("step",): 7}
+    write_orbax(folder / "orbax", run)
+    (folder / "map.py").write_text(MAPS)
+    return folder
+
+
+@pytest.fixture
+def convert(run: Run, sources: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Converts a source to a name in the folder of the test, with a function of the maps."""
+
+    def converted(source: str, target: str, *options: str, by: str = "") -> Any:
+        of_map = ["--map", f"{sources}/map.py:{by}"] if by else []
+        return run("convert", sources / source, tmp_path / target, *of_map, *options)
+
+    return converted
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the arrays of any files by name."""
+    if (path / "manifest.json").exists():
+        restored = gda.checkpoint.restore(path)
+        if "layers" not in restored:
+            return restored
+        (layer,) = restored["layers"]
+        return {"layers.0.w": layer["w"], "layers.0.b": layer["b"]} | {
+            name: value for name, value in restored.items() if name != "layers"
+        }
+    tensors = gda.storage.open_safetensors(path)
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
+
+
+# What people do.
+
+
+@pytest.mark.parametrize("source", ["checkpoint", "safetensors", "orbax"])
+@pytest.mark.parametrize(
+    ("target", "options", "kind"),
+    [
+        ("new", [], "a checkpoint of gda"),
+        ("new.safetensors", [], "1 safetensors file"),
+        ("new", ["--to", "safetensors", "--max-file-bytes", "1MB"], "2 safetensors files"),
+    ],
+)
+def test_every_pair_of_kinds(
+    convert: Callable[..., Any],
+    run: Run,
+    sources: Path,
+    tmp_path: Path,
+    source: str,
+    target: str,
+    options: list[str],
+    kind: str,
+) -> None:
+    code, out, err = convert(source, target, *options)
+    has_step = source != "safetensors"
+    assert (code, err) == (0, "")
+    assert out == f"wrote {3 + has_step} leaves, 2.0 MiB, to {tmp_path / target}, {kind}\n"
+    found = read(tmp_path / target)
+    assert found.keys() == ARRAYS.keys() | ({"step"} if has_step else set())
+    for name, expected in ARRAYS.items():
+        np.testing.assert_array_equal(found[name], expected)
+        assert found[name].dtype == expected.dtype
+    is_lossless = not has_step or kind == "a checkpoint of gda"  # a number becomes an array
+    assert run("diff", sources / source, tmp_path / target)[0] == (0 if is_lossless else 1)
+
+
+def test_a_map_of_views(convert: Callable[..., Any], tmp_path: Path) -> None:
+    for source in ("checkpoint", "orbax"):
+        assert convert(source, source, by="stacked")[0] == 0
+        found = read(tmp_path / source)
+        np.testing.assert_array_equal(found["w"], np.stack([W.T, W.T[::-1]], axis=1))
+        np.testing.assert_array_equal(found["row"], W[1])
+        np.testing.assert_array_equal(found["big"], BIG[:8])
+
+
+def test_a_dry_run_writes_nothing(
+    convert: Callable[..., Any], sources: Path, tmp_path: Path
+) -> None:
+    code, out, err = convert("orbax", "new", "--dry-run", "--dtype", "bf16", by="stacked")
+    assert (code, err) == (0, "")
+    assert out == (
+        "path     type                reads   writes\n"
+        "['big']  bfloat16[8,512]  16.0 KiB  8.0 KiB\n"
+        "['row']  bfloat16[4]          16 B      8 B\n"
+        "['w']    bfloat16[4,2,3]      96 B     48 B\n"
+        f"would read 16.1 KiB of {sources}/orbax, an Orbax run\n"
+        f"would write 3 leaves, 8.1 KiB, to {tmp_path}/new, a checkpoint of gda\n"
+    )
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_dtype_is_for_floats(convert: Callable[..., Any], tmp_path: Path) -> None:
+    assert convert("checkpoint", "new", "--dtype", "bf16")[0] == 0
+    found = read(tmp_path / "new")
+    assert (found["layers.0.b"].dtype, found["step"]) == (np.int8, 7)
+    np.testing.assert_array_equal(found["layers.0.w"], W.astype(ml_dtypes.bfloat16))
+
+
+def test_progress_counts_all_bytes(
+    convert: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[int, int]] = []
+    monkeypatch.setattr("gda.cli.convert.shows_progress", lambda: lambda *n: shown.append(n))
+    assert convert("checkpoint", "new.safetensors", "--max-bytes", "1MiB")[0] == 0
+    total = BIG.nbytes + W.nbytes + B.nbytes + 8
+    assert len(shown) > 1
+    assert shown[-1] == (total, total)
+
+
+# The other commands.
+
+
+def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
+    code, out, err = run("inspect", sources / "orbax")
+    assert (code, err) == (0, "")
+    assert out == (
+        "['big']             float32[1024,512]  2.0 MiB  source\n"
+        "['layers'][0]['b']  int8[2]            2 B      source\n"
+        "['layers'][0]['w']  float32[3,4]       48 B     source\n"
+        "['step']            int                7\n"
+        "4 leaves, 2.0 MiB; format an Orbax run\n"
+    )
+    code, out, err = run("inspect", sources / "safetensors", "--json")
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["about"] == {"format": "safetensors files"}
+    assert [leaf["path"] for leaf in document["leaves"]] == [
+        ["big"],
+        ["layers.0.b"],
+        ["layers.0.w"],
+    ]
+    assert document["leaves"][1]["shape"] == [2]
+
+
+def test_verify_reads_every_kind(run: Run, sources: Path, tmp_path: Path) -> None:
+    for kind, count in (("orbax", 4), ("safetensors", 3)):
+        said = "can be read, but has no checksums of its arrays"
+        expected = f"{sources}/{kind} {said}: {count} leaves, 2.0 MiB\n"
+        assert run("verify", sources / kind) == (0, expected, "")
+        code, _, err = run("verify", sources / kind, "--fingerprints")
+        assert (code, "without fingerprints; omit them" in err) == (2, True)
+    write_orbax(tmp_path / "run", {("w",): W})
+    (tmp_path / "run" / "w" / "c" / "0" / "0").write_bytes(b"\0")
+    code, out, err = run("verify", tmp_path / "run")
+    assert (code, out) == (1, "")
+    assert err.startswith("array ['w']: ")
+
+
+def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
+    write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
+    code, out, err = run(
+        "diff", tmp_path / "run", sources / "orbax", "--values", "--at", "layers/0"
+    )
+    assert (code, err) == (1, "")
+    assert "['layers'][0]['w']  float32[3,4]  12 of 12 elements; largest 1.0 at [0,0]" in out
+    assert out.endswith("the same: 1 leaf, 2 B\n")
+    code, out, _ = run("diff", sources / "safetensors", tmp_path / "run", "--values")
+    assert "['layers.0.w']  float32[3,4]  12 of 12 elements" in out
+    code, _, err = run("diff", tmp_path / "run", sources / "orbax", "--at", "layers/1")
+    assert (code, "['layers'][1] is not in" in err) == (2, True)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("by", "target", "said"),
+    [
+        ("nope", "new", "map.py has no function 'nope'; it has stacked, nothing, unknown,"),
+        ("nothing", "new", "no array to write in the NoneType of the map; expected is a tree"),
+        ("unknown", "new", "a leaf of type object cannot be saved; "),
+        ("text", "new.safetensors", "['name'] is 'llama', and safetensors files have arrays only"),
+        ("failing", "new", "map.py:failing failed:\nTraceback (most recent call last):\n"),
+        ("unread", "new", "gda: the disk is gone\ngda: while reading index [0:4, 0:4] of ['w']\n"),
+        ("unread", "new.safetensors", "gda: the disk is gone\ngda: while reading index [0:4, 0:4]"),
+    ],
+)
+def test_maps_that_fail(
+    convert: Callable[..., Any], run: Run, tmp_path: Path, by: str, target: str, said: str
+) -> None:
+    code, out, err = convert("checkpoint", target, by=by)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert not (tmp_path / "new" / "manifest.json").exists()
+    assert not (tmp_path / "new.safetensors").exists()
+    assert convert("checkpoint", target)[0] == 0  # to the same target
+
+
+@pytest.mark.parametrize("target", ["new", "new.safetensors"])
+def test_ctrl_c_leaves_no_tree(convert: Callable[..., Any], tmp_path: Path, target: str) -> None:
+    assert convert("checkpoint", target, by="interrupted")[0] == 130
+    assert {*tmp_path.glob("new/*")} <= {tmp_path / "new" / ".lock"}
+    assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path) -> None:
+    command = ["convert", sources / "checkpoint", tmp_path / "new", "--map"]
+    code, _, err = run(*command, "map")
+    assert (code, "such as map.py:to_scanned, not 'map'" in err) == (2, True)
+    code, _, err = run(*command, "none.py:map")
+    assert (code, err) == (2, "gda: there is no file 'none.py' here\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype", "int8"], "dtype=int8 is not of floats"),
+        (["--dtype", "bf17"], "bf17"),
+        (["--max-bytes", "much"], "'much' is not a number of bytes; write 256MiB, say"),
+        (["--max-bytes", "0"], "'0' is not a number of bytes"),
+        (["--to", "zarr"], "invalid choice: 'zarr'"),
+    ],
+)
+def test_options_that_cannot_be(convert: Callable[..., Any], options: list[str], said: str) -> None:
+    code, out, err = convert("checkpoint", "new", *options)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
+    looked = "Safetensors files and an Orbax run were looked for too\n"
+    target = tmp_path / "new"
+    code, _, err = run("convert", tmp_path / "none", target)
+    said = f"gda: there is no checkpoint at {tmp_path}/none: no such directory. {looked}"
+    assert (code, err) == (2, said)
+    code, _, err = run("convert", sources / "map.py", target)
+    assert (code, err.endswith(f"map.py: it is a file, or below one. {looked}")) == (2, True)
+    (tmp_path / "both").mkdir()
+    save_file({"w": W}, tmp_path / "both" / "model.safetensors")
+    write_orbax(tmp_path / "both", {("w",): W})
+    for command in (["convert", tmp_path / "both", target], ["inspect", tmp_path / "both"]):
+        code, _, err = run(*command)
+        assert code == 2
+        assert "has safetensors files and an Orbax run side by side; move each into" in err
+    code, _, err = run("convert", tmp_path / "both" / "model.safetensors", target)
+    assert (code, err) == (0, "")
+    write_orbax(tmp_path / "runs" / "100", {("w",): W})
+    code, _, err = run("convert", tmp_path / "runs", tmp_path / "other")
+    assert (code, "it holds runs, '100'; open one of them, such as" in err) == (2, True)
+    gda.checkpoint.save(tmp_path / "numbers", {"step": 1})
+    code, _, err = run("convert", tmp_path / "numbers", tmp_path / "other")
+    assert (code, f"no array to write in {tmp_path}/numbers; " in err) == (2, True)
+
+
+def test_targets_that_are_there(convert: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes").touch()
+    (tmp_path / "a.safetensors").touch()
+    code, _, err = convert("checkpoint", "full", "--dry-run")
+    assert (code, "full is not empty: it has notes. Remove it, or choose" in err) == (2, True)
+    for target in ("a.safetensors", "a.safetensors/below"):
+        code, _, err = convert("checkpoint", target)
+        assert (code, f"{target} is a file, or below one; remove it" in err) == (2, True)
+    code, _, err = convert("checkpoint", "b.safetensors", "--to", "checkpoint")
+    assert (code, "has the name of a safetensors file, and a checkpoint is" in err) == (2, True)
+    code, _, err = convert("checkpoint", "b.safetensors", "--max-file-bytes", "1kB")
+    assert (code, "more than max_file_bytes=1000; pass a folder" in err) == (2, True)
+
+
+def test_a_damaged_checkpoint_is_not_converted(run: Run, tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path / "old", {"big": BIG})
+    (chunk,) = tmp_path.glob("old/data-*/*/c.0.0")
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+    for target in ("new", "new.safetensors"):
+        code, out, err = run("convert", tmp_path / "old", tmp_path / target)
+        assert (code, out) == (1, "")
+        assert "c.0.0 is damaged: its CRC-32C is" in err
+    assert {*tmp_path.glob("new/*")} <= {tmp_path / "new" / ".lock"}
+    assert not (tmp_path / "new.safetensors").exists()
