@@ -32,7 +32,7 @@ from gda.checkpoint.format.zarr_format import require_crc32c
 from gda.checkpoint.stores import directory
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
-from gda.storage.places import require_tensorstore
+from gda.storage.paths import require_tensorstore
 
 
 def values_of(generation: int) -> dict[str, Any]:

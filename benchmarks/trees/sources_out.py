@@ -25,7 +25,7 @@ from benchmarks.checkpoint.models import model
 from benchmarks.pairs import Side
 from benchmarks.work import OfFloor, Target, WithinMiB, Work
 from gda.layout.spec import Index, Shape
-from gda.storage.boxes import box_shape_of
+from gda.storage.read_boxes import box_shape_of
 
 MIB = 2**20
 MAX_BYTES = 128 * MIB

@@ -5,7 +5,8 @@ device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arr
 reads, and a manifest that is written last, with size and checksum of every file.
 
 Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
-over ``writing``, ``restoring`` over ``reading``, ``inspecting``, ``comparing``.
+over ``writing``, ``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources),
+``inspecting``, ``comparing``, ``converting``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

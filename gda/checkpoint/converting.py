@@ -13,10 +13,10 @@ import numpy as np
 
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.structure import flatten, format_path
-from gda.checkpoint.opening import Kind, OpenedTree, open_tree
 from gda.checkpoint.saving import MAX_BYTES, save
 from gda.checkpoint.stores.directory import LOCK
 from gda.checkpoint.stores.opening import Store, open_store, options_for
+from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
 from gda.checkpoint.writing.saved_leaves import saved_leaves
 from gda.layout.dtype_names import as_dtype
 from gda.layout.text import join_some, typed_shape

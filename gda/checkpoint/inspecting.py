@@ -15,7 +15,6 @@ from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, said
 from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path, StoredArray
 from gda.checkpoint.format.structure import flatten, format_path, unflatten
-from gda.checkpoint.opening import Kind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
@@ -26,6 +25,7 @@ from gda.checkpoint.reading.manifest_at import (
 )
 from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
 from gda.checkpoint.stores.opening import Store, open_store, options_for
+from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable

@@ -100,7 +100,7 @@ def _bytes(text: str) -> int:
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.converting import plan_conversion
-    from gda.checkpoint.opening import Kind
+    from gda.checkpoint.tree_at import Kind
 
     conversion = plan_conversion(
         options.source,

@@ -26,7 +26,7 @@ from gda.layout.processes import turns_of
 from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, bounded, index_at, shape_at, start_of
 from gda.mesh import sharding_of
-from gda.storage.boxes import writers_of
+from gda.storage.read_boxes import writers_of
 
 
 class _Plan(NamedTuple):

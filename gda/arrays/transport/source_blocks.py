@@ -17,8 +17,8 @@ from gda.arrays.buffers import aligned_empty
 from gda.layout.dtype_names import native
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
-from gda.storage.boxes import box_shape_of
 from gda.storage.options import Options
+from gda.storage.read_boxes import box_shape_of
 from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import Future
 

@@ -22,9 +22,9 @@ from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Path
 from gda.checkpoint.format.structure import checked_path, noting_path
-from gda.checkpoint.opening import Kind, OpenedTree, kind_at, open_tree
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
+from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call
 from gda.multihost.steps import all_do

@@ -15,11 +15,11 @@ from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path
 from gda.checkpoint.format.structure import flatten, subtree
-from gda.checkpoint.opening import OpenedTree
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.restored_leaves import saved_type
-from gda.checkpoint.reading.sources import ChunkCache, SavedArray
+from gda.checkpoint.reading.saved_arrays import ChunkCache, SavedArray
 from gda.checkpoint.stores.opening import Store
+from gda.checkpoint.tree_at import OpenedTree
 from gda.checkpoint.writing.saved_leaves import (
     Block,
     SavedLeaf,

@@ -16,7 +16,7 @@ import numpy as np
 
 from gda.layout.spec import Shape
 from gda.layout.strict_json import parse_json
-from gda.storage.places import of_extra
+from gda.storage.paths import of_extra
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

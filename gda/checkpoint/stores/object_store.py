@@ -21,7 +21,7 @@ import numpy as np
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.zarr_format import Bytes
 from gda.checkpoint.stores.waiting import FEW_ATTEMPTS, Waiting
-from gda.storage.places import require_tensorstore
+from gda.storage.paths import require_tensorstore
 
 # The drivers whose requests TensorStore repeats.
 _RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))

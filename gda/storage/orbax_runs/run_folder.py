@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gda.layout.text import join_some
-from gda.storage.places import directory_named, require_tensorstore, url_named
+from gda.storage.paths import directory_named, require_tensorstore, url_named
 
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 

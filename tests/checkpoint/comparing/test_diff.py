@@ -26,7 +26,7 @@ import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.sources import ChunkCache
+from gda.checkpoint.reading.saved_arrays import ChunkCache
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
 

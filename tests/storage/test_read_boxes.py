@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.storage.boxes import BOX_BYTES, box_shape_of, writers_of
+from gda.storage.read_boxes import BOX_BYTES, box_shape_of, writers_of
 
 pytestmark = pytest.mark.no_jax
 MIB = 2**20

@@ -14,7 +14,7 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CheckpointNotFoundError
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, ValueLeaf
 from gda.checkpoint.reading.manifest_at import load_complete
-from gda.checkpoint.reading.sources import tree_of_sources
+from gda.checkpoint.reading.saved_arrays import tree_of_sources
 from gda.checkpoint.stores.opening import Store, open_store
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
 from gda.storage.options import Options
@@ -95,9 +95,7 @@ def _lazy(leaf: Any) -> Any:
     try:
         return lazy(leaf) if is_source(leaf) else leaf
     except (TypeError, ValueError):
-        return (
-            leaf  # a leaf without data, or of a dtype that is not read: it raises when it is used
-        )
+        return leaf  # without data, or of a dtype that is not read: it raises when it is used
 
 
 def _manifest_of(store: Store) -> Any:

@@ -14,7 +14,7 @@ from meshes import batch
 from trials import rarely
 
 import gda
-from gda.checkpoint.opening import Kind, open_tree
+from gda.checkpoint.tree_at import Kind, open_tree
 
 
 def test_an_opened_checkpoint_has_views_values_and_keys(tmp_path: Path) -> None:
