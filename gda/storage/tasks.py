@@ -92,7 +92,7 @@ class Transfer(NamedTuple):
 _MOST_PENDING = 32
 # The memory of a library for all its reads, unless two need more: with 16 MiB, an Orbax run with
 # chunks of 8 MiB took 1.4 times as long.
-_MOST_LIBRARY_BYTES = 48 * 2**20
+_MOST_LIBRARY_BYTES = 32 * 2**20
 
 
 def groups_within(
