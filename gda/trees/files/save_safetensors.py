@@ -264,7 +264,7 @@ def _array_of(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.asarray(leaf)
     else:
-        array = array_of(leaf, "or a NumPy array, such as numpy.asarray(number)")
+        array = array_of(leaf, "or a source or NumPy array, such as numpy.asarray(number)")
     if is_extended(array.dtype):
         raise TypeError(
             f"no file holds {array.dtype}; save the numbers of the keys: jax.random.key_data(array)"

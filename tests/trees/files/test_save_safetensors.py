@@ -231,7 +231,7 @@ def test_names_that_cannot_be_used(tree: Any, names: Any, message: str, tmp_path
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (3.5, "not float; or a NumPy array, such as numpy.asarray"),
+        (3.5, "not float; or a source or NumPy array, such as numpy.asarray"),
         ("text", "expected a GlobalArray or a jax.Array, not str"),
         (np.ma.array([1]), "a masked array would lose its mask"),
         (np.array(["x"]), "no dtype <U1; convert the array to one of bool, uint8, int8"),
