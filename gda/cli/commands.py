@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -58,9 +59,9 @@ def seconds(text: str) -> float:
 
 def without_accelerators() -> None:
     """Keep JAX from taking the memory of accelerators, unless JAX_PLATFORMS names some."""
-    import jax
+    if not os.environ.get("JAX_PLATFORMS"):
+        import jax
 
-    if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
 
 
