@@ -18,8 +18,8 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
+    add_timeout,
     print_json,
-    seconds,
     shows_progress,
     without_accelerators,
 )
@@ -48,17 +48,7 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a checkpoint, safetensors files or an Orbax run; or a URL such as s3://bucket/run",
     )
-    _add_timeout(parser)
-
-
-def _add_timeout(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600,
-        help="wait this long for each answer of an object store; default 600",
-    )
+    add_timeout(parser)
 
 
 def add_inspect(commands: Any) -> None:
@@ -175,7 +165,7 @@ def add_diff(commands: Any) -> None:
         help="compare only the subtree there, such as params/layers/0",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    _add_timeout(parser)
+    add_timeout(parser)
 
 
 def diff(options: argparse.Namespace) -> int:

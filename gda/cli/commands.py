@@ -49,8 +49,17 @@ def add_command(
     return parser
 
 
-def seconds(text: str) -> float:
-    """Return the value of ``--timeout``."""
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=600,
+        help="wait this long for each answer of an object store; default 600",
+    )
+
+
+def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (number := float(text)) > 0:
             return number

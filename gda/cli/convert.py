@@ -13,7 +13,7 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    seconds,
+    add_timeout,
     shows_progress,
     without_accelerators,
 )
@@ -81,13 +81,7 @@ def add_convert(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, and write nothing"
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600,
-        help="wait this long for each answer of an object store; default 600",
-    )
+    add_timeout(parser)
 
 
 def _bytes(text: str) -> int:

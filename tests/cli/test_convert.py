@@ -111,7 +111,7 @@ def read(path: Path) -> dict[str, Any]:
     return {name: np.asarray(tensor) for name, tensor in tensors.items()}
 
 
-# What people do.
+# The usual conversions.
 
 
 @pytest.mark.parametrize("source", ["checkpoint", "safetensors", "orbax"])

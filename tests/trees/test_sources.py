@@ -361,7 +361,7 @@ def test_processes_share_the_reads(shared_tmp_path: Path) -> None:
         mine = tree[name].counts
         assert mine.max() == 4
         assert 0.4 < (mine == 4).mean() < 0.6
-        # What the other process reads is not read here, and not written here.
+        # Nothing that the other process reads is read or written here.
         assert ((mine == 0) | (mine == 4)).all()
         assert np.array_equal(targets[name] != 0, (mine == 4) & (DATA != 0))
 

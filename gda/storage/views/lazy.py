@@ -383,7 +383,7 @@ def _item(item: Any, dimension: int, size: int) -> int | range:
     return place % size
 
 
-# What a view is made of.
+# The text of a view: its sources and steps.
 
 
 def _made_of(view: LazyArray) -> str:

@@ -219,7 +219,7 @@ def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
     np.testing.assert_array_equal(out, numbers(8, 6).T[::-1])  # before any step of gda's
 
 
-# What is read.
+# The elements that are read.
 
 
 def test_slices_that_lie_together_are_read_together(exact: None) -> None:
