@@ -81,7 +81,7 @@ def _unit_of(
         return both
     unit = of_written
     for axis, size in enumerate(both):
-        # The longest side of a chunk first: a part of it is dearest.
+        # As much of each side as fits: of a chunk of the source, a part costs as much as all of it.
         room = max_bytes // (math.prod(unit) * itemsize)
         if of_read[axis] > unit[axis] and room > 1:
             unit[axis] = min(room * unit[axis], size)
