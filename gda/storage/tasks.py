@@ -57,10 +57,12 @@ class AsyncTask(NamedTuple):
 
 
 class JoinedFutures:
-    """Several futures as one, which is done when all of them are."""
+    """Several futures as one, which is done when all of them are; ``result`` then takes steps."""
 
-    def __init__(self, futures: Sequence[Future]) -> None:
-        self._futures = futures
+    def __init__(
+        self, futures: Sequence[Future], steps: Sequence[Callable[[], object]] = ()
+    ) -> None:
+        self._futures, self._steps = futures, steps
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         counts = itertools.count(1)  # their threads may call at the same time
@@ -71,9 +73,14 @@ class JoinedFutures:
 
         for future in self._futures:
             future.add_done_callback(count)
+        if not self._futures:
+            callback(self)
 
-    def result(self) -> list[Any]:
-        return [future.result() for future in self._futures]
+    def result(self) -> None:
+        for future in self._futures:
+            future.result()
+        for step in self._steps:
+            step()
 
     def cancel(self) -> None:
         for future in self._futures:

@@ -8,7 +8,6 @@ one source that overlap or lie together become one.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, Shape, bounded
 from gda.layout.text import format_index
 from gda.storage.sources import AsyncSource, Source, as_numpy
-from gda.storage.tasks import Future
+from gda.storage.tasks import Future, JoinedFutures
 from gda.storage.views.mapping import (
     Box,
     ViewMap,
@@ -176,40 +175,7 @@ class _AsyncViewSource(AsyncSource):
         plan.add(self._node, bounded(index, self.shape), out)
         groups = plan.groups()
         futures = [group.begin() for group in groups]
-        return _AllFutures(futures, [*[group.deliver for group in groups], *plan.copies])
-
-
-class _AllFutures:
-    """Several futures as one, whose result is there when all are done and their blocks copied."""
-
-    def __init__(self, futures: list[Future], steps: list[Callable[[], object]]) -> None:
-        self._futures, self._steps = futures, steps
-
-    def add_done_callback(self, callback: Callable[[Any], Any], /) -> None:
-        lock, remaining = threading.Lock(), len(self._futures)
-
-        def done(_: object) -> None:
-            nonlocal remaining
-            with lock:
-                remaining -= 1
-                is_last = not remaining
-            if is_last:
-                callback(self)
-
-        for future in self._futures:
-            future.add_done_callback(done)
-        if not self._futures:
-            callback(self)
-
-    def result(self) -> None:
-        for future in self._futures:
-            future.result()
-        for step in self._steps:
-            step()
-
-    def cancel(self) -> None:
-        for future in self._futures:
-            future.cancel()
+        return JoinedFutures(futures, [*[group.deliver for group in groups], *plan.copies])
 
 
 @dataclass(frozen=True)
