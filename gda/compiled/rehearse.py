@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tempfile
 import time
@@ -174,6 +175,8 @@ def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
     failure, program = "", None
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+            options = {}  # the user wants the files
         try:
             program = compiled(lowered, options)
         except JaxRuntimeError as error:
@@ -203,8 +206,10 @@ def _that_compiles(
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
     if device.platform == "tpu":
-        # The figure of libtpu is more than all that it allocates.
-        temporary = (build.allocated_bytes or memory.peak_memory_in_bytes) - held
+        # The temporaries of libtpu are more than all that it allocates, and its peak has the memory
+        # on the chip too. JAX 0.12 tells what the report does.
+        told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
+        temporary = (build.allocated_bytes or told) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return Rehearsal(
