@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gda.compiled.advice import Advice, advice_of
+from gda.compiled.documents import record_of
 from gda.compiled.golden import bytes_by_kind, check
 from gda.compiled.hlo import (
     Axes,
@@ -20,10 +22,12 @@ from gda.compiled.hlo import (
 )
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.boundary import public, set_module
+from gda.layout.spec import SpecEntry
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh, typed_shape
+from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
 
 _ARGUMENTS_SHOWN = 8
+_ADVICE_SHOWN = 8
 
 
 @set_module("gda")
@@ -57,6 +61,9 @@ class ArgumentBytes(NamedTuple):
       shape, dtype: of the global array.
       nbytes: bytes of its block on one device, without the padding of the device's own layout.
       is_donated: the call may reuse its memory.
+      could_be_donated: it is not donated although a result has its shape, dtype and bytes.
+      spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
+        an argument without a spec over the mesh of the program.
 
     >>> import gda
     >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
@@ -68,6 +75,8 @@ class ArgumentBytes(NamedTuple):
     dtype: str
     nbytes: int
     is_donated: bool
+    could_be_donated: bool = False
+    spec: tuple[SpecEntry, ...] | None = None
 
 
 @set_module("gda")
@@ -96,8 +105,7 @@ class Rehearsal:
       aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
         same case.
       code_bytes: bytes of the program itself; None in the same case.
-      undonated_bytes: bytes of the arguments that are not donated although a result has their shape
-        and dtype.
+      undonated_bytes: bytes of the arguments that could be donated and are not.
       flops: floating-point operations of the matrix products and convolutions in one call, of one
         device if all share them equally. Loops count with their length; None for a loop of unknown
         length, a ``ragged_dot``, or a function that came lowered or compiled.
@@ -143,6 +151,16 @@ class Rehearsal:
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
 
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """Changes that would save memory or communication, the most memory first.
+
+        Each number is computed from the facts above: an argument that one more mesh axis would
+        shard, arguments that could be donated, all-gathers in loops. What saves less than 1 % of
+        the peak, or of the bytes sent, is omitted.
+        """
+        return advice_of(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
 
@@ -156,7 +174,34 @@ class Rehearsal:
             "traffic": [each._asdict() for each in self.traffic],
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
+            "advice": [each._asdict() for each in self.advice],
         }
+
+    @classmethod
+    @public
+    def from_dict(cls, document: Mapping[str, Any]) -> Rehearsal:
+        """Return the rehearsal of a document of ``to_dict``, also after it went through JSON.
+
+        The documents of ``gda rehearse --json`` are such documents with further entries, which are
+        ignored.
+
+        Raises:
+          ValueError: the document has another form.
+
+        >>> import gda, jax, numpy as np
+        >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
+        >>> gda.Rehearsal.from_dict(rehearsal.to_dict()) == rehearsal
+        True
+        """
+        if not isinstance(document, Mapping):
+            raise ValueError(
+                "the document of a rehearsal must be a dict as of Rehearsal.to_dict, not "
+                f"{document!r:.80}"
+            )
+        found = document.get("collectives")
+        if found is not None:
+            found = {"found": found, "mesh_shape": document.get("mesh_shape")}
+        return record_of(cls, {**document, "collectives": found})
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:
@@ -206,6 +251,7 @@ class Rehearsal:
                 *(self._headline(), "", *self._memory(), *self._notes(), ""),
                 *self._what_does_not_fit(),
                 *self._communication(),
+                *self._to_change_this(),
             ]
         )
 
@@ -243,13 +289,25 @@ class Rehearsal:
         lines = []
         if self.flops:
             lines.append(f"{self.flops:.3g} floating-point operations per device in products")
-        if self.undonated_bytes > self.argument_bytes / 100:
+        savings = [each.saves_bytes for each in self.advice if each.saves_bytes]
+        if savings and not self._shows_advice:
             lines.append(
-                f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
-                "shape and are not donated: jax.jit(…, donate_argnums=…)"
+                f"rehearsal.advice has {counted(len(savings), 'change')} that would save memory, "
+                f"the first {format_bytes(savings[0])}"
             )
         lines.append(f"compiled in {self.compile_seconds:.1f} s")
         return ["", *lines]
+
+    @property
+    def _shows_advice(self) -> bool:
+        return self.fits is False
+
+    def _to_change_this(self) -> list[str]:
+        advice = self.advice if self._shows_advice else ()
+        lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
+        if len(advice) > len(lines):
+            lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
+        return ["", "to change this:", *lines] if lines else []
 
     def _what_does_not_fit(self) -> list[str]:
         if self.fits is not False or not self.message:
