@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gda.compiled.advice import Advice, advice_of
-from gda.compiled.documents import record_of
 from gda.compiled.golden import bytes_by_kind, check
-from gda.compiled.hlo import (
-    Axes,
-    Collective,
-    Collectives,
-    format_axes,
-    format_size,
-    format_source,
-    summed,
-)
+from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.report.advice import Advice, advice_of
+from gda.compiled.report.documents import record_of
+from gda.compiled.report.rehearsal_page import element_of
+from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
-
-_ARGUMENTS_SHOWN = 8
-_ADVICE_SHOWN = 8
 
 
 @set_module("gda")
@@ -246,123 +234,10 @@ class Rehearsal:
         check(self.name, found, Path(path), tolerance)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [
-                *(self._headline(), "", *self._memory(), *self._notes(), ""),
-                *self._what_does_not_fit(),
-                *self._communication(),
-                *self._to_change_this(),
-            ]
-        )
+        return "\n".join(lines_of(self))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
-
-    def _headline(self) -> str:
-        devices = f"{self.num_devices:,} x {self.device_kind}"
-        mesh = f", mesh {format_mesh(self.mesh_shape)}" if self.mesh_shape else ""
-        answers = {True: "fits", False: "does not fit", None: "capacity unknown"}
-        return f"{self.name} on {devices}{mesh}: {answers[self.fits]}"
-
-    def _memory(self) -> list[str]:
-        capacity = self.capacity_bytes
-        of = "" if capacity is None else f"of {format_bytes(capacity)}"
-        if capacity and self.peak_bytes is not None:
-            of += f", {self.peak_bytes / capacity:.0%}"
-        aliased = self.aliased_bytes
-        in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
-        rows = [
-            ("arguments", self.argument_bytes, ""),
-            ("outputs", self.output_bytes, in_donated),
-            ("temporaries", self.temporary_bytes, ""),
-            ("code", self.code_bytes, ""),
-            ("peak", self.peak_bytes, of),
-        ]
-        cells = [
-            [label, format_bytes(nbytes), says]
-            for label, nbytes, says in rows
-            if nbytes is not None
-        ]
-        return table([["memory", "per device", ""], *cells], right={"per device"})
-
-    def _notes(self) -> list[str]:
-        lines = []
-        if self.flops:
-            lines.append(f"{self.flops:.3g} floating-point operations per device in products")
-        savings = [each.saves_bytes for each in self.advice if each.saves_bytes]
-        if savings and not self._shows_advice:
-            lines.append(
-                f"rehearsal.advice has {counted(len(savings), 'change')} that would save memory, "
-                f"the first {format_bytes(savings[0])}"
-            )
-        lines.append(f"compiled in {self.compile_seconds:.1f} s")
-        return ["", *lines]
-
-    @property
-    def _shows_advice(self) -> bool:
-        return self.fits is False
-
-    def _to_change_this(self) -> list[str]:
-        advice = self.advice if self._shows_advice else ()
-        lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
-        if len(advice) > len(lines):
-            lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-        return ["", "to change this:", *lines] if lines else []
-
-    def _what_does_not_fit(self) -> list[str]:
-        if self.fits is not False or not self.message:
-            return []
-        lines = [*_of_temporaries(self.temporaries), ""] if self.temporaries else []
-        return [*lines, *_of_arguments(self.arguments), "", *self.message.splitlines(), ""]
-
-    def _communication(self) -> list[str]:
-        if self.collectives is None:
-            return []
-        if not self.traffic:
-            return ["no communication"]
-        has_slow = any(each.nbytes_slow is not None for each in self.traffic)
-        rows = [["communication over", "collectives", "per device", "slow links"]]
-        rows += [
-            [
-                format_axes(each.axes),
-                "?" if each.executions is None else f"{each.executions:,}",
-                format_size(each.nbytes),
-                format_size(each.nbytes_slow),
-            ]
-            for each in self.traffic
-        ]
-        return table(
-            [row if has_slow else row[:-1] for row in rows],
-            right={"collectives", "per device", "slow links"},
-        )
-
-
-def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
-    rows = [
-        [
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            format_source(each) or each.op_name,
-        ]
-        for each in temporaries
-    ]
-    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
-
-
-def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
-    rows = [
-        [
-            each.name,
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            "donated" if each.is_donated else "",
-        ]
-        for each in arguments[:_ARGUMENTS_SHOWN]
-    ]
-    header = ["largest arguments", "", "per device", ""]
-    more = len(arguments) - len(rows)
-    left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
-    return [*table([header, *rows], right={"per device"}), *left]
+        return element_of(self)
 
 
 def traffic_of(

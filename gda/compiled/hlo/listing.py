@@ -104,8 +104,7 @@ class Collectives(Sequence[Collective]):
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        header, *rows = [[*map(escape, row)] for row in self._rows()]
-        return report([self._headline()], [html_table(header, rows)] if self else [])
+        return report([self._headline()], [table_of(self)] if self else [])
 
     def _headline(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
@@ -121,6 +120,12 @@ class Collectives(Sequence[Collective]):
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
         return [header, *map(_row, self), *totals]
+
+
+def table_of(collectives: Collectives) -> str:
+    """Return the collectives as a table in HTML."""
+    header, *rows = [[*map(escape, row)] for row in collectives._rows()]
+    return html_table(header, rows)
 
 
 def summed(numbers: Iterable[int | None]) -> int | None:

@@ -144,7 +144,7 @@ def _of_gathers(
     gathered = sum(each.nbytes_output for each in gathers)
     if capacity is not None and peak is not None and gathered <= capacity - peak:
         text += (
-            f": if it gathers the same each time, gather before the loop; {format_bytes(gathered)} "
-            f"of the {format_bytes(capacity - peak)} that are free hold it"
+            f"; before the loop, it takes {format_bytes(gathered)} of the "
+            f"{format_bytes(capacity - peak)} that are free, if it is the same array each time"
         )
     return printable(text)
