@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from gda.compiled.golden import bytes_by_kind, check
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.documents import record_of
 from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
+from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 
 @set_module("gda")
@@ -28,6 +30,9 @@ class AxisTraffic(NamedTuple):
       nbytes: bytes of their operands on one device; None in the same case.
       nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
         between the hosts of other devices; None if there is one slice or host.
+      least_seconds: the time of these collectives one after another, if all links have the speed
+        that their vendor publishes; no algorithm needs less. None for a loop of unknown length,
+        and for kinds of devices whose figures gda does not have, such as a CPU.
 
     >>> import gda
     >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
@@ -38,6 +43,7 @@ class AxisTraffic(NamedTuple):
     executions: int | None
     nbytes: int | None
     nbytes_slow: int | None
+    least_seconds: float | None = None
 
 
 @set_module("gda")
@@ -149,6 +155,19 @@ class Rehearsal:
         """
         return advice_of(self)
 
+    @property
+    def least_compute_seconds(self) -> float | None:
+        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown."""
+        speeds = speeds_of_device(self.device_kind)
+        return None if speeds is None or self.flops is None else self.flops / speeds.flops
+
+    @property
+    def least_communication_seconds(self) -> float | None:
+        """The sum of ``least_seconds`` in ``traffic``; None if one or all of it is unknown."""
+        if self.collectives is None or speeds_of_device(self.device_kind) is None:
+            return None
+        return summed(each.least_seconds for each in self.traffic)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
 
@@ -241,22 +260,22 @@ class Rehearsal:
 
 
 def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int]
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int], speeds: DeviceSpeeds | None
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
     ``host_of`` has the host of each position of the mesh if links between hosts are the slow ones.
     It is empty for TPUs, whose programs mark what goes between slices.
     """
-    slow: dict[Axes | None, int | None] = {}
-    for collective in collectives:
-        nbytes = collective.nbytes_total if _is_slow(collective, host_of) else 0
-        slow[collective.axes] = summed((slow.get(collective.axes, 0), nbytes))
-    totals = [
-        AxisTraffic(axes, *total, slow[axes] if has_slow else None)
-        for axes, total in collectives.by_axis().items()
-    ]
-    return tuple(sorted(totals, key=lambda each: -(each.nbytes or 0)))
+    traffic = []
+    for axes, total in collectives.by_axis().items():
+        some = [each for each in collectives if each.axes == axes]
+        slow = summed(each.nbytes_total if _is_slow(each, host_of) else 0 for each in some)
+        seconds = None
+        if speeds is not None:
+            seconds = summed(least_seconds(each, host_of, speeds) for each in some)
+        traffic.append(AxisTraffic(axes, *total, slow if has_slow else None, seconds))
+    return tuple(sorted(traffic, key=lambda each: -(each.nbytes or 0)))
 
 
 def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:

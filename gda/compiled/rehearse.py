@@ -28,6 +28,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import kind_of_device
+from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -68,7 +69,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     >>> rehearsal.argument_bytes, rehearsal.undonated_bytes
     (8704, 8192)
     >>> rehearsal.traffic
-    (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None),)
+    (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
@@ -238,13 +239,14 @@ def _mesh_of(tree: Any) -> Mesh | None:
     return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
 
 
-def _links(mesh: Mesh | None) -> tuple[bool, list[int]]:
-    """Return True if some links are slow; and the host of each position if hosts tell which."""
+def _links(mesh: Mesh | None) -> tuple[bool, list[int], DeviceSpeeds | None]:
+    """Return True if some links are slow, the host of each position if hosts tell which, speeds."""
     devices = [] if mesh is None else [*mesh.devices.flat]
+    speeds = speeds_of_device(devices[0].device_kind) if devices else None
     if devices and devices[0].platform == "tpu":
-        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, []
+        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, [], speeds
     hosts = [device.process_index for device in devices]
-    return len(set(hosts)) > 1, hosts
+    return len(set(hosts)) > 1, hosts, speeds
 
 
 # The arguments.

@@ -120,3 +120,27 @@ def test_advice_is_shown_for_a_program_that_does_not_fit(mesh_4x2: Mesh) -> None
         too_large, arguments=tuple(found.arguments[0]._replace(dtype=f"f{n}") for n in range(10))
     )
     assert str(many).endswith("\n… 2 more in rehearsal.advice")
+
+
+def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes(
+    mesh_4x2: Mesh,
+) -> None:
+    x = shape(mesh_4x2, (64, 32), P("data"))
+    w = shape(mesh_4x2, (32, 64), P())
+    found = gda.rehearse(lambda x, w: (x @ w).sum(0), x, w)
+    (traffic,) = found.traffic
+    assert found.least_compute_seconds is found.least_communication_seconds is None
+    h100 = dataclasses.replace(
+        found,
+        fits=True,
+        device_kind="NVIDIA H100 80GB HBM3",
+        flops=989e12 * 0.25,
+        traffic=(traffic._replace(least_seconds=0.5),),
+    )
+    said = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"
+    assert said in str(h100)
+    assert "\nto change this:\n- shard w " in str(h100)
+    assert "500.0 ms" in h100._repr_html_()
+    quick = dataclasses.replace(h100, traffic=(traffic._replace(least_seconds=2e-6),))
+    assert "communicates at least 2.0 µs" in str(quick)
+    assert "to change this" not in str(quick)

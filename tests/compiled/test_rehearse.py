@@ -169,9 +169,9 @@ def test_arguments_without_a_mesh(auto_mesh: Mesh) -> None:
 def test_links_between_hosts_are_slow() -> None:
     mesh = mesh_of({"x": 2, "y": 4})
     across = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "x"))
-    assert across.traffic == ((("x",), 1, 512, 512),)
+    assert across.traffic == ((("x",), 1, 512, 512, None),)
     within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "y"))
-    assert within.traffic == ((("y",), 1, 512, 0),)
+    assert within.traffic == ((("y",), 1, 512, 0, None),)
 
 
 # Compilers without enough memory.
@@ -301,6 +301,7 @@ def test_it_goes_through_json(mesh: Mesh) -> None:
         "executions": 1,
         "nbytes": 64,
         "nbytes_slow": None,
+        "least_seconds": None,
     }
     assert document["peak_bytes"] == rehearsal.peak_bytes
 
@@ -448,11 +449,17 @@ def test_collectives_between_slices_use_slow_links(order: tuple[str, str]) -> No
     devices = slices.devices if order == slices.axis_names else slices.devices.T
     mesh = Mesh(devices, order)
     within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "model"))
-    assert within.traffic == ((("model",), 1, 512, 0),)
+    assert [each[:4] for each in within.traffic] == [(("model",), 1, 512, 0)]
     across = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "data"))
-    assert across.traffic == ((("data",), 1, 512, 512),)
+    assert [each[:4] for each in across.traffic] == [(("data",), 1, 512, 512)]
+    (traffic,) = across.traffic
+    assert traffic.least_seconds == across.least_communication_seconds
+    assert traffic.least_seconds == 512 / (25e9 / 8)
     both = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, ("data", "model")))
-    assert sorted(both.traffic) == [(("data",), 1, 512, 512), (("model",), 1, 512, 0)]
+    assert sorted(each[:4] for each in both.traffic) == [
+        (("data",), 1, 512, 512),
+        (("model",), 1, 512, 0),
+    ]
     assert "slow links" in repr(both)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
@@ -18,6 +18,7 @@ from gda.show.drawing.sheet import escape
 from gda.show.markup import html_table, report
 
 Axes = tuple[str, ...]
+NumberT = TypeVar("NumberT", int, float)
 
 
 @set_module("gda")
@@ -128,9 +129,9 @@ def table_of(collectives: Collectives) -> str:
     return html_table(header, rows)
 
 
-def summed(numbers: Iterable[int | None]) -> int | None:
+def summed(numbers: Iterable[NumberT | None]) -> NumberT | None:
     """Return the sum; None if one of them is unknown."""
-    total = 0
+    total: Any = 0
     for number in numbers:
         if number is None:
             return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from gda.compiled.hlo import format_axes, format_size, format_source, table_of
-from gda.compiled.report.rehearsal_text import devices_of, notes_of, of_capacity
+from gda.compiled.hlo import format_source, table_of
+from gda.compiled.report.rehearsal_text import devices_of, notes_of, of_capacity, traffic_cells
 from gda.layout.spec import format_spec
 from gda.layout.text import format_bytes, format_more, typed_shape
 from gda.show import markup
@@ -14,7 +14,7 @@ from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.sheet import escape
 
 if TYPE_CHECKING:
-    from gda.compiled.rehearsal import Rehearsal
+    from gda.compiled.rehearsal import AxisTraffic, Rehearsal
 
 _BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
 _DONATED, _OTHER = "arguments, donated", "arguments, not donated"
@@ -63,7 +63,7 @@ def _sections(rehearsal: Rehearsal) -> Iterator[str]:
         items = "".join(f"<li>{escape(each.text)}</li>" for each in advice)
         yield markup.section("To save memory or communication", markup.text(items, tag="ol"))
     if rehearsal.traffic:
-        yield markup.section("Communication of a device in one call", _traffic(rehearsal))
+        yield markup.section("Communication of a device in one call", _traffic(rehearsal.traffic))
     if rehearsal.arguments:
         yield markup.section("Largest arguments", _arguments(rehearsal))
     if rehearsal.temporaries:
@@ -140,26 +140,16 @@ def _peak(rehearsal: Rehearsal) -> str:
 # Tables with bars.
 
 
-def _traffic(rehearsal: Rehearsal) -> str:
-    traffic = rehearsal.traffic
-    has_slow = any(each.nbytes_slow is not None for each in traffic)
+def _traffic(traffic: Sequence[AxisTraffic]) -> str:
     longest = max(1, *(each.nbytes or 0 for each in traffic))
+    header, *cells = traffic_cells(traffic)
     rows = []
-    for each in traffic:
+    for each, (axes, count, *others) in zip(traffic, cells, strict=True):
         slow = each.nbytes_slow or 0
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
-        sizes = [each.nbytes, *([each.nbytes_slow] if has_slow else [])]
-        rows.append(
-            [
-                escape(format_axes(each.axes)),
-                "?" if each.executions is None else f"{each.executions:,}",
-                markup.bar(parts, _LINKS, longest, _NARROW),
-                *map(format_size, sizes),
-            ]
-        )
-    legend = markup.legend(_LINKS) if has_slow else ""
-    slow_links = ["over slow links"] if has_slow else []
-    return markup.html_table(["over", "collectives", legend, "bytes", *slow_links], rows)
+        shown = markup.bar(parts, _LINKS, longest, _NARROW)
+        rows.append([escape(axes), count, shown, *others])
+    return markup.html_table([*header[:2], markup.legend(_LINKS), *header[2:]], rows)
 
 
 def _arguments(rehearsal: Rehearsal) -> str:

@@ -11,7 +11,7 @@ from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
 
 if TYPE_CHECKING:
-    from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
+    from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
 
 ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
@@ -52,9 +52,30 @@ def of_capacity(rehearsal: Rehearsal) -> str:
 
 def notes_of(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
-    flops = rehearsal.flops
-    words = f"{flops:.3g} floating-point operations per device in products" if flops else ""
-    return [*([words] if words else []), f"compiled in {rehearsal.compile_seconds:.1f} s"]
+    lines = []
+    if rehearsal.flops:
+        lines.append(f"{rehearsal.flops:.3g} floating-point operations per device in products")
+    computes, communicates = _least_times(rehearsal)
+    if computes and communicates:
+        lines.append(
+            f"computes at least {format_seconds(computes)}, communicates at least "
+            f"{format_seconds(communicates)}, at the vendor's figures"
+        )
+    return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
+
+
+def _least_times(rehearsal: Rehearsal) -> tuple[float | None, float | None]:
+    return rehearsal.least_compute_seconds, rehearsal.least_communication_seconds
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time in words, such as ``1.5 s`` or ``12.3 ms``; ``?`` for an unknown one."""
+    if seconds is None:
+        return "?"
+    unit, size = next(
+        (pair for pair in (("s", 1), ("ms", 1e-3)) if seconds >= pair[1]), ("µs", 1e-6)
+    )
+    return f"{seconds / size:,.1f} {unit}"
 
 
 def _memory(rehearsal: Rehearsal) -> list[str]:
@@ -106,25 +127,29 @@ def _communication(rehearsal: Rehearsal) -> list[str]:
         return []
     if not rehearsal.traffic:
         return ["no communication"]
-    has_slow = any(each.nbytes_slow is not None for each in rehearsal.traffic)
-    rows = [["communication over", "collectives", "per device", "slow links"]]
-    rows += [
-        [
-            format_axes(each.axes),
-            "?" if each.executions is None else f"{each.executions:,}",
-            format_size(each.nbytes),
-            format_size(each.nbytes_slow),
-        ]
-        for each in rehearsal.traffic
-    ]
-    return table(
-        [row if has_slow else row[:-1] for row in rows],
-        right={"collectives", "per device", "slow links"},
-    )
+    header, *rows = traffic_cells(rehearsal.traffic)
+    header[0] = "communication over"
+    return table([header, *rows], right={*header[1:]})
+
+
+def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
+    """Return the names of columns, and the cells of them for each set of axes."""
+    has_slow = any(each.nbytes_slow is not None for each in traffic)
+    has_times = any(each.least_seconds is not None for each in traffic)
+    header = ["over", "collectives", "per device"]
+    rows = [header + ["slow links"] * has_slow + ["at least"] * has_times]
+    for each in traffic:
+        count = "?" if each.executions is None else f"{each.executions:,}"
+        cells = [format_axes(each.axes), count, format_size(each.nbytes)]
+        cells += [format_size(each.nbytes_slow)] * has_slow
+        rows.append(cells + [format_seconds(each.least_seconds)] * has_times)
+    return rows
 
 
 def _shows_advice(rehearsal: Rehearsal) -> bool:
-    return rehearsal.fits is False
+    computes, communicates = _least_times(rehearsal)
+    is_slow = computes is not None and communicates is not None and communicates > computes
+    return rehearsal.fits is False or is_slow
 
 
 def _pointer(rehearsal: Rehearsal) -> list[str]:
