@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 _BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
 _DONATED, _OTHER = "arguments, donated", "arguments, not donated"
 _OUTPUTS, _TEMPORARIES, _CODE = "outputs", "temporaries at the peak", "code"
+_BOTH, _REST = "outputs and temporaries", "not told apart by the compiler"
 _COLOR_OF = {
     _DONATED: _BLUE,
     _OTHER: _LIGHT_BLUE,
     _OUTPUTS: _GREEN,
     _TEMPORARIES: _ORANGE,
+    _BOTH: _ORANGE,
     _CODE: _YELLOW,
+    _REST: markup.GREY,
 }
 _LINKS = {"fast links": _BLUE, "slow links": _ORANGE}
 _ANSWERS = {
@@ -110,8 +113,8 @@ def _memory(rehearsal: Rehearsal) -> str:
 def _parts(rehearsal: Rehearsal) -> dict[str, int]:
     """Return the bytes at the peak by their kind.
 
-    The compiler tells the peak and the largest arguments, results and temporaries, which need not
-    be there at the same time. Arguments and code always are; temporaries are the rest.
+    Arguments and code are there all the time. Of results and temporaries, the compiler tells their
+    bytes and not which of them are there at the peak.
     """
     donated = sum(each.nbytes for each in rehearsal.arguments if each.is_donated)
     parts = {
@@ -120,10 +123,14 @@ def _parts(rehearsal: Rehearsal) -> dict[str, int]:
         _CODE: rehearsal.code_bytes or 0,
     }
     rest = max((rehearsal.peak_bytes or 0) - sum(parts.values()), 0)
-    results = (rehearsal.output_bytes or 0) - (rehearsal.aliased_bytes or 0)
-    parts[_OUTPUTS] = min(max(results, 0), rest)
-    parts[_TEMPORARIES] = rest - parts[_OUTPUTS]
-    return {name: parts[name] for name in _COLOR_OF if parts[name]}
+    outputs, temporaries = rehearsal.output_bytes, rehearsal.temporary_bytes
+    if outputs is None or temporaries is None:
+        parts[_BOTH] = rest
+    else:
+        parts[_OUTPUTS] = min(outputs - (rehearsal.aliased_bytes or 0), rest)
+        parts[_TEMPORARIES] = min(temporaries, rest - parts[_OUTPUTS])
+        parts[_REST] = rest - parts[_OUTPUTS] - parts[_TEMPORARIES]
+    return {name: parts[name] for name in _COLOR_OF if parts.get(name)}
 
 
 def _peak(rehearsal: Rehearsal) -> str:
@@ -149,7 +156,8 @@ def _traffic(traffic: Sequence[AxisTraffic]) -> str:
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
         shown = markup.bar(parts, _LINKS, longest, _NARROW)
         rows.append([escape(axes), count, shown, *others])
-    return markup.html_table([*header[:2], markup.legend(_LINKS), *header[2:]], rows)
+    legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
+    return markup.html_table([*header[:2], legend, *header[2:]], rows)
 
 
 def _arguments(rehearsal: Rehearsal) -> str:
