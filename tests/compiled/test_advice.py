@@ -54,8 +54,8 @@ def test_arguments_donated_as_advised_take_what_was_promised(mesh_4x2: Mesh) -> 
     (advice,) = before.advice
     assert advice.saves_bytes == before.undonated_bytes == 3 * 256 * 64 * 4 // 8
     assert advice.text == (
-        "donate params['a'] (8.0 KiB), params['b'] (8.0 KiB) and 1 more, which have results of the "
-        "same shape, with jax.jit(…, donate_argnums=…): saves up to 24.0 KiB"
+        "donate params['a'] (8.0 KiB), params['b'] (8.0 KiB) and 1 more by "
+        "jax.jit(…, donate_argnums=…), since results have the same shapes: saves up to 24.0 KiB"
     )
     after = gda.rehearse(jax.jit(step, donate_argnums=0), params)
     assert before.peak_bytes is not None
@@ -114,7 +114,7 @@ def test_advice_is_shown_for_a_program_that_does_not_fit(mesh_4x2: Mesh) -> None
     found = gda.rehearse(lambda x: x.sum(), x)
     assert "rehearsal.advice has 1 change that would save memory, the first 6.0 KiB" in str(found)
     too_large = dataclasses.replace(found, fits=False, capacity_bytes=1)
-    assert str(too_large).endswith(f"\nto change this:\n- {found.advice[0].text}")
+    assert str(too_large).endswith(f"\nto save memory or communication:\n- {found.advice[0].text}")
     assert "rehearsal.advice" not in str(too_large)
     many = dataclasses.replace(
         too_large, arguments=tuple(found.arguments[0]._replace(dtype=f"f{n}") for n in range(10))
@@ -139,8 +139,8 @@ def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes
     )
     said = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"
     assert said in str(h100)
-    assert "\nto change this:\n- shard w " in str(h100)
+    assert "\nto save memory or communication:\n- shard w " in str(h100)
     assert "500.0 ms" in h100._repr_html_()
     quick = dataclasses.replace(h100, traffic=(traffic._replace(least_seconds=2e-6),))
     assert "communicates at least 2.0 µs" in str(quick)
-    assert "to change this" not in str(quick)
+    assert "to save memory or communication" not in str(quick)

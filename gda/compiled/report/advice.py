@@ -103,8 +103,8 @@ def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
         if more := len(could_be) - len(named):
             named.append(f"{more:,} more")
         yield Advice(
-            f"donate {listed(named)}, which have results of the same shape, with "
-            f"jax.jit(…, donate_argnums=…): saves up to {format_bytes(nbytes)}",
+            f"donate {listed(named)} by jax.jit(…, donate_argnums=…), since results have the same "
+            f"shapes: saves up to {format_bytes(nbytes)}",
             nbytes,
         )
 

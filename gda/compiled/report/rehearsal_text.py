@@ -25,7 +25,7 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
         if rehearsal.temporaries:
             lines += [*_of_temporaries(rehearsal.temporaries), ""]
         lines += [*_of_arguments(rehearsal.arguments), "", *rehearsal.message.splitlines(), ""]
-    return [*lines, *_communication(rehearsal), *_to_change_this(rehearsal)]
+    return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
 
 
 def headline_of(rehearsal: Rehearsal) -> str:
@@ -164,9 +164,9 @@ def _pointer(rehearsal: Rehearsal) -> list[str]:
     ]
 
 
-def _to_change_this(rehearsal: Rehearsal) -> list[str]:
+def _advice(rehearsal: Rehearsal) -> list[str]:
     advice = rehearsal.advice if _shows_advice(rehearsal) else ()
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", "to change this:", *lines] if lines else []
+    return ["", "to save memory or communication:", *lines] if lines else []
