@@ -81,6 +81,7 @@ _MODULE_OF = {
     "AxisTraffic": "gda.compiled.rehearsal",
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
+    "Advice": "gda.compiled.report.advice",
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",

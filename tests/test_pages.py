@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import yaml
 from markdown_blocks import blocks_of
 from running import fresh_python
 
@@ -36,7 +37,7 @@ PROGRAMS = {
     "gda": ["-m", "gda"],
     "pytest": ["-m", "pytest", "-p", "no:cacheprovider"],
 }
-READERS = {"json": json.loads, "toml": tomllib.loads}
+READERS = {"json": json.loads, "toml": tomllib.loads, "yaml": yaml.safe_load}
 _FILE = re.compile(r"# ([\w./-]+\.py)\n")
 _MEASURED = "<!-- measured -->\n\n```text\n"
 _TIME = re.compile(r"\d[\d.]* ?s\b")

@@ -3,14 +3,15 @@
 The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
 ``mesh`` (axis sizes by name) and ``error``, which is null. With ``--vary`` or ``--search`` it is a
 list of them, sorted as the table is. A mesh without a rehearsal has the reason as ``error``, and
-none of the keys of ``Rehearsal.to_dict``.
+none of the keys of ``Rehearsal.to_dict``. With ``--compare`` it is ``RehearsalComparison.changes``.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import (
@@ -25,6 +26,7 @@ from gda.cli.commands import (
 from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
+from gda.layout.strict_json import parse_json
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, format_mesh
 from gda.planning.device_kinds import meshes_of, num_devices_of
@@ -34,6 +36,7 @@ from gda.planning.notation.numbers import parse_number
 
 if TYPE_CHECKING:
     from gda.cli.rehearsal_processes import Report, Request
+    from gda.compiled.rehearsal import Rehearsal
 
 _DOES_NOT_FIT = 1
 
@@ -60,11 +63,16 @@ several meshes:
   others, then those with the fewest bytes. As many compile beside each other as
   there are cores and 4 GiB of free memory for each.
 
+two rehearsals side by side:
+  --compare A B takes two meshes, or, without FILE.py:FUNCTION and --topology,
+  two files that --json has written. With --json it prints what changes.
+
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda rehearse train.py:rehearsal --topology v5e:16x16 \\
            --vary 'data=64,model=4;data=32,model=8'
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data,model --search
+  gda rehearse --compare before.json after.json --html compared.html
 
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
@@ -77,11 +85,12 @@ def add_rehearse(commands: Any) -> None:
     says = "Show the memory and the communication of a program on devices that are not here."
     parser = add_command(commands, rehearse, says, epilog=_EPILOG, errors=ERRORS)
     parser.add_argument(
-        "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
+        "program",
+        metavar="FILE.py:FUNCTION",
+        nargs="?",
+        help="a function that returns the program",
     )
-    parser.add_argument(
-        "--topology", metavar="NAME", required=True, help="such as v5e:16x16, h100:4x8 or cpu:8"
-    )
+    parser.add_argument("--topology", metavar="NAME", help="such as v5e:16x16, h100:4x8 or cpu:8")
     parser.add_argument("--mesh", metavar="MESH", help="a mesh over them, such as data=64,model=4")
     parser.add_argument("--num-slices", metavar="N", default="1", help="slices of this topology")
     parser.add_argument(
@@ -94,49 +103,106 @@ def add_rehearse(commands: Any) -> None:
         action="store_true",
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
+    several.add_argument(
+        "--compare", metavar=("A", "B"), nargs=2, help="two meshes or files, side by side"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a picture of each rehearsal")
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.rehearsal_processes import reports_of
-    from gda.storage.progress import shown
-
-    requests = [*_requests(options)]
+    if options.compare:
+        return _compare(options)
     is_one = not (options.search or options.vary)
-    progress = not is_one and shows_progress()
-    with shown(progress, "rehearse", in_bytes=False) as show_progress:
-        reports = reports_of(requests, show_progress)
-    results = sorted(map(_Result, requests, reports), key=_Result.order)
-    if is_one and not reports[0].rehearsal:
-        raise MistakesError(*reports[0].lines)
+    results = sorted(_results(options, _meshes(options)), key=_Result.order)
+    if is_one and not results[0].report.rehearsal:
+        raise MistakesError(*results[0].report.lines)
+    _write_pictures(options, (each.rehearsal for each in results if each.report.rehearsal))
     if options.json:
         documents = [result.document() for result in results]
         print_json(documents[0] if is_one else documents)
     elif is_one:
-        print(reports[0].text)
+        print(results[0].report.text)
     else:
         print(*_lines(results), sep="\n")
     return min(result.code for result in results)
 
 
+def _compare(options: argparse.Namespace) -> int:
+    from gda.compiled.comparison import compare_rehearsals
+
+    if options.mesh:
+        raise MistakesError("--compare has the meshes; omit --mesh")
+    if options.program is None:
+        rehearsals = [*map(_of_file, options.compare)]
+    else:
+        meshes = [read_option("--compare", text, parse_mesh) for text in options.compare]
+        results = _results(options, meshes)
+        if failed := next((each for each in results if not each.report.rehearsal), None):
+            raise MistakesError(*failed.report.lines)
+        rehearsals = [each.rehearsal for each in results]
+    compared = compare_rehearsals(*rehearsals)
+    _write_pictures(options, rehearsals)
+    if options.json:
+        print_json(compared.changes)
+    else:
+        print(compared)
+    return min(_DOES_NOT_FIT if each.fits is False else OK for each in rehearsals)
+
+
+def _of_file(path: str) -> Rehearsal:
+    from gda.compiled.rehearsal import Rehearsal
+
+    try:
+        document = parse_json(Path(path).read_text(encoding="utf-8"))
+        return Rehearsal.from_dict(document)
+    except FileNotFoundError:
+        raise MistakesError(
+            f"there is no file {path!r} here; to compare meshes, give FILE.py:FUNCTION and "
+            "--topology"
+        ) from None
+    except ValueError as error:
+        raise MistakesError(f"{path} is no file of gda rehearse --mesh … --json: {error}") from None
+
+
+def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]) -> None:
+    if options.html:
+        from gda.compiled.report.rehearsal_page import page_of
+
+        Path(options.html).write_text(page_of(rehearsals), encoding="utf-8")
+
+
 # The meshes to try.
 
 
-def _requests(options: argparse.Namespace) -> Iterator[Request]:
-    from gda.cli.rehearsal_processes import Request
+def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
+    """Return the results of the program over some meshes."""
+    from gda.cli.rehearsal_processes import Request, reports_of
+    from gda.storage.progress import shown
 
-    file, function = file_and_function(options.program, "train.py:rehearsal")
-    num_slices = read_option("--num-slices", options.num_slices, parse_number)
-    for mesh in _meshes(options, num_slices):
-        config = options.target_config
-        yield Request(file, function, options.topology, num_slices, config, mesh)
+    file, function = file_and_function(options.program or "", "train.py:rehearsal")
+    about = file, function, _topology(options), _num_slices(options), options.target_config
+    requests = [Request(*about, mesh) for mesh in meshes]
+    progress = len(requests) > 1 and shows_progress()
+    with shown(progress, "rehearse", in_bytes=False) as show_progress:
+        return [*map(_Result, requests, reports_of(requests, show_progress))]
 
 
-def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:
+def _topology(options: argparse.Namespace) -> str:
+    if options.topology is None:
+        raise MistakesError("no topology was given; give --topology v5e:16x16, say")
+    return options.topology
+
+
+def _num_slices(options: argparse.Namespace) -> int:
+    return read_option("--num-slices", options.num_slices, parse_number)
+
+
+def _meshes(options: argparse.Namespace) -> list[dict[str, int]]:
     if options.search:
         names = _names(options.mesh or "")
         try:
-            return meshes_of(names, num_devices_of(options.topology) * num_slices)
+            return meshes_of(names, num_devices_of(_topology(options)) * _num_slices(options))
         except ValueError as error:
             raise MistakesError(f"--topology: {error}") from None
     meshes = [read_given(options, "mesh", parse_mesh)]
@@ -171,6 +237,13 @@ class _Result(NamedTuple):
         if self.report.rehearsal is None:
             return WRONG
         return _DOES_NOT_FIT if self.report.rehearsal["fits"] is False else OK
+
+    @property
+    def rehearsal(self) -> Rehearsal:
+        """The rehearsal, if there is one."""
+        from gda.compiled.rehearsal import Rehearsal
+
+        return Rehearsal.from_dict(self.report.rehearsal or {})
 
     @property
     def facts(self) -> dict[str, Any]:

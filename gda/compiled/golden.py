@@ -22,8 +22,8 @@ def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], in
     return totals
 
 
-def format_change(before: int | None, after: int | None) -> str:
-    """Return the change of a size in words; empty if it is equal or one is unknown."""
+def format_change(before: float | None, after: float | None) -> str:
+    """Return the change of a number in words; empty if it is equal or one is unknown."""
     if before is None or after is None or before == after:
         return ""
     return "new" if before == 0 else f"{after / before - 1:+.0%}" if after else "gone"

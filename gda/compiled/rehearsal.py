@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gda.compiled.golden import bytes_by_kind, check
-from gda.compiled.hlo import (
-    Axes,
-    Collective,
-    Collectives,
-    format_axes,
-    format_size,
-    format_source,
-    summed,
-)
+from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.least_times import least_seconds
+from gda.compiled.report.advice import Advice, advice_of
+from gda.compiled.report.documents import record_of
+from gda.compiled.report.rehearsal_page import element_of
+from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
-from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh, typed_shape
-
-_ARGUMENTS_SHOWN = 8
+from gda.layout.spec import SpecEntry
+from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 
 @set_module("gda")
@@ -36,6 +30,9 @@ class AxisTraffic(NamedTuple):
       nbytes: bytes of their operands on one device; None in the same case.
       nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
         between the hosts of other devices; None if there is one slice or host.
+      least_seconds: the time of these collectives one after another, if all links have the speed
+        that their vendor publishes; no algorithm needs less. None for a loop of unknown length,
+        and for kinds of devices whose figures gda does not have, such as a CPU.
 
     >>> import gda
     >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
@@ -46,6 +43,7 @@ class AxisTraffic(NamedTuple):
     executions: int | None
     nbytes: int | None
     nbytes_slow: int | None
+    least_seconds: float | None = None
 
 
 @set_module("gda")
@@ -57,6 +55,9 @@ class ArgumentBytes(NamedTuple):
       shape, dtype: of the global array.
       nbytes: bytes of its block on one device, without the padding of the device's own layout.
       is_donated: the call may reuse its memory.
+      could_be_donated: it is not donated although a result has its shape, dtype and bytes.
+      spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
+        an argument without a spec over the mesh of the program.
 
     >>> import gda
     >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
@@ -68,6 +69,8 @@ class ArgumentBytes(NamedTuple):
     dtype: str
     nbytes: int
     is_donated: bool
+    could_be_donated: bool = False
+    spec: tuple[SpecEntry, ...] | None = None
 
 
 @set_module("gda")
@@ -97,8 +100,7 @@ class Rehearsal:
       aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
         same case.
       code_bytes: bytes of the program itself; None in the same case.
-      undonated_bytes: bytes of the arguments that are not donated although a result has their shape
-        and dtype.
+      undonated_bytes: bytes of the arguments that could be donated and are not.
       flops: floating-point operations of the matrix products and convolutions in one call, of one
         device if all share them equally. Loops count with their length; None for a loop of unknown
         length, a ``ragged_dot``, or a function that came lowered or compiled.
@@ -144,6 +146,29 @@ class Rehearsal:
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
 
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """Changes that would save memory or communication, the most memory first.
+
+        Each number is computed from the facts above: an argument that one more mesh axis would
+        shard, arguments that could be donated, all-gathers in loops. What saves less than 1 % of
+        the peak, or of the bytes sent, is omitted.
+        """
+        return advice_of(self)
+
+    @property
+    def least_compute_seconds(self) -> float | None:
+        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown."""
+        speeds = speeds_of_device(self.device_kind)
+        return None if speeds is None or self.flops is None else self.flops / speeds.flops
+
+    @property
+    def least_communication_seconds(self) -> float | None:
+        """The sum of ``least_seconds`` in ``traffic``; None if one or all of it is unknown."""
+        if self.collectives is None or speeds_of_device(self.device_kind) is None:
+            return None
+        return summed(each.least_seconds for each in self.traffic)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
 
@@ -157,7 +182,34 @@ class Rehearsal:
             "traffic": [each._asdict() for each in self.traffic],
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
+            "advice": [each._asdict() for each in self.advice],
         }
+
+    @classmethod
+    @public
+    def from_dict(cls, document: Mapping[str, Any]) -> Rehearsal:
+        """Return the rehearsal of a document of ``to_dict``, also after it went through JSON.
+
+        The documents of ``gda rehearse --json`` are such documents with further entries, which are
+        ignored.
+
+        Raises:
+          ValueError: the document has another form.
+
+        >>> import gda, jax, numpy as np
+        >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
+        >>> gda.Rehearsal.from_dict(rehearsal.to_dict()) == rehearsal
+        True
+        """
+        if not isinstance(document, Mapping):
+            raise ValueError(
+                "the document of a rehearsal must be a dict as of Rehearsal.to_dict, not "
+                f"{document!r:.80}"
+            )
+        found = document.get("collectives")
+        if found is not None:
+            found = {"found": found, "mesh_shape": document.get("mesh_shape")}
+        return record_of(cls, {**document, "collectives": found})
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:
@@ -202,129 +254,29 @@ class Rehearsal:
         check(self.name, found, Path(path), tolerance)
 
     def __repr__(self) -> str:
-        return "\n".join(
-            [
-                *(self._headline(), "", *self._memory(), *self._notes(), ""),
-                *self._what_does_not_fit(),
-                *self._communication(),
-            ]
-        )
+        return "\n".join(lines_of(self))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
-
-    def _headline(self) -> str:
-        devices = f"{self.num_devices:,} x {self.device_kind}"
-        mesh = f", mesh {format_mesh(self.mesh_shape)}" if self.mesh_shape else ""
-        answers = {True: "fits", False: "does not fit", None: "capacity unknown"}
-        return f"{self.name} on {devices}{mesh}: {answers[self.fits]}"
-
-    def _memory(self) -> list[str]:
-        capacity = self.capacity_bytes
-        of = "" if capacity is None else f"of {format_bytes(capacity)}"
-        if capacity and self.peak_bytes is not None:
-            of += f", {self.peak_bytes / capacity:.0%}"
-        aliased = self.aliased_bytes
-        in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
-        rows = [
-            ("arguments", self.argument_bytes, ""),
-            ("outputs", self.output_bytes, in_donated),
-            ("temporaries", self.temporary_bytes, ""),
-            ("code", self.code_bytes, ""),
-            ("peak", self.peak_bytes, of),
-        ]
-        cells = [
-            [label, format_bytes(nbytes), says]
-            for label, nbytes, says in rows
-            if nbytes is not None
-        ]
-        return table([["memory", "per device", ""], *cells], right={"per device"})
-
-    def _notes(self) -> list[str]:
-        lines = []
-        if self.flops:
-            lines.append(f"{self.flops:.3g} floating-point operations per device in products")
-        if self.undonated_bytes > self.argument_bytes / 100:
-            lines.append(
-                f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
-                "shape and are not donated: jax.jit(…, donate_argnums=…)"
-            )
-        lines.append(f"compiled in {self.compile_seconds:.1f} s")
-        return ["", *lines]
-
-    def _what_does_not_fit(self) -> list[str]:
-        if self.fits is not False or not self.message:
-            return []
-        lines = [*_of_temporaries(self.temporaries), ""] if self.temporaries else []
-        return [*lines, *_of_arguments(self.arguments), "", *self.message.splitlines(), ""]
-
-    def _communication(self) -> list[str]:
-        if self.collectives is None:
-            return []
-        if not self.traffic:
-            return ["no communication"]
-        has_slow = any(each.nbytes_slow is not None for each in self.traffic)
-        rows = [["communication over", "collectives", "per device", "slow links"]]
-        rows += [
-            [
-                format_axes(each.axes),
-                "?" if each.executions is None else f"{each.executions:,}",
-                format_size(each.nbytes),
-                format_size(each.nbytes_slow),
-            ]
-            for each in self.traffic
-        ]
-        return table(
-            [row if has_slow else row[:-1] for row in rows],
-            right={"collectives", "per device", "slow links"},
-        )
-
-
-def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
-    rows = [
-        [
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            format_source(each) or each.op_name,
-        ]
-        for each in temporaries
-    ]
-    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
-
-
-def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
-    rows = [
-        [
-            each.name,
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            "donated" if each.is_donated else "",
-        ]
-        for each in arguments[:_ARGUMENTS_SHOWN]
-    ]
-    header = ["largest arguments", "", "per device", ""]
-    more = len(arguments) - len(rows)
-    left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
-    return [*table([header, *rows], right={"per device"}), *left]
+        return element_of(self)
 
 
 def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int]
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int], speeds: DeviceSpeeds | None
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
     ``host_of`` has the host of each position of the mesh if links between hosts are the slow ones.
     It is empty for TPUs, whose programs mark what goes between slices.
     """
-    slow: dict[Axes | None, int | None] = {}
-    for collective in collectives:
-        nbytes = collective.nbytes_total if _is_slow(collective, host_of) else 0
-        slow[collective.axes] = summed((slow.get(collective.axes, 0), nbytes))
-    totals = [
-        AxisTraffic(axes, *total, slow[axes] if has_slow else None)
-        for axes, total in collectives.by_axis().items()
-    ]
-    return tuple(sorted(totals, key=lambda each: -(each.nbytes or 0)))
+    traffic = []
+    for axes, total in collectives.by_axis().items():
+        some = [each for each in collectives if each.axes == axes]
+        slow = summed(each.nbytes_total if _is_slow(each, host_of) else 0 for each in some)
+        seconds = None
+        if speeds is not None:
+            seconds = summed(least_seconds(each, host_of, speeds) for each in some)
+        traffic.append(AxisTraffic(axes, *total, slow if has_slow else None, seconds))
+    return tuple(sorted(traffic, key=lambda each: -(each.nbytes or 0)))
 
 
 def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
@@ -30,8 +31,10 @@ from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.boundary import public, set_module
+from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import kind_of_device
+from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -72,7 +75,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     >>> rehearsal.argument_bytes, rehearsal.undonated_bytes
     (8704, 8192)
     >>> rehearsal.traffic
-    (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None),)
+    (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
@@ -89,7 +92,8 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     mesh = mesh or _mesh_of(shardings)
     placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
     device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
-    arguments = tuple(_arguments(stage, program, iter(jax.tree.leaves((args, kwargs)))))
+    found = _arguments(stage, program, iter(jax.tree.leaves((args, kwargs))), mesh)
+    arguments = _with_donations([*found], lowered, program)
     flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
     num_devices = 1 if mesh is None else mesh.size
     about: dict[str, Any] = {
@@ -97,7 +101,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         "device_kind": device.device_kind,
         "num_devices": num_devices,
         "mesh_shape": {} if mesh is None else dict(mesh.shape),
-        "undonated_bytes": _undonated_bytes(lowered, arguments),
+        "undonated_bytes": sum(each.nbytes for each in arguments if each.could_be_donated),
         "flops": None if flops is None else flops / num_devices,
         "compile_seconds": seconds,
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
@@ -289,13 +293,14 @@ def _mesh_of(tree: Any) -> Mesh | None:
     return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
 
 
-def _links(mesh: Mesh | None) -> tuple[bool, list[int]]:
-    """Return True if some links are slow; and the host of each position if hosts tell which."""
+def _links(mesh: Mesh | None) -> tuple[bool, list[int], DeviceSpeeds | None]:
+    """Return True if some links are slow, the host of each position if hosts tell which, speeds."""
     devices = [] if mesh is None else [*mesh.devices.flat]
+    speeds = speeds_of_device(devices[0].device_kind) if devices else None
     if devices and devices[0].platform == "tpu":
-        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, []
+        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, [], speeds
     hosts = [device.process_index for device in devices]
-    return len(set(hosts)) > 1, hosts
+    return len(set(hosts)) > 1, hosts, speeds
 
 
 # The arguments.
@@ -305,6 +310,7 @@ def _arguments(
     stage: Traced | Lowered | Compiled,
     program: Compiled | None,
     given: Iterator[Any],
+    mesh: Mesh | None,
 ) -> Iterator[ArgumentBytes]:
     """Yield the arrays of the call, in its order, with their names in the user's signature.
 
@@ -327,22 +333,55 @@ def _arguments(
             sharding = getattr(found, "sharding", None)
         elif sharding is None:
             continue
-        block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        nbytes = math.prod(block) * leaf.dtype.itemsize
-        name = name.removesuffix(".array")  # of a container of gda
-        yield ArgumentBytes(name, tuple(leaf.shape), str(leaf.dtype), nbytes, leaf.donated)
+        yield ArgumentBytes(
+            name=name.removesuffix(".array"),  # of a container of gda
+            shape=tuple(leaf.shape),
+            dtype=str(leaf.dtype),
+            nbytes=_block_bytes(leaf, sharding),
+            is_donated=leaf.donated,
+            spec=_spec_of(sharding, leaf.shape, mesh),
+        )
 
 
-def _undonated_bytes(lowered: Lowered | Compiled, arguments: Sequence[ArgumentBytes]) -> int:
-    """Return the bytes of arguments that are not donated and have a result of their shape."""
+def _block_bytes(leaf: Any, sharding: Any) -> int:
+    block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+    return math.prod(block) * leaf.dtype.itemsize
+
+
+def _spec_of(sharding: Any, shape: Shape, mesh: Mesh | None) -> tuple[SpecEntry, ...] | None:
+    """Return the shortest spec of an argument; None for one without a spec over ``mesh``."""
+    if mesh is None or not isinstance(sharding, NamedSharding) or sharding.mesh.shape != mesh.shape:
+        return None
+    with contextlib.suppress(TypeError, ValueError):  # unreduced axes have no fixed layout
+        entries = check_spec(sharding.spec, shape, mesh.shape)
+        return entries_of(axes_by_dimension(entries, len(shape), mesh.shape))
+    return None
+
+
+def _with_donations(
+    arguments: Sequence[ArgumentBytes], lowered: Lowered | Compiled, program: Compiled | None
+) -> tuple[ArgumentBytes, ...]:
+    """Return the arguments with ``could_be_donated``; each result takes the memory of one.
+
+    The blocks of the results are unknown without a program, and only shapes are compared.
+    """
+    leaves = jax.tree.leaves(lowered.out_info)
+    shardings: list[Any] = [None] * len(leaves)
+    if program is not None:
+        shardings = jax.tree.leaves(program.output_shardings)
+
+    def key(shape: Shape, dtype: Any, nbytes: int) -> tuple[Any, ...]:
+        return tuple(shape), str(dtype), None if program is None else nbytes
+
     results = Counter(
-        (tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(lowered.out_info)
+        key(leaf.shape, leaf.dtype, _block_bytes(leaf, sharding))
+        for leaf, sharding in zip(leaves, shardings, strict=True)
     )
-    results.subtract((each.shape, each.dtype) for each in arguments if each.is_donated)
-    nbytes = 0
-    for each in arguments:
-        key = each.shape, each.dtype
-        if not each.is_donated and results[key] > 0:
-            results[key] -= 1
-            nbytes += each.nbytes
-    return nbytes
+    keys = [key(each.shape, each.dtype, each.nbytes) for each in arguments]
+    results.subtract(key for key, each in zip(keys, arguments, strict=True) if each.is_donated)
+    found = []
+    for of, each in zip(keys, arguments, strict=True):
+        could_be = not each.is_donated and results[of] > 0
+        results[of] -= could_be
+        found.append(each._replace(could_be_donated=could_be))
+    return tuple(found)

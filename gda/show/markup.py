@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from gda.layout.text import format_bytes
 from gda.show.drawing.sheet import escape
 
+GREY = "rgba(128,128,128,.45)"
+"""The colour of a part of a bar that is nothing in particular."""
+
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.
 _STYLE = """
@@ -32,6 +35,12 @@ white-space:nowrap}
 overflow-wrap:break-word;white-space:normal}
 .gda-show .gda-facts.gda-rows.gda-rows :is(th,td):nth-child(n+4){text-align:right;\
 white-space:nowrap}
+.gda-show :is(.gda-title,.gda-text){font-family:system-ui,-apple-system,'Segoe UI',Roboto,\
+'Helvetica Neue',Arial,sans-serif;color:inherit}
+.gda-show .gda-title.gda-title{font-weight:600;font-size:15px;margin:22px 0 4px}
+.gda-show .gda-text.gda-text{font-size:13px;line-height:1.5;margin:4px 0;max-width:72em;\
+overflow-wrap:anywhere}
+.gda-show pre.gda-text.gda-text{font-family:ui-monospace,monospace;white-space:pre-wrap}
 """.strip()
 
 
@@ -46,6 +55,27 @@ def report(lines: Sequence[str], tables: Sequence[str]) -> str:
     return element(f"<div>{''.join([first, *tables, *others])}</div>")
 
 
+def page(title: str, elements: Iterable[str]) -> str:
+    """Return a whole page of some elements, light or dark as the browser is."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+        "<style>body{font-family:system-ui,sans-serif;margin:24px auto;max-width:1100px;"
+        f"padding:0 16px}}</style></head><body>{'<hr>'.join(elements)}</body></html>\n"
+    )
+
+
+def text(content: str, *, tag: str = "p") -> str:
+    """Return markup as a paragraph or another element of text."""
+    return f'<{tag} class="gda-text">{content}</{tag}>'
+
+
+def section(title: str, content: str) -> str:
+    """Return markup below a title."""
+    return f'<h4 class="gda-title">{escape(title)}</h4>{content}'
+
+
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of cells; those from the fourth column on are aligned to the right."""
     head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
@@ -56,15 +86,30 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def bar(parts: Mapping[str, int], color_of: Mapping[str, str], longest: int, width: int) -> str:
-    """Return a bar of sizes in bytes by name; one of ``longest`` bytes is ``width`` em wide."""
+def bar(
+    parts: Mapping[str, int],
+    color_of: Mapping[str, str],
+    longest: int,
+    width: int,
+    height: int = 12,
+) -> str:
+    """Return a bar of sizes in bytes by name; one of ``longest`` bytes is ``width`` em wide.
+
+    ``height`` is in pixels.
+    """
     segments = "".join(
-        _segment(f"{100 * size / longest:.3g}%", color_of[name], f"{name}: {format_bytes(size)}")
+        _segment(
+            f"{100 * size / longest:.3g}%",
+            color_of[name],
+            f"{name}: {format_bytes(size)}",
+            height,
+        )
         for name, size in parts.items()
         if size
     )
     return (
-        f'<div style="width:{width}em;height:12px;margin-top:2px;line-height:0;text-align:left;'
+        f'<div style="width:{width}em;max-width:100%;height:{height}px;margin-top:2px;'
+        "box-sizing:border-box;line-height:0;text-align:left;"
         "overflow:hidden;white-space:nowrap;border:1px solid rgba(128,128,128,.5)"
         f'">{segments}</div>'
     )
@@ -73,13 +118,15 @@ def bar(parts: Mapping[str, int], color_of: Mapping[str, str], longest: int, wid
 def legend(color_of: Mapping[str, str]) -> str:
     """Return the colours of bars with their names."""
     return " ".join(
-        f"{_segment('12px', color)} {escape(name)} " for name, color in color_of.items()
+        f'<span style="white-space:nowrap;margin-right:1em">{_segment("12px", color)} '
+        f"{escape(name)}</span>"
+        for name, color in color_of.items()
     )
 
 
-def _segment(width: str, color: str, title: str = "") -> str:
+def _segment(width: str, color: str, title: str = "", height: int = 12) -> str:
     hover = f' title="{escape(title)}"' if title else ""
     return (
-        f'<span{hover} style="display:inline-block;height:12px;width:{width};'
+        f'<span{hover} style="display:inline-block;height:{height}px;width:{width};'
         f'background:{color}"></span>'
     )

@@ -1,5 +1,6 @@
 """``gda rehearse``: programs compiled in other processes, for virtual CPU devices and for TPUs."""
 
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import Run
 from meshes import mesh_of
@@ -92,6 +94,42 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert (in_json[0], documents[0]) == (0, documents[1])
 
 
+def test_two_meshes_side_by_side(run: Run, train: str) -> None:
+    command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4"
+    meshes = "data=4,model=1", "data=2,model=2"
+    code, out, err = run(*command, "--compare", *meshes, "--html", "both.html")
+    assert (code, err) == (0, "")
+    expected = gda.compare_rehearsals(
+        *(rehearsal_here(train, {"data": n, "model": 4 // n}) for n in (4, 2))
+    )
+    assert out == f"{expected}\n"
+    assert Path("both.html").read_text().count('class="gda-show"') == 2
+
+
+def test_two_files_side_by_side(run: Run, tmp_path: Path) -> None:
+    step = gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
+    before, after = (str(tmp_path / name) for name in ("before.json", "after.json"))
+    Path(before).write_text(json.dumps(step.to_dict()))
+    too_large = dataclasses.replace(step, fits=False, peak_bytes=2**40)
+    Path(after).write_text(json.dumps({"topology": "cpu:1", "error": None, **too_large.to_dict()}))
+    assert run("rehearse", "--compare", before, after)[:2] == (
+        0,
+        f"{gda.compare_rehearsals(step, too_large)}\n",
+    )
+    code, out, _ = run("rehearse", "--compare", before, after, "--json")
+    assert (code, json.loads(out)) == (0, {"peak_bytes": [step.peak_bytes, 2**40]})
+    assert run("rehearse", "--compare", after, after)[0] == 1
+    for text, said in (
+        ("{", "is no file of gda rehearse --mesh … --json: Expecting property name"),
+        ("[]", "must be a dict as of Rehearsal.to_dict, not []"),
+        ('{"name": "f"}', "the document of a rehearsal has no 'device_kind'"),
+    ):
+        Path(after).write_text(text)
+        code, out, err = run("rehearse", "--compare", before, after)
+        assert (code, out) == (2, "")
+        assert said in err
+
+
 def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
     code, out, err = run("rehearse", f"{train}:fragile", *search)
@@ -118,6 +156,10 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
         (["train.py:f", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
         (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
+        (["--mesh", "x=4"], "a file and a function in it were expected, such as "),
+        (["--compare", "x=4", "x=2"], "there is no file 'x=4' here; to compare meshes, give FILE"),
+        (["train.py:f", "--compare", "x=4", "x"], "--compare: the size of axis 'x' was expected"),
+        (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
 def test_mistakes(run: Run, train: str, options: list[str], said: str) -> None:
@@ -140,10 +182,15 @@ def test_mistakes_of_any_mesh(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
-    request = Request(train, function, "cpu:4", 1, {"x": size})
+    request = Request(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
     assert report.is_for_all
     assert said in report.reason
+
+
+def test_a_topology_is_needed(run: Run, train: str) -> None:
+    said = "gda: no topology was given; give --topology v5e:16x16, say\n"
+    assert run("rehearse", f"{train}:rehearsal", "--mesh", "x=4") == (2, "", said)
 
 
 def test_no_search_beyond_the_largest_topology(run: Run, train: str) -> None:

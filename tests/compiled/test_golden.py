@@ -56,10 +56,15 @@ def test_two_rehearsals_side_by_side(reducing: gda.Rehearsal, silent: gda.Rehear
     assert changes["all-reduce over y"] == (512, 0)
     assert "output_bytes" not in changes
     shown = [" ".join(line.split()) for line in str(compared).splitlines()]
-    assert shown[0] == "per device before after change"
+    assert shown[:4] == [
+        "before: step on 8 x cpu, mesh x=4,y=2: capacity unknown",
+        "after: step on 8 x cpu, mesh x=4,y=2: capacity unknown",
+        "",
+        "per device before after change",
+    ]
     assert "all-reduce over y 512 B 0 B gone" in shown
     assert "arguments 4.5 KiB 9.0 KiB +100%" in shown
-    assert shown[-1] == "fits unknown unknown"
+    assert shown[-1] == "in all over y 512 B 0 B gone"
     assert gda.compare_rehearsals(silent, reducing).changes["all-reduce over y"] == (0, 512)
     assert "new" in str(gda.compare_rehearsals(silent, reducing))
     assert gda.compare_rehearsals(silent, silent).changes == {}
@@ -69,7 +74,22 @@ def test_communication_of_a_program_too_large_is_unknown(reducing: gda.Rehearsal
     compared = gda.compare_rehearsals(reducing, too_large(reducing))
     assert compared.changes["all-reduce over y"] == (512, None)
     assert "gone" not in str(compared)
-    assert str(compared).splitlines()[-1].split() == ["fits", "unknown", "does", "not", "fit"]
+    assert str(compared).splitlines()[1].endswith(": does not fit")
+
+
+def test_work_and_slow_links_are_compared(reducing: gda.Rehearsal) -> None:
+    (traffic,) = reducing.traffic
+    slow = dataclasses.replace(
+        reducing, traffic=(traffic._replace(nbytes_slow=128),), flops=2 * (reducing.flops or 0)
+    )
+    compared = gda.compare_rehearsals(reducing, slow)
+    assert compared.changes == {
+        "flops": (reducing.flops, slow.flops),
+        "over slow links": (0, 128),
+    }
+    shown = [" ".join(line.split()) for line in str(compared).splitlines()]
+    assert "flops 8.19e+03 1.64e+04 +100%" in shown
+    assert "over slow links 0 B 128 B new" in shown
 
 
 def test_other_values_than_rehearsals_are_refused(silent: gda.Rehearsal) -> None:

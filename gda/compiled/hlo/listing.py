@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
@@ -18,6 +18,7 @@ from gda.show.drawing.sheet import escape
 from gda.show.markup import html_table, report
 
 Axes = tuple[str, ...]
+NumberT = TypeVar("NumberT", int, float)
 
 
 @set_module("gda")
@@ -104,8 +105,7 @@ class Collectives(Sequence[Collective]):
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
 
     def _repr_html_(self) -> str:
-        header, *rows = [[*map(escape, row)] for row in self._rows()]
-        return report([self._headline()], [html_table(header, rows)] if self else [])
+        return report([self._headline()], [table_of(self)] if self else [])
 
     def _headline(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
@@ -123,9 +123,15 @@ class Collectives(Sequence[Collective]):
         return [header, *map(_row, self), *totals]
 
 
-def summed(numbers: Iterable[int | None]) -> int | None:
+def table_of(collectives: Collectives) -> str:
+    """Return the collectives as a table in HTML."""
+    header, *rows = [[*map(escape, row)] for row in collectives._rows()]
+    return html_table(header, rows)
+
+
+def summed(numbers: Iterable[NumberT | None]) -> NumberT | None:
     """Return the sum; None if one of them is unknown."""
-    total = 0
+    total: Any = 0
     for number in numbers:
         if number is None:
             return None

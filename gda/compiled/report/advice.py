@@ -1,0 +1,150 @@
+"""Advice on a rehearsed program: changes that save memory or communication, with their numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gda.compiled.hlo import Axes, Collective, format_axes, format_size, format_source, summed
+from gda.layout.boundary import set_module
+from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, entries_of, format_spec
+from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
+
+if TYPE_CHECKING:
+    from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
+
+_LEAST_SHARE = 100  # of the peak, or of all communication: less is not worth a line
+_MOST_NAMES = 2
+
+
+@set_module("gda")
+class Advice(NamedTuple):
+    """A change of a program that saves memory or communication; ``gda.Rehearsal.advice`` has them.
+
+    Attributes:
+      text: the change and its effect, in words.
+      saves_bytes: bytes of the arguments or results on one device that it saves; the temporaries
+        may change as well. None for a change of the communication.
+
+    >>> import gda
+    >>> gda.Advice("shard params['w'] float32[8,2] by P('x')", saves_bytes=32).saves_bytes
+    32
+    """
+
+    text: str
+    saves_bytes: int | None
+
+
+def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
+    """Return the advice on a rehearsal, what saves most memory first."""
+    found = [*_shardings(rehearsal), *_donations(rehearsal), *_gathers(rehearsal)]
+    return tuple(sorted(found, key=lambda each: -(each.saves_bytes or 0)))
+
+
+def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
+    return nbytes * _LEAST_SHARE > (rehearsal.peak_bytes or rehearsal.argument_bytes)
+
+
+# Memory.
+
+
+def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield for arguments of the same shape and spec the mesh axis that would save most."""
+    alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
+    for each in rehearsal.arguments:
+        if each.spec is not None:
+            alike.setdefault((each.dtype, each.shape, each.spec), []).append(each)
+    for (dtype, shape, spec), arguments in alike.items():
+        ways, proposed = _sharded_further(shape, spec, rehearsal.mesh_shape)
+        nbytes = sum(each.nbytes for each in arguments)
+        saved = nbytes - nbytes // ways
+        if _is_much(saved, rehearsal):
+            some = printable(arguments[0].name)
+            if len(arguments) > 1:
+                some = f"{counted(len(arguments), 'argument')} such as {some}"
+            specs = f"{format_spec(proposed)} in place of {format_spec(spec)}"
+            yield Advice(
+                f"shard {some} {typed_shape(dtype, shape)} by {printable(specs)}: "
+                f"saves {format_bytes(saved)}",
+                saved,
+            )
+
+
+def _sharded_further(
+    shape: Shape, spec: tuple[SpecEntry, ...], mesh_shape: Mapping[str, int]
+) -> tuple[int, tuple[SpecEntry, ...]]:
+    """Return the spec with the largest mesh axis that fits in addition, and the size of this axis.
+
+    It goes to the dimension of which a block has most elements: a small one may be that of layers,
+    which a loop goes over. The size is 1 if no axis fits.
+    """
+    axes = axes_by_dimension(spec, len(shape), mesh_shape)
+    used = {name for names in axes for name in names}
+    best = (1, 0, 0, spec)
+    for dimension, names in enumerate(axes):
+        block = shape[dimension] // math.prod(mesh_shape[name] for name in names)
+        for axis, size in mesh_shape.items():
+            if axis not in used and block % size == 0:
+                further = (*axes[:dimension], (*names, axis), *axes[dimension + 1 :])
+                found = (size, block, -dimension, entries_of(further))
+                best = max(best, found, key=lambda each: each[:3])
+    return best[0], best[-1]
+
+
+def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
+    nbytes = rehearsal.undonated_bytes
+    if _is_much(nbytes, rehearsal):
+        could_be = [each for each in rehearsal.arguments if each.could_be_donated]
+        named = [
+            f"{printable(each.name)} ({format_bytes(each.nbytes)})"
+            for each in could_be[:_MOST_NAMES]
+        ]
+        if more := len(could_be) - len(named):
+            named.append(f"{more:,} more")
+        yield Advice(
+            f"donate {listed(named)} by jax.jit(…, donate_argnums=…), since results have the same "
+            f"shapes: saves up to {format_bytes(nbytes)}",
+            nbytes,
+        )
+
+
+# Communication.
+
+
+def _gathers(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield the all-gathers in loops by axes and lines, those with the most bytes first."""
+    found = rehearsal.collectives or ()
+    sent = summed(each.nbytes_total for each in found) or 0
+    places: dict[tuple[Axes | None, str], list[Collective]] = {}
+    for each in found:
+        if each.kind == "all-gather" and each.count != 1:
+            places.setdefault((each.axes, format_source(each)), []).append(each)
+    totals = {key: summed(each.nbytes_total for each in some) for key, some in places.items()}
+    for key in sorted(places, key=lambda key: -(totals[key] or 0)):
+        nbytes = totals[key]
+        if nbytes is None or nbytes * _LEAST_SHARE > sent:
+            yield Advice(_of_gathers(key, places[key], nbytes, rehearsal), None)
+
+
+def _of_gathers(
+    key: tuple[Axes | None, str],
+    gathers: Sequence[Collective],
+    nbytes: int | None,
+    rehearsal: Rehearsal,
+) -> str:
+    axes, source = key
+    times = summed(each.count for each in gathers)
+    text = (
+        f"all-gather over {format_axes(axes)} in a loop, "
+        f"{'?' if times is None else format(times, ',')} times, {format_size(nbytes)} sent in all"
+        f"{f', from {source}' if source else ''}"
+    )
+    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+    gathered = sum(each.nbytes_output for each in gathers)
+    if capacity is not None and peak is not None and gathered <= capacity - peak:
+        text += (
+            f"; before the loop, it takes {format_bytes(gathered)} of the "
+            f"{format_bytes(capacity - peak)} that are free, if it is the same array each time"
+        )
+    return printable(text)

@@ -1,0 +1,199 @@
+"""A rehearsal as a picture, in HTML for a notebook or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gda.compiled.hlo import format_source, table_of
+from gda.compiled.report.rehearsal_text import devices_of, notes_of, of_capacity, traffic_cells
+from gda.layout.spec import format_spec
+from gda.layout.text import format_bytes, format_more, typed_shape
+from gda.show import markup
+from gda.show.drawing.colors import INK, colors_of
+from gda.show.drawing.sheet import escape
+
+if TYPE_CHECKING:
+    from gda.compiled.rehearsal import AxisTraffic, Rehearsal
+
+_BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
+_DONATED, _OTHER = "arguments, donated", "arguments, not donated"
+_OUTPUTS, _TEMPORARIES, _CODE = "outputs", "temporaries at the peak", "code"
+_BOTH, _REST = "outputs and temporaries", "not told apart by the compiler"
+_COLOR_OF = {
+    _DONATED: _BLUE,
+    _OTHER: _LIGHT_BLUE,
+    _OUTPUTS: _GREEN,
+    _TEMPORARIES: _ORANGE,
+    _BOTH: _ORANGE,
+    _CODE: _YELLOW,
+    _REST: markup.GREY,
+}
+_LINKS = {"fast links": _BLUE, "slow links": _ORANGE}
+_ANSWERS = {
+    True: ("fits", _GREEN),
+    False: ("does not fit", _ORANGE),
+    None: ("capacity unknown", _YELLOW),
+}
+_ROWS_SHOWN = 10
+_WIDE, _NARROW = 60, 14  # em
+_HIGH = 28  # pixels
+# Over the part of a program that a device has no memory for, on any colour and background.
+_EXCESS = "repeating-linear-gradient(45deg,rgba(170,0,0,.55) 0 4px,transparent 4px 9px)"
+
+
+def page_of(rehearsals: Iterable[Rehearsal]) -> str:
+    """Return a whole page with a picture of each rehearsal, without network or script."""
+    return markup.page("Rehearsals", map(element_of, rehearsals))
+
+
+def element_of(rehearsal: Rehearsal) -> str:
+    """Return the picture of a rehearsal as one HTML element, light or dark."""
+    answer, color = _ANSWERS[rehearsal.fits]
+    verdict = (
+        f'<span style="background:{color};color:{INK};padding:2px 10px;border-radius:10px;'
+        f'font-weight:600">{answer}</span>'
+    )
+    about = escape(f"{rehearsal.name} on {devices_of(rehearsal)}")
+    first = f'<span style="font-size:15px"><b>{about}</b> &nbsp; {verdict}</span>'
+    parts = [markup.text(first), *_sections(rehearsal)]
+    return markup.element(f'<div style="max-width:100%;overflow-x:auto">{"".join(parts)}</div>')
+
+
+def _sections(rehearsal: Rehearsal) -> Iterator[str]:
+    yield markup.section("Memory of a device", _memory(rehearsal))
+    if advice := rehearsal.advice:
+        items = "".join(f"<li>{escape(each.text)}</li>" for each in advice)
+        yield markup.section("To save memory or communication", markup.text(items, tag="ol"))
+    if rehearsal.traffic:
+        yield markup.section("Communication of a device in one call", _traffic(rehearsal.traffic))
+    if rehearsal.arguments:
+        yield markup.section("Largest arguments", _arguments(rehearsal))
+    if rehearsal.temporaries:
+        yield markup.section("Largest temporaries", _temporaries(rehearsal))
+    if rehearsal.collectives:
+        yield markup.section("Collectives", table_of(rehearsal.collectives))
+    if rehearsal.message:
+        said = markup.text(escape(rehearsal.message), tag="pre")
+        yield markup.section("The words of the compiler", said)
+
+
+# Memory.
+
+
+def _memory(rehearsal: Rehearsal) -> str:
+    parts = _parts(rehearsal)
+    taken, capacity = sum(parts.values()), rehearsal.capacity_bytes or 0
+    longest = max(taken, capacity, 1)
+    shown = markup.bar(parts, _COLOR_OF, longest, _WIDE, _HIGH)
+    below = ""
+    if capacity:
+        share = f"{100 * capacity / longest:.3g}%"
+        shown += (
+            f'<div style="position:absolute;left:{share};right:0;top:0;bottom:0;'
+            f'background:{_EXCESS}"></div>'
+        )
+        below = (
+            f'<div class="gda-text" style="width:{share};max-width:none;margin:0;'
+            "box-sizing:border-box;border-right:2px solid;padding-right:6px;text-align:right"
+            f'">a device has {format_bytes(capacity)}</div>'
+        )
+    sizes = {f"{name} {format_bytes(size)}": _COLOR_OF[name] for name, size in parts.items()}
+    return "".join(
+        [
+            markup.text(f"<b>{escape(_peak(rehearsal))}</b>"),
+            f'<div style="width:{_WIDE}em;max-width:100%">',
+            f'<div style="position:relative">{shown}</div>{below}</div>',
+            markup.text(markup.legend(sizes)),
+            *(markup.text(escape(line)) for line in notes_of(rehearsal)),
+        ]
+    )
+
+
+def _parts(rehearsal: Rehearsal) -> dict[str, int]:
+    """Return the bytes at the peak by their kind.
+
+    Arguments and code are there all the time. Of results and temporaries, the compiler tells their
+    bytes and not which of them are there at the peak.
+    """
+    donated = sum(each.nbytes for each in rehearsal.arguments if each.is_donated)
+    parts = {
+        _DONATED: min(donated, rehearsal.argument_bytes),
+        _OTHER: max(rehearsal.argument_bytes - donated, 0),
+        _CODE: rehearsal.code_bytes or 0,
+    }
+    rest = max((rehearsal.peak_bytes or 0) - sum(parts.values()), 0)
+    outputs, temporaries = rehearsal.output_bytes, rehearsal.temporary_bytes
+    if outputs is None or temporaries is None:
+        parts[_BOTH] = rest
+    else:
+        parts[_OUTPUTS] = min(outputs - (rehearsal.aliased_bytes or 0), rest)
+        parts[_TEMPORARIES] = min(temporaries, rest - parts[_OUTPUTS])
+        parts[_REST] = rest - parts[_OUTPUTS] - parts[_TEMPORARIES]
+    return {name: parts[name] for name in _COLOR_OF if parts.get(name)}
+
+
+def _peak(rehearsal: Rehearsal) -> str:
+    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+    if peak is None:
+        return "the compiler does not tell the peak"
+    text = f"peak {format_bytes(peak)} {of_capacity(rehearsal)}".strip()
+    if capacity is None:
+        return text
+    over = peak - capacity
+    return f"{text}: {format_bytes(abs(over))} {'too much (hatched)' if over > 0 else 'free'}"
+
+
+# Tables with bars.
+
+
+def _traffic(traffic: Sequence[AxisTraffic]) -> str:
+    longest = max(1, *(each.nbytes or 0 for each in traffic))
+    header, *cells = traffic_cells(traffic)
+    rows = []
+    for each, (axes, count, *others) in zip(traffic, cells, strict=True):
+        slow = each.nbytes_slow or 0
+        parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
+        shown = markup.bar(parts, _LINKS, longest, _NARROW)
+        rows.append([escape(axes), count, shown, *others])
+    legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
+    return markup.html_table([*header[:2], legend, *header[2:]], rows)
+
+
+def _arguments(rehearsal: Rehearsal) -> str:
+    shown = rehearsal.arguments[:_ROWS_SHOWN]
+    names = {True: _DONATED, False: _OTHER}
+    rows = [
+        [
+            escape(each.name),
+            escape(typed_shape(each.dtype, each.shape)),
+            "" if each.spec is None else escape(format_spec(each.spec)),
+            format_bytes(each.nbytes),
+            markup.bar(
+                {names[each.is_donated]: each.nbytes}, _COLOR_OF, shown[0].nbytes or 1, _NARROW
+            ),
+            "donated" if each.is_donated else "could be donated" if each.could_be_donated else "",
+        ]
+        for each in shown
+    ]
+    if more := len(rehearsal.arguments) - len(shown):
+        rows.append([format_more(more), *[""] * 5])
+    return markup.html_table(["argument", "array", "spec", "per device", "", ""], rows)
+
+
+def _temporaries(rehearsal: Rehearsal) -> str:
+    rows = [
+        [
+            escape(typed_shape(each.dtype, each.shape)),
+            escape(format_source(each) or each.op_name),
+            markup.bar(
+                {_TEMPORARIES: each.nbytes},
+                _COLOR_OF,
+                rehearsal.temporaries[0].nbytes or 1,
+                _NARROW,
+            ),
+            format_bytes(each.nbytes),
+        ]
+        for each in rehearsal.temporaries
+    ]
+    return markup.html_table(["array", "from", "", "per device"], rows)

@@ -1,0 +1,172 @@
+"""The lines of text that ``print`` shows of a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gda.compiled.hlo import format_axes, format_size, format_source
+from gda.compiled.hlo.allocations import Temporary
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
+
+if TYPE_CHECKING:
+    from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
+
+ARGUMENTS_SHOWN = 8
+_ADVICE_SHOWN = 8
+
+
+def lines_of(rehearsal: Rehearsal) -> list[str]:
+    """Return the report on a rehearsal."""
+    lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
+    lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
+    if rehearsal.fits is False and rehearsal.message:
+        if rehearsal.temporaries:
+            lines += [*_of_temporaries(rehearsal.temporaries), ""]
+        lines += [*_of_arguments(rehearsal.arguments), "", *rehearsal.message.splitlines(), ""]
+    return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
+
+
+def headline_of(rehearsal: Rehearsal) -> str:
+    """Return the name, the devices and the answer."""
+    answers = {True: "fits", False: "does not fit", None: "capacity unknown"}
+    return f"{rehearsal.name} on {devices_of(rehearsal)}: {answers[rehearsal.fits]}"
+
+
+def devices_of(rehearsal: Rehearsal) -> str:
+    """Return the devices and the mesh."""
+    devices = f"{rehearsal.num_devices:,} x {rehearsal.device_kind}"
+    mesh_shape = rehearsal.mesh_shape
+    return f"{devices}, mesh {format_mesh(mesh_shape)}" if mesh_shape else devices
+
+
+def of_capacity(rehearsal: Rehearsal) -> str:
+    """Return the capacity and the part of it that the peak takes; empty if it is unknown."""
+    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+    if capacity is None:
+        return ""
+    share = f", {peak / capacity:.0%}" if capacity and peak is not None else ""
+    return f"of {format_bytes(capacity)}{share}"
+
+
+def notes_of(rehearsal: Rehearsal) -> list[str]:
+    """Return lines on everything but memory and communication."""
+    lines = []
+    if rehearsal.flops:
+        lines.append(f"{rehearsal.flops:.3g} floating-point operations per device in products")
+    computes, communicates = _least_times(rehearsal)
+    if computes and communicates:
+        lines.append(
+            f"computes at least {format_seconds(computes)}, communicates at least "
+            f"{format_seconds(communicates)}, at the vendor's figures"
+        )
+    return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
+
+
+def _least_times(rehearsal: Rehearsal) -> tuple[float | None, float | None]:
+    return rehearsal.least_compute_seconds, rehearsal.least_communication_seconds
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time in words, such as ``1.5 s`` or ``12.3 ms``; ``?`` for an unknown one."""
+    if seconds is None:
+        return "?"
+    unit, size = next(
+        (pair for pair in (("s", 1), ("ms", 1e-3)) if seconds >= pair[1]), ("µs", 1e-6)
+    )
+    return f"{seconds / size:,.1f} {unit}"
+
+
+def _memory(rehearsal: Rehearsal) -> list[str]:
+    aliased = rehearsal.aliased_bytes
+    in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
+    rows = [
+        ("arguments", rehearsal.argument_bytes, ""),
+        ("outputs", rehearsal.output_bytes, in_donated),
+        ("temporaries", rehearsal.temporary_bytes, ""),
+        ("code", rehearsal.code_bytes, ""),
+        ("peak", rehearsal.peak_bytes, of_capacity(rehearsal)),
+    ]
+    cells = [
+        [label, format_bytes(nbytes), says] for label, nbytes, says in rows if nbytes is not None
+    ]
+    return table([["memory", "per device", ""], *cells], right={"per device"})
+
+
+def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
+    rows = [
+        [
+            typed_shape(each.dtype, each.shape),
+            format_bytes(each.nbytes),
+            format_source(each) or each.op_name,
+        ]
+        for each in temporaries
+    ]
+    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
+
+
+def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
+    rows = [
+        [
+            each.name,
+            typed_shape(each.dtype, each.shape),
+            format_bytes(each.nbytes),
+            "donated" if each.is_donated else "",
+        ]
+        for each in arguments[:ARGUMENTS_SHOWN]
+    ]
+    header = ["largest arguments", "", "per device", ""]
+    more = len(arguments) - len(rows)
+    left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
+    return [*table([header, *rows], right={"per device"}), *left]
+
+
+def _communication(rehearsal: Rehearsal) -> list[str]:
+    if rehearsal.collectives is None:
+        return []
+    if not rehearsal.traffic:
+        return ["no communication"]
+    header, *rows = traffic_cells(rehearsal.traffic)
+    header[0] = "communication over"
+    return table([header, *rows], right={*header[1:]})
+
+
+def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
+    """Return the names of columns, and the cells of them for each set of axes."""
+    has_slow = any(each.nbytes_slow is not None for each in traffic)
+    has_times = any(each.least_seconds is not None for each in traffic)
+    header = ["over", "collectives", "per device"]
+    rows = [header + ["slow links"] * has_slow + ["at least"] * has_times]
+    for each in traffic:
+        count = "?" if each.executions is None else f"{each.executions:,}"
+        cells = [format_axes(each.axes), count, format_size(each.nbytes)]
+        cells += [format_size(each.nbytes_slow)] * has_slow
+        rows.append(cells + [format_seconds(each.least_seconds)] * has_times)
+    return rows
+
+
+def _shows_advice(rehearsal: Rehearsal) -> bool:
+    computes, communicates = _least_times(rehearsal)
+    is_slow = computes is not None and communicates is not None and communicates > computes
+    return rehearsal.fits is False or is_slow
+
+
+def _pointer(rehearsal: Rehearsal) -> list[str]:
+    """Return a line on advice that is not shown."""
+    savings = [each.saves_bytes for each in rehearsal.advice if each.saves_bytes]
+    if not savings or _shows_advice(rehearsal):
+        return []
+    changes = counted(len(savings), "change")
+    return [
+        f"rehearsal.advice has {changes} that would save memory, the first "
+        f"{format_bytes(savings[0])}"
+    ]
+
+
+def _advice(rehearsal: Rehearsal) -> list[str]:
+    advice = rehearsal.advice if _shows_advice(rehearsal) else ()
+    lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
+    if len(advice) > len(lines):
+        lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
+    return ["", "to save memory or communication:", *lines] if lines else []

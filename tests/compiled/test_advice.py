@@ -1,0 +1,146 @@
+"""Advice on rehearsed programs, each number against a rehearsal that follows it."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+
+
+def shape(mesh: Mesh, sizes: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, np.float32, sharding=NamedSharding(mesh, spec))
+
+
+@pytest.fixture(scope="module")
+def mesh_4x2() -> Mesh:
+    return mesh_of({"data": 4, "model": 2})
+
+
+def test_an_argument_sharded_as_advised_takes_what_was_promised(mesh_4x2: Mesh) -> None:
+    def step(w: Any, x: Any) -> Any:
+        return (x @ w).sum()
+
+    def rehearsed(spec: Any) -> gda.Rehearsal:
+        return gda.rehearse(step, shape(mesh_4x2, (64, 32), spec), shape(mesh_4x2, (8, 64), P()))
+
+    whole = rehearsed(P())
+    first, second, *_ = whole.advice
+    assert first == (
+        "shard w float32[64,32] by P('data') in place of P(): saves 6.0 KiB",
+        64 * 32 * 4 * 3 // 4,
+    )
+    assert second.text.startswith("shard x float32[8,64] by P(None, 'data') in place of P(): ")
+    sharded = rehearsed(P("data"))
+    assert whole.argument_bytes - sharded.argument_bytes == first.saves_bytes
+    assert sharded.advice[1].text.startswith(
+        "shard w float32[64,32] by P('data', 'model') in place of P('data'): saves 1.0 KiB"
+    )
+
+
+def test_arguments_donated_as_advised_take_what_was_promised(mesh_4x2: Mesh) -> None:
+    params = {name: shape(mesh_4x2, (256, 64), P("data", "model")) for name in "abc"}
+
+    def step(params: Any) -> Any:
+        return jax.tree.map(lambda x: x + 1, params)
+
+    before = gda.rehearse(step, params)
+    (advice,) = before.advice
+    assert advice.saves_bytes == before.undonated_bytes == 3 * 256 * 64 * 4 // 8
+    assert advice.text == (
+        "donate params['a'] (8.0 KiB), params['b'] (8.0 KiB) and 1 more by "
+        "jax.jit(…, donate_argnums=…), since results have the same shapes: saves up to 24.0 KiB"
+    )
+    after = gda.rehearse(jax.jit(step, donate_argnums=0), params)
+    assert before.peak_bytes is not None
+    assert after.peak_bytes == before.peak_bytes - advice.saves_bytes
+    assert after.advice == ()
+
+
+def test_a_result_of_other_blocks_takes_no_argument(mesh_4x2: Mesh) -> None:
+    x = shape(mesh_4x2, (64, 32), P("data", "model"))
+    whole = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(mesh_4x2, P()))
+    assert gda.rehearse(whole, x).undonated_bytes == 0
+
+
+def test_equal_advice_for_many_arguments_is_one(mesh_4x2: Mesh) -> None:
+    layers = {f"w{n}": shape(mesh_4x2, (16, 32), P("model")) for n in range(12)}
+    layers["small"] = shape(mesh_4x2, (4,), P())
+    found = gda.rehearse(lambda layers: sum(x.sum() for x in layers.values()), layers)
+    (advice,) = found.advice
+    assert advice == (
+        "shard 12 arguments such as layers['w0'] float32[16,32] by P('model', 'data') in place of "
+        "P('model'): saves 9.0 KiB",
+        12 * 8 * 32 * 4 * 3 // 4,
+    )
+
+
+def test_axes_that_do_not_divide_an_argument_are_not_advised(mesh_4x2: Mesh) -> None:
+    w, v = shape(mesh_4x2, (63, 31), P()), shape(mesh_4x2, (6, 2), P("model"))
+    found = gda.rehearse(lambda w, v: w.sum() + v.sum(), w, v)
+    assert found.advice == ()
+
+
+def test_gathers_in_loops_are_listed_by_line(mesh_4x2: Mesh) -> None:
+    whole = NamedSharding(mesh_4x2, P())
+
+    def step(layers: Any, x: Any) -> Any:
+        def layer(x: Any, w: Any) -> Any:
+            return jnp.tanh(x @ jax.lax.with_sharding_constraint(w, whole)), None
+
+        return jax.lax.scan(layer, x, layers)[0]
+
+    layers = shape(mesh_4x2, (6, 64, 64), P(None, "data", "model"))
+    found = gda.rehearse(step, layers, shape(mesh_4x2, (8, 64), P("data")))
+    (over_data,) = (each for each in found.advice if " over data" in each.text)
+    assert over_data.saves_bytes is None
+    assert "test_advice.py:" in over_data.text
+    assert "in a loop, 6 times, " in over_data.text
+    assert "free" not in over_data.text  # the capacity of a CPU is unknown
+    assert found.advice[-1].saves_bytes is None  # what saves memory comes first
+    assert found.peak_bytes is not None
+    roomy = dataclasses.replace(found, capacity_bytes=found.peak_bytes + 2**20, fits=True)
+    assert any("of the 1.0 MiB that are free" in each.text for each in roomy.advice)
+
+
+def test_advice_is_shown_for_a_program_that_does_not_fit(mesh_4x2: Mesh) -> None:
+    x = shape(mesh_4x2, (64, 32), P())
+    found = gda.rehearse(lambda x: x.sum(), x)
+    assert "rehearsal.advice has 1 change that would save memory, the first 6.0 KiB" in str(found)
+    too_large = dataclasses.replace(found, fits=False, capacity_bytes=1)
+    assert str(too_large).endswith(f"\nto save memory or communication:\n- {found.advice[0].text}")
+    assert "rehearsal.advice" not in str(too_large)
+    many = dataclasses.replace(
+        too_large, arguments=tuple(found.arguments[0]._replace(dtype=f"f{n}") for n in range(10))
+    )
+    assert str(many).endswith("\n… 2 more in rehearsal.advice")
+
+
+def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes(
+    mesh_4x2: Mesh,
+) -> None:
+    x = shape(mesh_4x2, (64, 32), P("data"))
+    w = shape(mesh_4x2, (32, 64), P())
+    found = gda.rehearse(lambda x, w: (x @ w).sum(0), x, w)
+    (traffic,) = found.traffic
+    assert found.least_compute_seconds is found.least_communication_seconds is None
+    h100 = dataclasses.replace(
+        found,
+        fits=True,
+        device_kind="NVIDIA H100 80GB HBM3",
+        flops=989e12 * 0.25,
+        traffic=(traffic._replace(least_seconds=0.5),),
+    )
+    said = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"
+    assert said in str(h100)
+    assert "\nto save memory or communication:\n- shard w " in str(h100)
+    assert "500.0 ms" in h100._repr_html_()
+    quick = dataclasses.replace(h100, traffic=(traffic._replace(least_seconds=2e-6),))
+    assert "communicates at least 2.0 µs" in str(quick)
+    assert "to save memory or communication" not in str(quick)
