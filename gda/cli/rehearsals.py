@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,7 @@ from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
-from gda.layout.text import format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes, format_mesh
 from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
@@ -90,17 +91,25 @@ def add_rehearse(commands: Any) -> None:
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile again what is kept of earlier runs"
+    )
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.rehearsal_processes import reports_of
+    from gda.cli import rehearsal_cache, rehearsal_processes
     from gda.storage.progress import shown
 
     requests = [*_requests(options)]
     is_one = not (options.search or options.vary)
     progress = not is_one and shows_progress()
+    make = rehearsal_processes.reports_of if options.no_cache else rehearsal_cache.cached_reports
     with shown(progress, "rehearse", in_bytes=False) as show_progress:
-        reports = reports_of(requests, show_progress)
+        reports = make(requests, show_progress)
+    if kept := [report for report in reports if report.kept_on]:
+        of = "" if is_one else f"{len(kept)} of {counted(len(reports), 'mesh', 'meshes')} "
+        since = min(report.kept_on for report in kept)
+        print(f"{of}from the cache of {since}; --no-cache compiles again", file=sys.stderr)
     results = sorted(map(_Result, requests, reports), key=_Result.order)
     if is_one and not reports[0].rehearsal:
         raise MistakesError(*reports[0].lines)
@@ -123,7 +132,8 @@ def _requests(options: argparse.Namespace) -> Iterator[Request]:
     file, function = file_and_function(options.program, "train.py:rehearsal")
     num_slices = read_option("--num-slices", options.num_slices, parse_number)
     for mesh in _meshes(options, num_slices):
-        yield Request(file, function, options.topology, num_slices, mesh)
+        is_one_of_several = bool(options.search or options.vary)
+        yield Request(file, function, options.topology, num_slices, mesh, is_one_of_several)
 
 
 def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:

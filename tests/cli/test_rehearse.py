@@ -16,7 +16,7 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_processes, rehearsal_program
+from gda.cli import rehearsal_cache, rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import Report, Request, reports_of
 
 TRAIN = """
@@ -73,7 +73,7 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
         reports[:] = reports or reports_of(*args)
         return reports
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", once)
+    monkeypatch.setattr(rehearsal_cache, "reports_of", once)
     code, out, _ = run(*command)
     in_json = run(*command, "--json")
     expected = rehearsal_here(train, {"data": 2, "model": 2})
@@ -180,10 +180,10 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
         8: report(1 << 22, {"b": (None, 0)}),
     }
 
-    def canned(requests: list[Request], _: Any) -> list[Report]:
+    def canned(requests: list[Request], *_: Any) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
