@@ -46,7 +46,8 @@ _ASKS_OTHERS = {
 }
 
 # They list folders for the modules and packages in them; the other files there do not count.
-_IMPORTERS = (
+_LIST_MODULES = (
+    __name__,
     *("_frozen_importlib_external", "importlib._bootstrap_external"),  # two names of one module
     "importlib.metadata",
 )
@@ -80,10 +81,12 @@ def _record_of(request: Request) -> Path:
     # A report does not depend on the other meshes, unless it was not compiled for their sake.
     request = request._replace(is_one_of_several=False)
     key = [request, os.getcwd(), environment, sys.executable, sys.version, os.uname()]
-    folder = os.environ.get("GDA_CACHE_DIR") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gda"
-    )
-    return Path(folder, "rehearsals", f"{_digest(key)}.json.gz").absolute()
+    return _folder() / f"{_digest(key)}.json.gz"
+
+
+def _folder() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("GDA_CACHE_DIR") or f"{caches}/gda", "rehearsals").absolute()
 
 
 def _read(path: Path, request: Request) -> Report | None:
@@ -111,8 +114,9 @@ class Inputs:
         self._files: set[str] = set()
         self._folders: set[str] = set()
         self._asks_others = False
-        cache = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-        self._ignored = (*_NOT_OF_DISKS, *([os.path.join(cache, "")] if cache else []))
+        # What JAX has compiled before changes no report.
+        caches = [_folder(), Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or "/dev").absolute()]
+        self._ignored = (*_NOT_OF_DISKS, *(f"{folder}/" for folder in caches))
         sys.addaudithook(self._hear)
 
     def keep(self, report: Report, path: Path) -> None:
@@ -146,7 +150,7 @@ class Inputs:
             if not isinstance(path, int) and flags & os.O_ACCMODE != os.O_WRONLY:
                 self._files.add(os.path.abspath(os.fsdecode(path)))
         elif event in ("os.listdir", "os.scandir") and not isinstance(args[0], int):
-            if sys._getframe(1).f_globals.get("__name__") not in _IMPORTERS:
+            if sys._getframe(1).f_globals.get("__name__") not in _LIST_MODULES:
                 self._folders.add(os.path.abspath(os.fsdecode(args[0] or ".")))
 
     def _inputs(self) -> dict[str, list[str]]:
