@@ -45,6 +45,7 @@ class Request(NamedTuple):
     function: str
     topology: str
     num_slices: int
+    target_config: str | None
     mesh: dict[str, int]
     is_one_of_several: bool = False
 

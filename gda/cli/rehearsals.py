@@ -51,8 +51,10 @@ the function:
   as a module and not as __main__. With one mesh, the program prints to stderr.
 
 topologies:
-  v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU;
-  cpu:8 is 8 virtual devices of this machine, to try a file quickly.
+  v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU.
+  h100:4x8 is 4 hosts with 8 GPUs each and needs JAX's plugin for CUDA
+  (pip install 'gda[rehearse-gpu]') and no GPU; so do a100, a100-40, h100-pcie,
+  h200, b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
   Meshes that fit come first, those with the fewest bytes over slow links before
@@ -79,10 +81,13 @@ def add_rehearse(commands: Any) -> None:
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )
     parser.add_argument(
-        "--topology", metavar="NAME", required=True, help="the devices, such as v5e:16x16 or cpu:8"
+        "--topology", metavar="NAME", required=True, help="such as v5e:16x16, h100:4x8 or cpu:8"
     )
     parser.add_argument("--mesh", metavar="MESH", help="a mesh over them, such as data=64,model=4")
     parser.add_argument("--num-slices", metavar="N", default="1", help="slices of this topology")
+    parser.add_argument(
+        "--target-config", metavar="FILE", help="describes a kind of GPU that gda does not know"
+    )
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--vary", metavar="MESHES", help="more meshes, with ; between them")
     several.add_argument(
@@ -132,8 +137,15 @@ def _requests(options: argparse.Namespace) -> Iterator[Request]:
     file, function = file_and_function(options.program, "train.py:rehearsal")
     num_slices = read_option("--num-slices", options.num_slices, parse_number)
     for mesh in _meshes(options, num_slices):
-        is_one_of_several = bool(options.search or options.vary)
-        yield Request(file, function, options.topology, num_slices, mesh, is_one_of_several)
+        yield Request(
+            file,
+            function,
+            options.topology,
+            num_slices,
+            options.target_config,
+            mesh,
+            is_one_of_several=bool(options.search or options.vary),
+        )
 
 
 def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:

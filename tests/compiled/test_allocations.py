@@ -1,4 +1,4 @@
-"""The temporaries of a program that does not fit, from the files that XLA writes."""
+"""The temporaries of a program, from the files that XLA writes."""
 
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 

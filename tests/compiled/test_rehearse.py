@@ -192,7 +192,7 @@ def test_the_words_of_a_compiler_are_read(
     auto_mesh: Mesh,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory on {words}")
 
     monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
@@ -213,7 +213,7 @@ def test_the_words_of_a_compiler_are_read(
 def test_other_failures_of_a_compiler_are_raised(
     auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the disk is full")
 
     monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)

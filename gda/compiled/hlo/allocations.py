@@ -1,4 +1,4 @@
-"""The largest temporaries of a program that does not fit, from the files that XLA writes for it."""
+"""The largest temporaries of a program, from the files that XLA writes for it."""
 
 from __future__ import annotations
 
