@@ -81,6 +81,7 @@ _MODULE_OF = {
     "AxisTraffic": "gda.compiled.rehearsal",
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
+    "UnrolledLayers": "gda.compiled.unrolled",
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",

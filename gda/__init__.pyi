@@ -75,6 +75,7 @@ from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
 from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
+from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
 # Test, and use other libraries.
 from gda import testing as testing
@@ -166,6 +167,7 @@ __all__ = [  # noqa: RUF022
     "AxisTraffic",
     "Temporary",
     "ArgumentBytes",
+    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",

@@ -93,8 +93,8 @@ def _read(path: Path, request: Request) -> Report | None:
     """Return the report in a record that still counts."""
     try:
         record = json.loads(gzip.decompress(path.read_bytes()))
-        report = Report(**record["report"])
-        if not report.is_compiled and not request.is_one_of_several:
+        report: Any = Report(**record["report"])
+        if not (report.rehearsal["is_compiled"] or request.is_one_of_several):
             return None
         is_as_it_was = _states(record["inputs"]) == record["states"]
         day = time.strftime("%Y-%m-%d", time.localtime(record["time"]))
@@ -150,7 +150,8 @@ class Inputs:
             if not isinstance(path, int) and flags & os.O_ACCMODE != os.O_WRONLY:
                 self._files.add(os.path.abspath(os.fsdecode(path)))
         elif event in ("os.listdir", "os.scandir") and not isinstance(args[0], int):
-            if sys._getframe(1).f_globals.get("__name__") not in _LIST_MODULES:
+            caller = sys._getframe(1).f_globals.get("__name__")
+            if caller not in _LIST_MODULES:
                 self._folders.add(os.path.abspath(os.fsdecode(args[0] or ".")))
 
     def _inputs(self) -> dict[str, list[str]]:
@@ -158,10 +159,13 @@ class Inputs:
         with open("/proc/self/maps") as maps:
             mapped = {line.split(maxsplit=5)[5].rstrip("\n") for line in maps if "/" in line}
         files = {each for each in {*self._files, *modules, *mapped} if each and each[0] == "/"}
+        imported_from = [*sys.path_importer_cache, *sys.path]
         return {
             "files": [each for each in sorted(files) if not self._is_ignored(each)],
             "folders": [each for each in sorted(self._folders) if not self._is_ignored(each)],
-            "import_folders": sorted({*map(os.path.abspath, [*sys.path_importer_cache, *sys.path])}),
+            "import_folders": sorted(
+                {*map(os.path.abspath, [*sys.path_importer_cache, *sys.path])}
+            ),
         }
 
     def _is_ignored(self, path: str) -> bool:

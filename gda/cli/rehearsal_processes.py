@@ -59,7 +59,6 @@ class Report(NamedTuple):
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
       is_for_all: the request is wrong for any mesh, so that others need not be tried.
-      is_compiled: the program was compiled; else ``peak_bytes`` is a lower bound.
       kept_on: the day on which the report was made; empty if that is now.
     """
 
@@ -68,18 +67,17 @@ class Report(NamedTuple):
     reason: str = ""
     lines: Sequence[str] = ()
     is_for_all: bool = False
-    is_compiled: bool = True
     kept_on: str = ""
 
 
 def reports_of(
     requests: Sequence[Request],
     show_progress: Callable[[int, int], object],
-    records: Sequence[Path] | None = None,
+    records: Sequence[Path] = (),
 ) -> list[Report]:
     """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    The requests differ in their meshes only. Each report is kept in the file of ``records``. All
+    The requests differ in their meshes only. ``records`` are the files that keep the reports. All
     processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
     if a request is wrong for any mesh.
     """
@@ -94,7 +92,7 @@ def reports_of(
             while waiting and len(running) < most:
                 index, request = waiting.popleft()
                 worker = idle.pop() if idle else _Worker(children, request, files)
-                worker.begin(request, records and records[index])
+                worker.begin(request, records[index] if records else None)
                 running[worker.pipe] = index, worker
             for pipe in select.select([*running], [], [])[0]:
                 index, worker = running.pop(pipe)
@@ -113,7 +111,7 @@ class _Worker:
     def __init__(self, children: Children, request: Request, files: ExitStack) -> None:
         # Many processes would print the same, through a progress bar.
         target = os.open(os.devnull, os.O_WRONLY) if request.is_one_of_several else os.dup(2)
-        self._log = files.enter_context(tempfile.TemporaryFile())
+        self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         with os.fdopen(target, "wb") as output:
             self._process = children.start(
                 [sys.executable, "-m", "gda.cli.rehearsal_program", str(output.fileno())],
@@ -127,7 +125,7 @@ class _Worker:
         self._requests: IO[bytes] = files.enter_context(self._process.stdin)
 
     def begin(self, request: Request, record: Path | None) -> None:
-        """Begin a rehearsal, whose report is kept in a file."""
+        """Begin a rehearsal; ``record`` is the file that keeps its report."""
         self._log.truncate(0)
         job = {"request": request._asdict(), "record": record and os.fspath(record)}
         self._requests.write(json.dumps(job).encode() + b"\n")
@@ -160,6 +158,9 @@ def _environment(topology: str) -> dict[str, str]:
     if count := num_cpus(topology):
         flag = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{variables.get('XLA_FLAGS', '')} {flag}".strip()
+    else:
+        # JAX 0.12 writes such programs into its cache, and cannot read them again.
+        variables["JAX_ENABLE_COMPILATION_CACHE"] = "0"
     return variables
 
 

@@ -52,13 +52,13 @@ def _report(request: Request) -> Report:
         function = _function(request.file, request.function)
         import jax
 
-        import gda
+        from gda.compiled.rehearse import rehearsal_of
 
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh))
-        rehearsal = gda.rehearse(fun, *args, **kwargs)
+        rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.is_one_of_several)
     except MistakesError as mistake:
         return Report(reason=str(mistake), lines=mistake.lines, is_for_all=True)
     except BaseException as error:

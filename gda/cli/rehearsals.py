@@ -231,6 +231,13 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
         lines.append(f"for a traceback: --mesh {format_mesh(failed[0].request.mesh)} alone")
+    if skipped := [each for each in found if not each.facts["is_compiled"]]:
+        meshes = counted(len(skipped), "mesh", "meshes")
+        lines += [
+            "",
+            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:",
+            f"--mesh {format_mesh(skipped[0].request.mesh)} alone",
+        ]
     return lines if found else lines[1:]
 
 
@@ -250,7 +257,10 @@ def _table(results: Sequence[_Result]) -> list[str]:
         sent += [each.total("nbytes_slow")] if has_slow else []
         answers = {True: "yes", False: "no", None: "?"}
         cells = ["" if fits is False else format_size(nbytes) for nbytes in sent]
-        rows.append([format_mesh(each.request.mesh), answers[fits], format_size(peak), *cells])
+        needed = format_size(peak)
+        if not each.facts["is_compiled"]:
+            needed = f">= {format_bytes(each.facts['argument_bytes'])}"
+        rows.append([format_mesh(each.request.mesh), answers[fits], needed, *cells])
     capacity = facts["capacity_bytes"]
     of = "" if capacity is None else f" with {format_bytes(capacity)} each"
     devices = f"{facts['num_devices']:,} x {facts['device_kind']}{of}"

@@ -19,11 +19,13 @@ from gda.compiled.hlo import (
     summed,
 )
 from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.unrolled import UnrolledLayers
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh, typed_shape
 
 _ARGUMENTS_SHOWN = 8
+_MANY_OPERATIONS = 1000  # fewer compile soon
 
 
 @set_module("gda")
@@ -113,6 +115,11 @@ class Rehearsal:
         tells none. Each has ``dtype``, ``shape``, ``nbytes``, ``op_name``, ``source_file`` and
         ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
+      unrolled: equal layers that are written out one after another, and what ``jax.lax.scan`` would
+        save; None if that is less than half of the program, or if the function came lowered or
+        compiled.
+      is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
+        do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -143,6 +150,8 @@ class Rehearsal:
     arguments: tuple[ArgumentBytes, ...]
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
+    unrolled: UnrolledLayers | None = None
+    is_compiled: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
@@ -157,6 +166,7 @@ class Rehearsal:
             "traffic": [each._asdict() for each in self.traffic],
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
+            "unrolled": None if self.unrolled is None else self.unrolled._asdict(),
         }
 
     @public
@@ -248,6 +258,12 @@ class Rehearsal:
             lines.append(
                 f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
                 "shape and are not donated: jax.jit(…, donate_argnums=…)"
+            )
+        if self.unrolled is not None and self.unrolled.num_operations >= _MANY_OPERATIONS:
+            count, before, after = self.unrolled
+            lines.append(
+                f"{count} equal layers are unrolled: jax.lax.scan over stacked parameters would "
+                f"leave {after:,} of {before:,} operations, and compile sooner"
             )
         lines.append(f"compiled in {self.compile_seconds:.1f} s")
         return ["", *lines]

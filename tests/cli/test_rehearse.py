@@ -140,7 +140,7 @@ def test_mistakes_of_any_mesh(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
-    request = Request(train, function, "cpu:4", 1, {"x": size})
+    request = Request(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
     assert report.is_for_all
     assert said in report.reason
@@ -171,7 +171,8 @@ def report(peak: int, traffic: dict[str, tuple[int | None, int]], *, fits: bool 
         for axes, (nbytes, slow) in traffic.items()
     ]
     about = {"num_devices": 8, "device_kind": "TPU v5 lite", "capacity_bytes": 1 << 34}
-    return Report({**about, "fits": fits, "peak_bytes": peak, "traffic": sent})
+    found = {"fits": fits, "peak_bytes": peak, "traffic": sent, "is_compiled": True}
+    return Report(about | found)
 
 
 def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
