@@ -65,14 +65,11 @@ def cached_reports(
     paths = [_record_of(request) for request in requests]
     found = [_read(*each) for each in zip(paths, requests, strict=True)]
     missing = [index for index, report in enumerate(found) if report is None]
-    made = iter(
-        reports_of(
-            [requests[index] for index in missing],
-            show_progress,
-            [paths[index] for index in missing],
-        )
-    )
-    return [report or next(made) for report in found]
+    if missing:
+        asked, records = zip(*((requests[index], paths[index]) for index in missing), strict=True)
+        for index, report in zip(missing, reports_of(asked, show_progress, records), strict=True):
+            found[index] = report
+    return [report for report in found if report is not None]
 
 
 def _record_of(request: Request) -> Path:
@@ -163,9 +160,7 @@ class Inputs:
         return {
             "files": [each for each in sorted(files) if not self._is_ignored(each)],
             "folders": [each for each in sorted(self._folders) if not self._is_ignored(each)],
-            "import_folders": sorted(
-                {*map(os.path.abspath, [*sys.path_importer_cache, *sys.path])}
-            ),
+            "import_folders": sorted({*map(os.path.abspath, imported_from)}),
         }
 
     def _is_ignored(self, path: str) -> bool:

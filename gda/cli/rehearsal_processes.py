@@ -126,7 +126,8 @@ class _Worker:
 
     def begin(self, request: Request, record: Path | None) -> None:
         """Begin a rehearsal; ``record`` is the file that keeps its report."""
-        self._log.truncate(0)
+        self._log.seek(0)  # of the process too, which shares the position
+        self._log.truncate()
         job = {"request": request._asdict(), "record": record and os.fspath(record)}
         self._requests.write(json.dumps(job).encode() + b"\n")
         self._requests.flush()
