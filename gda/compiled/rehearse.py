@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
+import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -111,7 +114,7 @@ def rehearsal_of(
         "flops": None if flops is None else flops / num_devices,
         "compile_seconds": seconds,
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
-        "temporaries": build.temporaries(),
+        "temporaries": build.facts.temporaries,
         "unrolled": unrolled_in(stage.jaxpr) if isinstance(stage, Traced) else None,
         "is_compiled": too_large is None,
     }
@@ -160,30 +163,32 @@ def _words(nbytes: int | None) -> str:
 
 
 class _Build(NamedTuple):
-    """A compilation, with the files that XLA writes about it; these are empty if it writes none.
+    """A compilation, with the facts that XLA writes to files.
 
     Attributes:
       program: None if it does not fit.
       failure: the message of the compiler in this case.
-      report: the use of memory.
-      assignment: the buffers.
-      text: the optimised program.
+      text: the optimised program; empty if XLA does not write it.
+      facts: those of the files.
     """
 
     program: Compiled | None
     failure: str
-    report: str
-    assignment: str
     text: str
+    facts: _Facts
 
-    @property
-    def allocated_bytes(self) -> int | None:
-        """The memory for arguments, outputs and temporaries; None without a report."""
-        total = re.search(r"^Total bytes: (\d+)", self.report, re.MULTILINE)
-        return None if total is None else int(total[1])
 
-    def temporaries(self) -> tuple[Temporary, ...]:
-        return temporaries_in(self.assignment, self.text) if self.assignment and self.text else ()
+class _Facts(NamedTuple):
+    """The memory for arguments, outputs and temporaries, if XLA tells; the largest temporaries."""
+
+    allocated_bytes: int | None = None
+    temporaries: tuple[Temporary, ...] = ()
+
+
+# JAX does not compile again the program that it has, for the same options: the folder for the files
+# is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
+_thread = threading.local()
+_facts_of: dict[str, _Facts] = {}
 
 
 def _too_large(
@@ -206,29 +211,50 @@ def _too_large(
     if nbytes <= capacity:
         return None
     sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
-    return _Build(None, f"not compiled: its arguments alone take {sizes} on a device", "", "", "")
+    failure = f"not compiled: its arguments alone take {sizes} on a device"
+    return _Build(None, failure, "", _Facts())
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
+    if not hasattr(_thread, "folder"):
+        _thread.folder = tempfile.TemporaryDirectory(prefix="gda-")
+    folder = Path(_thread.folder.name) / "xla"
+    options: dict[str, str | bool] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+    if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+        options = {}  # the user wants the files
     failure, program = "", None
-    with tempfile.TemporaryDirectory() as folder:
-        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
-            options = {}  # the user wants the files
-        try:
-            program = compiled(lowered, options)
-        except JaxRuntimeError as error:
-            failure = str(error)
-            if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
-                raise
-            if mesh is None:
-                error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
-                raise
-        texts = []
-        for end in ("-memory-usage-report", "-buffer-assignment", ""):
-            paths = Path(folder).glob(f"*after_optimizations{end}.txt")
-            texts.append(next((path.read_text() for path in paths), ""))
-    return _Build(program, failure, *texts)
+    try:
+        program = compiled(lowered, options)
+    except JaxRuntimeError as error:
+        failure = str(error)
+        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
+            raise
+        if mesh is None:
+            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+            raise
+    finally:
+        report, assignment, text = _written_to(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if program is not None:
+        text = program.as_text() or ""
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if not report:
+        return _Build(program, failure, text, _facts_of.get(key, _Facts()))
+    total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
+    temporaries = temporaries_in(assignment, text) if assignment and text else ()
+    facts = _Facts(None if total is None else int(total[1]), temporaries)
+    if text:
+        _facts_of[key] = facts
+    return _Build(program, failure, text, facts)
+
+
+def _written_to(folder: Path) -> list[str]:
+    """Return the report on memory, the buffers, and the program; empty for those that XLA omits."""
+    texts = []
+    for end in ("-memory-usage-report", "-buffer-assignment", ""):
+        paths = folder.glob(f"*after_optimizations{end}.txt")
+        texts.append(next((path.read_text() for path in paths), ""))
+    return texts
 
 
 # The two answers.
@@ -240,14 +266,14 @@ def _that_compiles(
     memory: Any = program.memory_analysis()
     found = Collectives((), about["mesh_shape"])
     if mesh is not None and mesh.size > 1:
-        found = collectives_in(text_of(program), mesh)
+        found = collectives_in(build.text or text_of(program), mesh)
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
     if device.platform == "tpu":
         # The temporaries of libtpu are more than all that it allocates, and its peak has the memory
         # on the chip too. JAX 0.12 tells what the report does.
         told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
-        temporary = (build.allocated_bytes or told) - held
+        temporary = (build.facts.allocated_bytes or told) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return Rehearsal(
@@ -276,7 +302,7 @@ def _that_does_not_fit(
         **about,
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
-        peak_bytes=build.allocated_bytes or needed,
+        peak_bytes=build.facts.allocated_bytes or needed,
         argument_bytes=sum(each.nbytes for each in about["arguments"]),
         output_bytes=None,
         temporary_bytes=None,

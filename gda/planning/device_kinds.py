@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gda.layout.text import counted, did_you_mean, nearest
+from gda.planning.notation.mistakes import MistakesError
 
 _GIB = 2**30
 _MOST_DEVICES = 100_000
@@ -74,7 +75,7 @@ def gpu_capacity(memory_bytes: int) -> int:
     try:
         return int(memory_bytes * float(given))
     except ValueError:
-        raise ValueError(
+        raise MistakesError(
             f"XLA_CLIENT_MEM_FRACTION must be a number such as 0.9, not {given!r:.80}"
         ) from None
 
@@ -89,7 +90,7 @@ def _tpu(
 def _gpu(
     name: str, device_kinds: tuple[str, ...], memory_bytes: int, facts: GpuFacts
 ) -> DeviceKind:
-    note = "a part of the memory, by default 75 %, as JAX takes it; XLA_CLIENT_MEM_FRACTION sets it"
+    note = "JAX takes this part of the memory; XLA_CLIENT_MEM_FRACTION sets it, by default 0.75"
     return DeviceKind(name, device_kinds, memory_bytes, note, gpu=facts)
 
 

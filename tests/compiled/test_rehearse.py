@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
+from gda.compiled import programs
 from gda.compiled.rehearse import _arguments
 
 
@@ -172,6 +173,28 @@ def test_links_between_hosts_are_slow() -> None:
     assert across.traffic == ((("x",), 1, 512, 512),)
     within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "y"))
     assert within.traffic == ((("y",), 1, 512, 0),)
+
+
+def test_a_program_is_compiled_once_in_a_session(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["gda.compiled.rehearse"]
+    executables = []
+
+    def compiled(*args: Any) -> Any:
+        program = programs.compiled(*args)
+        executables.append(program.runtime_executable())
+        return program
+
+    monkeypatch.setattr(module, "compiled", compiled)
+    step = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0).sum())
+    x = abstract((64, 32), auto_mesh, "x")
+    first, again = gda.rehearse(step, x), gda.rehearse(step, x)
+    assert executables[0] is executables[1]
+    assert first.temporaries[0].source_file == __file__
+    assert again.temporaries == first.temporaries
+    other = gda.rehearse(jax.jit(lambda x: jnp.sort(x, axis=0)), x)
+    assert other.temporaries != first.temporaries
 
 
 # Compilers without enough memory.

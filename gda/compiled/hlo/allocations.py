@@ -11,7 +11,9 @@ from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
 _MOST = 10  # temporaries that are named
-_ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
+_ALLOCATION = re.compile(
+    r"allocation \d+: size \d+, (color \d+, )?(?:page \d+, )?preallocated-temp"
+)
 _VALUE = re.compile(
     r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
 )
