@@ -24,7 +24,7 @@ class UnrolledLayers(NamedTuple):
     backward pass and the optimizer have runs of them, which all count.
 
     Attributes:
-      num_layers: the layers of the run that a scan shortens most.
+      num_layers: the layers of the longest run, of those that matter.
       num_operations: of the traced program, those of inner functions included.
       num_operations_scanned: the same if each run were a ``jax.lax.scan`` over one layer.
 
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
       kind: a number that equal parts share.
       size: the number of equations, those of inner functions included.
       saved: the equations that scans save.
-      num_layers: the layers of the run that saves most; 0 if there is none.
+      num_layers: the layers of the longest run that saves much; 0 if there is none.
     """
 
     kind: int
@@ -74,6 +74,10 @@ class _Run(NamedTuple):
     start: int
     stop: int
     period: int
+
+    @property
+    def num_layers(self) -> int:
+        return (self.stop - self.start) // self.period
 
 
 class _Reader:
@@ -91,8 +95,9 @@ class _Reader:
 
     def _joined(self, parts: Sequence[_Part]) -> _Part:
         runs = _apart(_runs(parts))
-        longest = max(runs, default=None)
-        layers = longest and (longest.stop - longest.start) // longest.period
+        most = max((run.saved for run in runs), default=0)
+        # The backward pass may have one layer less than the forward pass, and saves more.
+        layers = max((run.num_layers for run in runs if 4 * run.saved >= most), default=0)
         # In a run only its first layer stays, and inner scans would save a part of this.
         left = [*parts]
         for run in runs:
@@ -101,12 +106,11 @@ class _Reader:
             )
         inner = max(left, key=lambda part: part.saved, default=_NOTHING)
         saved = sum(run.saved for run in runs)
-        is_outer = longest is not None and longest.saved >= inner.saved
         return _Part(
             self._kind(tuple(part.kind for part in parts)),
             sum(part.size for part in parts),
             saved + sum(part.saved for part in left),
-            (layers or 0) if is_outer else inner.num_layers,
+            layers if most > inner.saved else inner.num_layers,
         )
 
     def _part_of_equation(self, equation: Any) -> _Part:
