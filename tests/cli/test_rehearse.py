@@ -92,9 +92,7 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert (in_json[0], documents[0]) == (0, documents[1])
 
 
-def test_a_mesh_that_fails_is_a_row(
-    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another process takes the place of the one that is killed.
     monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
