@@ -47,8 +47,8 @@ the function:
         return step, (params, batch)
 
   A dict of keyword arguments may be third. Shapes of gda.abstract stand for
-  arrays, so that nothing is allocated. A process for each mesh imports the file,
-  as a module and not as __main__. With one mesh, the program prints to stderr.
+  arrays, so that nothing is allocated. Other processes import the file once, as a
+  module and not as __main__. With one mesh, the program prints to stderr.
 
 topologies:
   v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU.
@@ -59,7 +59,13 @@ topologies:
 several meshes:
   Meshes that fit come first, those with the fewest bytes over slow links before
   others, then those with the fewest bytes. As many compile beside each other as
-  there are cores and 4 GiB of free memory for each.
+  there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
+  arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
+
+cache:
+  Results are kept in $GDA_CACHE_DIR, by default ~/.cache/gda, and hold until the
+  file, something that it imports or reads with Python, or the environment
+  changes. --no-cache neither reads nor writes them.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
