@@ -76,6 +76,7 @@ from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
+from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
 # Test, and use other libraries.
 from gda import testing as testing
@@ -168,6 +169,7 @@ __all__ = [  # noqa: RUF022
     "Temporary",
     "ArgumentBytes",
     "Advice",
+    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",

@@ -1,7 +1,8 @@
 """Rehearsals in processes beside each other, for ``gda rehearse``.
 
-A process for each mesh: a compiler that dies ends one rehearsal, not the command, and Ctrl-C does
-not wait for a compiler. ``gda/cli/rehearsal_program.py`` is the program of these processes.
+A process makes one rehearsal after another, so that it imports JAX and the user's file once. A
+compiler that dies ends one rehearsal, not the command, and Ctrl-C does not wait for a compiler.
+``gda/cli/rehearsal_program.py`` is the program of these processes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ _MEMORY_LIMITS = [
 
 
 class Request(NamedTuple):
-    """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology."""
+    """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
+
+    One of several prints nothing, and is not compiled if its arguments alone do not fit.
+    """
 
     file: str
     function: str
@@ -43,6 +47,7 @@ class Request(NamedTuple):
     num_slices: int
     target_config: str | None
     mesh: dict[str, int]
+    is_one_of_several: bool = False
 
 
 class Report(NamedTuple):
@@ -54,6 +59,7 @@ class Report(NamedTuple):
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
       is_for_all: the request is wrong for any mesh, so that others need not be tried.
+      kept_on: the day on which the report was made; empty if that is now.
     """
 
     rehearsal: dict[str, Any] | None = None
@@ -61,80 +67,84 @@ class Report(NamedTuple):
     reason: str = ""
     lines: Sequence[str] = ()
     is_for_all: bool = False
+    kept_on: str = ""
 
 
 def reports_of(
-    requests: Sequence[Request], show_progress: Callable[[int, int], object]
+    requests: Sequence[Request],
+    show_progress: Callable[[int, int], object],
+    records: Sequence[Path] = (),
 ) -> list[Report]:
     """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    All processes have ended when it returns or raises, also after Ctrl-C. It raises
-    ``MistakesError`` if a request is wrong for any mesh.
+    The requests differ in their meshes only. ``records`` are the files that keep the reports. All
+    processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
+    if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, Report] = {}
-    running: dict[IO[bytes], tuple[int, _Rehearsal]] = {}
+    running: dict[IO[bytes], tuple[int, _Worker]] = {}
+    idle: list[_Worker] = []
     most = _most_processes()
-    # Many processes would print the same, through a progress bar.
-    target = os.dup(2) if len(requests) == 1 else os.open(os.devnull, os.O_WRONLY)
-    with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
+    with Children() as children, ExitStack() as files:
         while len(reports) < len(requests):
             show_progress(len(reports), len(requests))
             while waiting and len(running) < most:
                 index, request = waiting.popleft()
-                rehearsal = _Rehearsal(children, request, output.fileno())
-                files.callback(rehearsal.close)
-                running[rehearsal.pipe] = index, rehearsal
+                worker = idle.pop() if idle else _Worker(children, request, files)
+                worker.begin(request, records[index] if records else None)
+                running[worker.pipe] = index, worker
             for pipe in select.select([*running], [], [])[0]:
-                index, rehearsal = running.pop(pipe)
-                reports[index] = report = rehearsal.report()
+                index, worker = running.pop(pipe)
+                report, is_alive = worker.report()
                 if report.is_for_all:
                     raise MistakesError(*report.lines)
+                reports[index] = report
+                idle += [worker] if is_alive else []
         show_progress(len(reports), len(requests))
     return [reports[index] for index in range(len(requests))]
 
 
-class _Rehearsal:
-    """A process that makes one rehearsal."""
+class _Worker:
+    """A process that makes rehearsals, one at a time."""
 
-    def __init__(self, children: Children, request: Request, output: int) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
-        self._process = children.start(
-            [
-                sys.executable,
-                "-m",
-                "gda.cli.rehearsal_program",
-                json.dumps(request._asdict()),
-                str(output),
-            ],
-            env=_environment(request.topology),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            pass_fds=[output],
-        )
-        assert self._process.stdout is not None
-        self.pipe: IO[bytes] = self._process.stdout
+    def __init__(self, children: Children, request: Request, files: ExitStack) -> None:
+        # Many processes would print the same, through a progress bar.
+        target = os.open(os.devnull, os.O_WRONLY) if request.is_one_of_several else os.dup(2)
+        self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        with os.fdopen(target, "wb") as output:
+            self._process = children.start(
+                [sys.executable, "-m", "gda.cli.rehearsal_program", str(output.fileno())],
+                env=_environment(request.topology),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                pass_fds=[output.fileno()],
+            )
+        self.pipe: IO[bytes] = files.enter_context(self._process.stdout)
+        self._requests: IO[bytes] = files.enter_context(self._process.stdin)
 
-    def report(self) -> Report:
-        """Wait for the end of the process, and return its report."""
-        text, _ = self._process.communicate()
+    def begin(self, request: Request, record: Path | None) -> None:
+        """Begin a rehearsal; ``record`` is the file that keeps its report."""
+        self._log.seek(0)  # of the process too, which shares the position
+        self._log.truncate()
+        job = {"request": request._asdict(), "record": record and os.fspath(record)}
+        self._requests.write(json.dumps(job).encode() + b"\n")
+        self._requests.flush()
+
+    def report(self) -> tuple[Report, bool]:
+        """Wait for the report; also return True if the process can make another."""
+        text = self.pipe.readline()
+        if text.endswith(b"\n"):
+            return Report(**json.loads(text)), True
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
-        self.close()
-        if text:
-            return Report(**json.loads(text))
-        code = self._process.returncode
+        code = self._process.wait()
         reason = f"the compiler ended with exit code {code}"
         if code < 0:
             memory = ", perhaps for lack of memory" if signal_name(-code) == "SIGKILL" else ""
             reason = f"the compiler was killed by {signal_name(-code)}{memory}"
-        return Report(reason=reason, lines=[reason, *lines])
-
-    def close(self) -> None:
-        """Close the files of the process. May be called twice."""
-        self.pipe.close()
-        self._log.close()
+        return Report(reason=reason, lines=[reason, *lines]), False
 
 
 def num_cpus(topology: str) -> int | None:
@@ -149,6 +159,9 @@ def _environment(topology: str) -> dict[str, str]:
     if count := num_cpus(topology):
         flag = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{variables.get('XLA_FLAGS', '')} {flag}".strip()
+    else:
+        # JAX 0.12 writes such programs into its cache, and cannot read them again.
+        variables["JAX_ENABLE_COMPILATION_CACHE"] = "0"
     return variables
 
 

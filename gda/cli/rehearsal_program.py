@@ -1,11 +1,13 @@
-"""The program of one process of ``gda rehearse``: it makes one rehearsal and reports it.
+"""The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
-It takes a request as JSON, and the file descriptor for the output of the user's program; it writes
-a report as JSON to stdout. Its stderr takes the output of the compiler.
+It takes the file descriptor for the output of the user's program. Each line of stdin is a request
+as JSON, for which it writes a report as a line of JSON to stdout. Its stderr takes the output of
+the compiler.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gda.cli.functions import function_of, traceback_of
+from gda.cli.rehearsal_cache import Inputs
 from gda.cli.rehearsal_processes import Report, Request, num_cpus
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
@@ -23,29 +26,39 @@ from gda.planning.notation.mistakes import MistakesError
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 
 
-def main(request: Request, output: int) -> None:
-    """Make a rehearsal, write its report to stdout, and end the process.
+def main(output: int) -> None:
+    """Make the rehearsals that stdin asks for, and end the process.
 
     ``output`` is the file descriptor for the output of the user's program.
     """
+    inputs = Inputs()
     os.set_inheritable(output, False)
-    with os.fdopen(os.dup(1), "w") as pipe:
+    with os.fdopen(os.dup(0)) as requests, os.fdopen(os.dup(1), "w", buffering=1) as reports:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # so that nothing else goes into the pipe
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
-        report = _report(request)
-        sys.stdout.flush()
-        json.dump(report._asdict(), pipe)
+        for line in requests:
+            job = json.loads(line)
+            report = _report(Request(**job["request"]))
+            sys.stdout.flush()
+            if job["record"]:
+                inputs.keep(report, Path(job["record"]))
+            reports.write(f"{json.dumps(report._asdict())}\n")
     os._exit(0)  # without the exit handlers of the compiler
 
 
 def _report(request: Request) -> Report:
     try:
-        function = _function(request)
-        import gda
+        function = _function(request.file, request.function)
+        import jax
 
+        from gda.compiled.rehearse import rehearsal_of
+
+        # A traced function may hold the mesh of the request before, as a global of its file.
+        jax.clear_caches()
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh))
-        rehearsal = gda.rehearse(fun, *args, **kwargs)
+        rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.is_one_of_several)
     except MistakesError as mistake:
         return Report(reason=str(mistake), lines=mistake.lines, is_for_all=True)
     except BaseException as error:
@@ -61,10 +74,11 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: " + _SHARDING.sub(r"\1", line)
 
 
-def _function(request: Request) -> Callable[[Any], Any]:
+@functools.cache
+def _function(file: str, function: str) -> Callable[[Any], Any]:
     if not sys.flags.safe_path:
-        sys.path[0] = str(Path(request.file).resolve().parent)  # as for a script
-    return function_of(request.file, request.function)
+        sys.path[0] = str(Path(file).resolve().parent)  # as for a script
+    return function_of(file, function)
 
 
 def _mesh(request: Request) -> Any:
@@ -113,4 +127,4 @@ def _call(request: Request, given: Any) -> tuple[Any, tuple[Any, ...], dict[str,
 
 
 if __name__ == "__main__":
-    main(Request(**json.loads(sys.argv[1])), int(sys.argv[2]))
+    main(int(sys.argv[1]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.strict_json import parse_json
 from gda.layout.tables import table
-from gda.layout.text import format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes, format_mesh
 from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
@@ -49,8 +50,8 @@ the function:
         return step, (params, batch)
 
   A dict of keyword arguments may be third. Shapes of gda.abstract stand for
-  arrays, so that nothing is allocated. A process for each mesh imports the file,
-  as a module and not as __main__. With one mesh, the program prints to stderr.
+  arrays, so that nothing is allocated. Other processes import the file once, as a
+  module and not as __main__. With one mesh, the program prints to stderr.
 
 topologies:
   v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU.
@@ -61,7 +62,13 @@ topologies:
 several meshes:
   Meshes that fit come first, those with the fewest bytes over slow links before
   others, then those with the fewest bytes. As many compile beside each other as
-  there are cores and 4 GiB of free memory for each.
+  there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
+  arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
+
+cache:
+  Results are kept in $GDA_CACHE_DIR, by default ~/.cache/gda, and hold until the
+  file, something that it imports or reads with Python, or the environment
+  changes. --no-cache neither reads nor writes them.
 
 two rehearsals side by side:
   --compare A B takes two meshes, or, without FILE.py:FUNCTION and --topology,
@@ -108,6 +115,9 @@ def add_rehearse(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a picture of each rehearsal")
+    parser.add_argument(
+        "--no-cache", action="store_true", help="compile again what is kept of earlier runs"
+    )
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -177,15 +187,27 @@ def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]
 
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
-    from gda.cli.rehearsal_processes import Request, reports_of
+    from gda.cli import rehearsal_cache, rehearsal_processes
+    from gda.cli.rehearsal_processes import Request
     from gda.storage.progress import shown
 
     file, function = file_and_function(options.program or "", "train.py:rehearsal")
     about = file, function, _topology(options), _num_slices(options), options.target_config
-    requests = [Request(*about, mesh) for mesh in meshes]
+    is_search = bool(options.search or options.vary)
+    requests = [Request(*about, mesh, is_one_of_several=is_search) for mesh in meshes]
+    make = rehearsal_processes.reports_of if options.no_cache else rehearsal_cache.cached_reports
     progress = len(requests) > 1 and shows_progress()
     with shown(progress, "rehearse", in_bytes=False) as show_progress:
-        return [*map(_Result, requests, reports_of(requests, show_progress))]
+        reports = make(requests, show_progress)
+    if kept := [report for report in reports if report.kept_on]:
+        of = (
+            ""
+            if len(reports) == 1
+            else f"{len(kept)} of {counted(len(reports), 'mesh', 'meshes')} "
+        )
+        since = min(report.kept_on for report in kept)
+        print(f"{of}from the cache of {since}; --no-cache compiles again", file=sys.stderr)
+    return [*map(_Result, requests, reports)]
 
 
 def _topology(options: argparse.Namespace) -> str:
@@ -288,6 +310,13 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
         lines.append(f"for a traceback: --mesh {format_mesh(failed[0].request.mesh)} alone")
+    if skipped := [each for each in found if not each.facts["is_compiled"]]:
+        meshes = counted(len(skipped), "mesh", "meshes")
+        lines += [
+            "",
+            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:",
+            f"--mesh {format_mesh(skipped[0].request.mesh)} alone",
+        ]
     return lines if found else lines[1:]
 
 
@@ -307,7 +336,10 @@ def _table(results: Sequence[_Result]) -> list[str]:
         sent += [each.total("nbytes_slow")] if has_slow else []
         answers = {True: "yes", False: "no", None: "?"}
         cells = ["" if fits is False else format_size(nbytes) for nbytes in sent]
-        rows.append([format_mesh(each.request.mesh), answers[fits], format_size(peak), *cells])
+        needed = format_size(peak)
+        if not each.facts["is_compiled"]:
+            needed = f">= {format_bytes(each.facts['argument_bytes'])}"
+        rows.append([format_mesh(each.request.mesh), answers[fits], needed, *cells])
     capacity = facts["capacity_bytes"]
     of = "" if capacity is None else f" with {format_bytes(capacity)} each"
     devices = f"{facts['num_devices']:,} x {facts['device_kind']}{of}"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
@@ -30,6 +31,7 @@ from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrap
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
+from gda.compiled.unrolled import unrolled_in
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
@@ -77,6 +79,16 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     >>> rehearsal.traffic
     (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
+    return rehearsal_of(fun, args, kwargs)
+
+
+def rehearsal_of(
+    fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any], *, may_skip: bool = False
+) -> Rehearsal:
+    """Compile a call as ``gda.rehearse``; or not, if ``may_skip`` and its arguments do not fit.
+
+    Without compiling, the peak is unknown and ``argument_bytes`` is a lower bound of it.
+    """
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
     with without_hardware():
@@ -85,7 +97,8 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     mesh = _mesh_of((args, kwargs))
-    build = _compiled(lowered, mesh)
+    too_large = _too_large(stage, mesh, jax.tree.leaves((args, kwargs))) if may_skip else None
+    build = too_large or _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
     shardings = () if program is None else (program.input_shardings, program.output_shardings)
@@ -106,6 +119,8 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         "compile_seconds": seconds,
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
         "temporaries": build.facts.temporaries,
+        "unrolled": unrolled_in(stage.jaxpr) if isinstance(stage, Traced) else None,
+        "is_compiled": too_large is None,
     }
     if program is None:
         return _that_does_not_fit(build, mesh, device, about)
@@ -178,6 +193,30 @@ class _Facts(NamedTuple):
 # is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
 _thread = threading.local()
 _facts_of: dict[str, _Facts] = {}
+
+
+def _too_large(
+    stage: Traced | Lowered | Compiled, mesh: Mesh | None, given: Sequence[Any]
+) -> _Build | None:
+    """Return a build that failed, if the arguments that the program uses do not fit by themselves.
+
+    None if they do, or if it is unknown.
+    """
+    capacity = None if mesh is None else _capacity_bytes(mesh.devices.flat[0])
+    if capacity is None or not isinstance(stage, Traced):
+        return None
+    shardings = [getattr(leaf, "sharding", None) for leaf in given]
+    if any(getattr(each, "memory_kind", None) not in (None, "device") for each in shardings):
+        return None  # in the memory of the host
+    jaxpr = stage.jaxpr.jaxpr
+    _, are_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    arguments = _arguments(stage, None, iter(given), mesh)
+    nbytes = sum(each.nbytes for each, is_used in zip(arguments, are_used, strict=True) if is_used)
+    if nbytes <= capacity:
+        return None
+    sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
+    failure = f"not compiled: its arguments alone take {sizes} on a device"
+    return _Build(None, failure, "", _Facts())
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:

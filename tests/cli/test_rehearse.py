@@ -18,7 +18,7 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_processes, rehearsal_program
+from gda.cli import rehearsal_cache, rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import Report, Request, reports_of
 
 TRAIN = """
@@ -75,7 +75,7 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
         reports[:] = reports or reports_of(*args)
         return reports
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", once)
+    monkeypatch.setattr(rehearsal_cache, "reports_of", once)
     code, out, _ = run(*command)
     in_json = run(*command, "--json")
     expected = rehearsal_here(train, {"data": 2, "model": 2})
@@ -130,7 +130,9 @@ def test_two_files_side_by_side(run: Run, tmp_path: Path) -> None:
         assert said in err
 
 
-def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
+def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another process takes the place of the one that is killed.
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
     code, out, err = run("rehearse", f"{train}:fragile", *search)
     assert (code, err) == (0, "")
@@ -218,7 +220,8 @@ def report(peak: int, traffic: dict[str, tuple[int | None, int]], *, fits: bool 
         for axes, (nbytes, slow) in traffic.items()
     ]
     about = {"num_devices": 8, "device_kind": "TPU v5 lite", "capacity_bytes": 1 << 34}
-    return Report({**about, "fits": fits, "peak_bytes": peak, "traffic": sent})
+    found = {"fits": fits, "peak_bytes": peak, "traffic": sent, "is_compiled": True}
+    return Report(about | found)
 
 
 def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,10 +232,10 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
         8: report(1 << 22, {"b": (None, 0)}),
     }
 
-    def canned(requests: list[Request], _: Any) -> list[Report]:
+    def canned(requests: list[Request], *_: Any) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
@@ -248,6 +251,30 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     documents = json.loads(run(*command, "a=1,b=8", "--vary", "a=4,b=2;a=1,b=8", "--json")[1])
     assert [each["mesh"] for each in documents] == [{"a": 4, "b": 2}, {"a": 1, "b": 8}]
     assert run(*command, "a=1,b=8")[0] == 1
+
+
+def test_a_mesh_that_was_not_compiled(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = report(0, {}, fits=False)
+    assert skipped.rehearsal is not None
+    skipped.rehearsal.update(peak_bytes=None, argument_bytes=90 << 30, is_compiled=False)
+    reports = {1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped}
+
+    def canned(requests: list[Request], *_: Any) -> list[Report]:
+        return [reports[request.mesh["a"]] for request in requests]
+
+    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
+    search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
+    assert run("rehearse", f"{train}:rehearsal", *search)[1].splitlines()[2:] == [
+        "mesh     fits         peak   over b",
+        "a=1,b=4  yes       1.0 MiB  3.0 MiB",
+        "a=2,b=2  no    >= 90.0 GiB",
+        "a=4,b=1  no    >= 90.0 GiB",
+        "",
+        "not compiled because the arguments alone do not fit: 2 meshes; for details of one:",
+        "--mesh a=2,b=2 alone",
+    ]
 
 
 def test_the_memory_limit_of_a_container_counts(

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
-from gda.compiled import programs
+from gda.compiled import programs, rehearse
 from gda.compiled.rehearse import _arguments
 
 
@@ -429,6 +429,30 @@ def test_a_static_argument_is_no_array_of_a_program_that_does_not_fit(mesh: Mesh
     traced = jax.jit(lambda n, x: x + len(n), static_argnums=0).trace(range(4), x)
     (found,) = _arguments(traced, None, iter([range(4), x]), mesh)
     assert (found.name, found.nbytes) == ("x", 4)
+
+
+def test_arguments_that_do_not_fit_are_not_compiled(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, x = abstract((64, 32), mesh, "y"), abstract((16, 64), mesh, "x")
+    nbytes = 64 * 32 * 4 // 2
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: nbytes - 1)
+
+    def step(w: Any, x: Any) -> Any:
+        return w + 1
+
+    skipped = rehearse.rehearsal_of(step, (w, x), {}, may_skip=True)
+    assert (skipped.fits, skipped.is_compiled, skipped.peak_bytes) == (False, False, None)
+    assert (
+        skipped.message == "not compiled: its arguments alone take 4.0 KiB of 4.0 KiB on a device"
+    )
+    assert "does not fit" in repr(skipped)
+    assert gda.rehearse(step, w, x).is_compiled
+    # It uses x alone.
+    unused = rehearse.rehearsal_of(lambda w, x: x + 1, (w, x), {}, may_skip=True)
+    assert unused.is_compiled
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: nbytes)
+    assert rehearse.rehearsal_of(step, (w, x), {}, may_skip=True).is_compiled
 
 
 @pytest.mark.topology

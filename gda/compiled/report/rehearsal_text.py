@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
+_MANY_OPERATIONS = 1000  # fewer compile soon
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
     """Return the report on a rehearsal."""
     lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
     lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
-    if rehearsal.fits is False and rehearsal.message:
+    if rehearsal.fits is False:
         if rehearsal.temporaries:
             lines += [*_of_temporaries(rehearsal.temporaries), ""]
-        lines += [*_of_arguments(rehearsal.arguments), "", *rehearsal.message.splitlines(), ""]
+        lines += [*_of_arguments(rehearsal.arguments), ""]
+        lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
 
 
@@ -60,6 +62,12 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
         lines.append(
             f"computes at least {format_seconds(computes)}, communicates at least "
             f"{format_seconds(communicates)}, at the vendor's figures"
+        )
+    if rehearsal.unrolled is not None and rehearsal.unrolled.num_operations >= _MANY_OPERATIONS:
+        count, before, after = rehearsal.unrolled
+        lines.append(
+            f"{count} equal layers are unrolled: jax.lax.scan over stacked parameters would leave "
+            f"{after:,} of {before:,} operations, and compile sooner"
         )
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
