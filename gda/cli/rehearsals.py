@@ -200,13 +200,9 @@ def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> l
     with shown(progress, "rehearse", in_bytes=False) as show_progress:
         reports = make(requests, show_progress)
     if kept := [report for report in reports if report.kept_on]:
-        of = (
-            ""
-            if len(reports) == 1
-            else f"{len(kept)} of {counted(len(reports), 'mesh', 'meshes')} "
-        )
+        meshes = f"{len(kept)} of {counted(len(reports), 'mesh', 'meshes')}"
         since = min(report.kept_on for report in kept)
-        print(f"{of}from the cache of {since}; --no-cache compiles again", file=sys.stderr)
+        print(f"{meshes} from the cache of {since}; --no-cache compiles again", file=sys.stderr)
     return [*map(_Result, requests, reports)]
 
 

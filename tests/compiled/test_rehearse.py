@@ -289,7 +289,6 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
         "arguments       9.0 KiB",
         "outputs         8.0 KiB",
         "temporaries _",
-        "code                0 B",
         "peak _",
         "",
         "4.92e+04 floating-point operations per device in products",

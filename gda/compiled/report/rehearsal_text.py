@@ -93,7 +93,7 @@ def _memory(rehearsal: Rehearsal) -> list[str]:
         ("arguments", rehearsal.argument_bytes, ""),
         ("outputs", rehearsal.output_bytes, in_donated),
         ("temporaries", rehearsal.temporary_bytes, ""),
-        ("code", rehearsal.code_bytes, ""),
+        ("code", rehearsal.code_bytes or None, ""),  # compilers for CPUs and GPUs do not tell it
         ("peak", rehearsal.peak_bytes, of_capacity(rehearsal)),
     ]
     cells = [
