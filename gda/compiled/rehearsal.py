@@ -113,8 +113,8 @@ class Rehearsal:
       arguments: the arrays among the arguments that the program uses, the largest on a device
         first; for a program that does not fit, all arrays among them.
       temporaries: the largest arrays that the program holds while it runs; empty if the compiler
-        tells none. Each has ``dtype``, ``shape``, ``nbytes``, ``op_name``, ``source_file`` and
-        ``source_line``.
+        tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
+        ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
       unrolled: equal layers that are written out one after another, and what ``jax.lax.scan`` would
         save; None if that is less than half of the program, or if the function came lowered or
