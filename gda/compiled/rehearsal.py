@@ -16,7 +16,7 @@ from gda.compiled.report.documents import record_of
 from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import SpecEntry
+from gda.layout.spec import SpecEntry, axes_by_dimension, check_mesh_shape, check_spec
 from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 
@@ -193,7 +193,7 @@ class Rehearsal:
         ignored.
 
         Raises:
-          ValueError: the document has another form.
+          ValueError: the document has another form, or a spec does not fit the mesh.
 
         >>> import gda, jax, numpy as np
         >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
@@ -208,7 +208,12 @@ class Rehearsal:
         found = document.get("collectives")
         if found is not None:
             found = {"found": found, "mesh_shape": document.get("mesh_shape")}
-        return record_of(cls, {**document, "collectives": found})
+        rehearsal = record_of(cls, {**document, "collectives": found})
+        mesh_shape = check_mesh_shape(rehearsal.mesh_shape)
+        for each in rehearsal.arguments:
+            entries = check_spec(each.spec or (), each.shape, mesh_shape)
+            axes_by_dimension(entries, len(each.shape), mesh_shape)
+        return rehearsal
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:
