@@ -88,15 +88,18 @@ def _memory(rehearsal: Rehearsal) -> str:
     shown = markup.bar(parts, _COLOR_OF, longest, _WIDE, _HIGH)
     below = ""
     if capacity:
-        share = f"{100 * capacity / longest:.3g}%"
+        share = 100 * capacity / longest
         shown += (
-            f'<div style="position:absolute;left:{share};right:0;top:0;bottom:0;'
+            f'<div style="position:absolute;left:{share:.3g}%;right:0;top:0;bottom:0;'
             f'background:{_EXCESS}"></div>'
         )
+        # The words are on the side of the mark that has room for them.
+        side, part = ("right", share) if share > 50 else ("left", 100 - share)
         below = (
-            f'<div class="gda-text" style="width:{share};max-width:none;margin:0;'
-            "box-sizing:border-box;border-right:2px solid;padding-right:6px;text-align:right"
-            f'">a device has {format_bytes(capacity)}</div>'
+            f'<div class="gda-text" style="width:{part:.3g}%;max-width:none;margin:0;'
+            f"margin-left:{0 if side == 'right' else share:.3g}%;box-sizing:border-box;"
+            f'border-{side}:2px solid;padding:0 6px;text-align:{side}">'
+            f"a device has {format_bytes(capacity)}</div>"
         )
     sizes = {f"{name} {format_bytes(size)}": _COLOR_OF[name] for name, size in parts.items()}
     return "".join(
