@@ -39,8 +39,8 @@ def tests(session: nox.Session, jax: str) -> None:
 
 @nox.session(python="3.13")
 def topology(session: nox.Session) -> None:
-    """Run the tests that compile for TPUs; they need libtpu, and no TPU."""
-    session.install("-e", ".[test,rehearse]", "jax>=0.12.0", env=_FEW_PROCESSES)
+    """Run the tests that compile for TPUs and GPUs; they need the compilers, and no device."""
+    session.install("-e", ".[test,rehearse,rehearse-gpu]", "jax>=0.12.0", env=_FEW_PROCESSES)
     session.run("python", "-m", "pytest", "-n", "2", "-m", "topology", *session.posargs)
 
 

@@ -71,7 +71,7 @@ _MODULE_OF = {
     "Load": "gda.layout.reshard.plan",
     "Link": "gda.layout.reshard.plan",
     # Rehearse on devices that are not here.
-    "rehearsal_mesh": "gda.compiled.topologies",
+    "rehearsal_mesh": "gda.compiled.topologies.rehearsal_mesh",
     "abstract": "gda.compiled.abstract",
     "rehearse": "gda.compiled.rehearse",
     "assert_fits": "gda.compiled.rehearse",

@@ -65,7 +65,7 @@ from gda.layout.reshard.plan import Load as Load
 from gda.layout.reshard.plan import Link as Link
 
 # Rehearse on devices that are not here.
-from gda.compiled.topologies import rehearsal_mesh as rehearsal_mesh
+from gda.compiled.topologies.rehearsal_mesh import rehearsal_mesh as rehearsal_mesh
 from gda.compiled.abstract import abstract as abstract
 from gda.compiled.rehearse import rehearse as rehearse
 from gda.compiled.rehearse import assert_fits as assert_fits

@@ -1,9 +1,9 @@
 """Eight virtual CPU devices, default signal handlers, and the mesh of most tests."""
 
-import importlib.util
 import os
 import signal
 import sys
+from importlib.util import find_spec
 
 from costs import cache_folder
 
@@ -59,6 +59,12 @@ costs.begin()
 
 collect_ignore = ["testing/suites"]
 
+# The module of each compiler, and the extra that brings it.
+_COMPILERS = {
+    "tpu": ("libtpu", "rehearse"),
+    "gpu": ("jax_plugins.xla_cuda13", "rehearse-gpu"),
+}
+
 settings.register_profile(
     "gda",
     deadline=None,
@@ -80,8 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("topology") and importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs libtpu: pip install 'gda[rehearse]'")
+    marker = item.get_closest_marker("topology")
+    for kind in () if marker is None else marker.args or ("tpu",):
+        module, extra = _COMPILERS[kind]
+        if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
+            pytest.skip(f"needs {module}: pip install 'gda[{extra}]'")
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

@@ -66,9 +66,10 @@ def commands(page: str) -> Iterator[tuple[list[str], str | None]]:
 
 
 def runnable(page: str) -> Any:
-    """Return a page as a parameter, marked if its blocks compile for TPUs."""
-    needs_libtpu = any("gda.rehearsal_mesh(" in text for _, text, _ in blocks(page))
-    return pytest.param(page, marks=pytest.mark.topology if needs_libtpu else ())
+    """Return a page as a parameter, marked if its blocks compile for TPUs or GPUs."""
+    texts = [text for _, text, _ in blocks(page) if "gda.rehearsal_mesh(" in text]
+    needs = ["tpu"] * bool(texts) + ["gpu"] * any('("h100:' in text for text in texts)
+    return pytest.param(page, marks=pytest.mark.topology(*needs) if needs else ())
 
 
 @pytest.fixture

@@ -41,6 +41,7 @@ class Request(NamedTuple):
     function: str
     topology: str
     num_slices: int
+    target_config: str | None
     mesh: dict[str, int]
 
 

@@ -73,8 +73,13 @@ def _mesh(request: Request) -> Any:
     try:
         if count := num_cpus(request.topology):
             return _mesh_of_cpus(request, count)
-        return gda.rehearsal_mesh(request.topology, request.mesh, num_slices=request.num_slices)
-    except (ImportError, TypeError, ValueError, TimeoutError) as error:
+        return gda.rehearsal_mesh(
+            request.topology,
+            request.mesh,
+            num_slices=request.num_slices,
+            target_config=request.target_config,
+        )
+    except (ImportError, TypeError, ValueError, TimeoutError, OSError) as error:
         raise MistakesError(str(error)) from None
 
 

@@ -53,8 +53,10 @@ the function:
   as a module and not as __main__. With one mesh, the program prints to stderr.
 
 topologies:
-  v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU;
-  cpu:8 is 8 virtual devices of this machine, to try a file quickly.
+  v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU.
+  h100:4x8 is 4 hosts with 8 GPUs each and needs JAX's plugin for CUDA
+  (pip install 'gda[rehearse-gpu]') and no GPU; so do a100, a100-40, h100-pcie,
+  h200, b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
   Meshes that fit come first, those with the fewest bytes over slow links before
@@ -88,11 +90,12 @@ def add_rehearse(commands: Any) -> None:
         nargs="?",
         help="a function that returns the program",
     )
-    parser.add_argument(
-        "--topology", metavar="NAME", help="the devices, such as v5e:16x16 or cpu:8"
-    )
+    parser.add_argument("--topology", metavar="NAME", help="such as v5e:16x16, h100:4x8 or cpu:8")
     parser.add_argument("--mesh", metavar="MESH", help="a mesh over them, such as data=64,model=4")
     parser.add_argument("--num-slices", metavar="N", default="1", help="slices of this topology")
+    parser.add_argument(
+        "--target-config", metavar="FILE", help="describes a kind of GPU that gda does not know"
+    )
     several = parser.add_mutually_exclusive_group()
     several.add_argument("--vary", metavar="MESHES", help="more meshes, with ; between them")
     several.add_argument(
@@ -178,7 +181,7 @@ def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> l
     from gda.storage.progress import shown
 
     file, function = file_and_function(options.program or "", "train.py:rehearsal")
-    about = file, function, _topology(options), _num_slices(options)
+    about = file, function, _topology(options), _num_slices(options), options.target_config
     requests = [Request(*about, mesh) for mesh in meshes]
     progress = len(requests) > 1 and shows_progress()
     with shown(progress, "rehearse", in_bytes=False) as show_progress:

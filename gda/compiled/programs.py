@@ -64,13 +64,18 @@ def stage_of(
     return traced if isinstance(traced, Traced) else traced.traced  # nnx.jit has its own stages
 
 
-def compiled(stage: Traced | Lowered | Compiled) -> Compiled:
-    """Return the compiled program of a stage, with the lines of today's source."""
+def compiled(
+    stage: Traced | Lowered | Compiled, options: dict[str, str | bool] | None = None
+) -> Compiled:
+    """Return the compiled program of a stage, with the lines of today's source.
+
+    ``options`` are those of XLA; a stage that is compiled already does without them.
+    """
     if isinstance(stage, Compiled):
         return stage
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     with keys_with_lines():
-        return lowered.compile()
+        return lowered.compile(options)
 
 
 _lock = threading.Lock()

@@ -88,14 +88,15 @@ class Rehearsal:
       fits: the program fits into the memory of a device. None if the capacity is unknown, as on a
         CPU.
       capacity_bytes: the memory that programs have on a device of this kind; None if unknown.
-      peak_bytes: the most memory in use at a time, by the compiler for TPUs. On other devices it is
-        the sum of the parts below, less ``aliased_bytes``. For a program that does not fit it is
-        the memory that the compiler asks for, as exactly as it tells.
+      peak_bytes: the memory that the program takes: the sum of the parts below, less
+        ``aliased_bytes``. For a program that the compiler refuses it is the memory that it asks
+        for, as exactly as it tells.
       argument_bytes: bytes of the arguments that the program uses, in the layout of the device; for
         a program that does not fit, without the padding of that layout.
       output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for
         the address of each if there are several; None if the program does not fit.
-      temporary_bytes: bytes of everything that the program holds meanwhile; None in the same case.
+      temporary_bytes: bytes of the memory for everything that the program holds meanwhile, in
+        which arrays that are not needed at the same time share a place; None in the same case.
       aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
         same case.
       code_bytes: bytes of the program itself; None in the same case.
@@ -110,9 +111,9 @@ class Rehearsal:
         not fit.
       arguments: the arrays among the arguments that the program uses, the largest on a device
         first; for a program that does not fit, all arrays among them.
-      temporaries: the largest arrays that a program that does not fit holds while it runs; empty if
-        the compiler tells none, and for a program that fits. Each has ``dtype``, ``shape``,
-        ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
+      temporaries: the largest arrays that the program holds while it runs; empty if the compiler
+        tells none. Each has ``dtype``, ``shape``, ``nbytes``, ``op_name``, ``source_file`` and
+        ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
 
     >>> import gda, numpy as np

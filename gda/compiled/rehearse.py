@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
+import os
 import re
+import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -21,9 +25,11 @@ from jax.tree_util import keystr
 from gda.compiled.collectives import collectives_in, temporaries_in, text_of
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives
+from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
-from gda.compiled.topologies import without_hardware
+from gda.compiled.topologies.gpus import gpu_capacity_of
+from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
@@ -73,22 +79,14 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     """
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
-    failure = program = None
     with without_hardware():
         jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
     stage = stage_of(fun, args, kwargs)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     mesh = _mesh_of((args, kwargs))
-    try:
-        program = compiled(lowered)
-    except JaxRuntimeError as error:
-        failure = str(error)
-        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
-            raise
-        if mesh is None:
-            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
-            raise
+    build = _compiled(lowered, mesh)
+    program = build.program
     seconds = time.perf_counter() - begun
     shardings = () if program is None else (program.input_shardings, program.output_shardings)
     mesh = mesh or _mesh_of(shardings)
@@ -107,10 +105,11 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         "flops": None if flops is None else flops / num_devices,
         "compile_seconds": seconds,
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
+        "temporaries": build.facts.temporaries,
     }
     if program is None:
-        return _that_does_not_fit(failure or "", lowered, mesh, device, about)
-    return _that_compiles(program, mesh, device, about)
+        return _that_does_not_fit(build, mesh, device, about)
+    return _that_compiles(program, build, mesh, device, about)
 
 
 @set_module("gda")
@@ -149,17 +148,99 @@ def _words(nbytes: int | None) -> str:
     return "too much memory" if nbytes is None else format_bytes(nbytes)
 
 
+# Compiling.
+
+
+class _Build(NamedTuple):
+    """A compilation, with the facts that XLA writes to files.
+
+    Attributes:
+      program: None if it does not fit.
+      failure: the message of the compiler in this case.
+      text: the optimised program; empty if XLA does not write it.
+      facts: those of the files.
+    """
+
+    program: Compiled | None
+    failure: str
+    text: str
+    facts: _Facts
+
+
+class _Facts(NamedTuple):
+    """The memory for arguments, outputs and temporaries, if XLA tells; the largest temporaries."""
+
+    allocated_bytes: int | None = None
+    temporaries: tuple[Temporary, ...] = ()
+
+
+# JAX does not compile again the program that it has, for the same options: the folder for the files
+# is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
+_thread = threading.local()
+_facts_of: dict[str, _Facts] = {}
+
+
+def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
+    if not hasattr(_thread, "folder"):
+        _thread.folder = tempfile.TemporaryDirectory(prefix="gda-")
+    folder = Path(_thread.folder.name) / "xla"
+    options: dict[str, str | bool] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+    if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+        options = {}  # the user wants the files
+    failure, program = "", None
+    try:
+        program = compiled(lowered, options)
+    except JaxRuntimeError as error:
+        failure = str(error)
+        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
+            raise
+        if mesh is None:
+            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+            raise
+    finally:
+        report, assignment, text = _written_to(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    if program is not None:
+        text = program.as_text() or ""
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if not report:
+        return _Build(program, failure, text, _facts_of.get(key, _Facts()))
+    total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
+    temporaries = temporaries_in(assignment, text) if assignment and text else ()
+    facts = _Facts(None if total is None else int(total[1]), temporaries)
+    if text:
+        _facts_of[key] = facts
+    return _Build(program, failure, text, facts)
+
+
+def _written_to(folder: Path) -> list[str]:
+    """Return the report on memory, the buffers, and the program; empty for those that XLA omits."""
+    texts = []
+    for end in ("-memory-usage-report", "-buffer-assignment", ""):
+        paths = folder.glob(f"*after_optimizations{end}.txt")
+        texts.append(next((path.read_text() for path in paths), ""))
+    return texts
+
+
 # The two answers.
 
 
 def _that_compiles(
-    program: Compiled, mesh: Mesh | None, device: Any, about: dict[str, Any]
+    program: Compiled, build: _Build, mesh: Mesh | None, device: Any, about: dict[str, Any]
 ) -> Rehearsal:
     memory: Any = program.memory_analysis()
     found = Collectives((), about["mesh_shape"])
     if mesh is not None and mesh.size > 1:
-        found = collectives_in(text_of(program), mesh)
-    peak, capacity = _peak_bytes(memory, device), _capacity_bytes(device)
+        found = collectives_in(build.text or text_of(program), mesh)
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    temporary = memory.temp_size_in_bytes
+    if device.platform == "tpu":
+        # The temporaries of libtpu are more than all that it allocates, and its peak has the memory
+        # on the chip too. JAX 0.12 tells what the report does.
+        told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
+        temporary = (build.facts.allocated_bytes or told) - held
+    peak = held + temporary + memory.generated_code_size_in_bytes
+    capacity = _capacity_bytes(device)
     return Rehearsal(
         **about,
         fits=None if capacity is None else peak <= capacity,
@@ -167,7 +248,7 @@ def _that_compiles(
         peak_bytes=peak,
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
-        temporary_bytes=memory.temp_size_in_bytes,
+        temporary_bytes=temporary,
         aliased_bytes=memory.alias_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
         collectives=found,
@@ -176,20 +257,17 @@ def _that_compiles(
 
 
 def _that_does_not_fit(
-    failure: str, lowered: Any, mesh: Mesh | None, device: Any, about: dict[str, Any]
+    build: _Build, mesh: Mesh | None, device: Any, about: dict[str, Any]
 ) -> Rehearsal:
-    told = _NEEDED.search(failure)
+    told = _NEEDED.search(build.failure)
     sizes = [] if told is None else [told.group(1, 2), told.group(3, 4)]
     needed, available = [int(float(n) * _UNITS[unit]) for n, unit in sizes] or (None, None)
-    report, assignment, text = _written(lowered)
-    if exact := re.search(r"^Total bytes: (\d+)", report, re.MULTILINE):
-        needed = int(exact[1])
-    found = collectives_in(text, mesh) if text else None
+    found = collectives_in(build.text, mesh) if build.text else None
     return Rehearsal(
         **about,
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
-        peak_bytes=needed,
+        peak_bytes=build.facts.allocated_bytes or needed,
         argument_bytes=sum(each.nbytes for each in about["arguments"]),
         output_bytes=None,
         temporary_bytes=None,
@@ -197,42 +275,18 @@ def _that_does_not_fit(
         code_bytes=None,
         collectives=found,
         traffic=() if found is None else traffic_of(found, *_links(mesh)),
-        temporaries=temporaries_in(assignment, text) if assignment and text else (),
-        message=failure.strip(),
+        message=build.failure.strip(),
     )
 
 
-def _written(lowered: Any) -> list[str]:
-    """Return the texts that XLA writes of a program, fitting or not; empty for those it omits.
-
-    The program is compiled again for this, which ends as early as the first time.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.suppress(JaxRuntimeError):
-            lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        texts = []
-        for end in ("-memory-usage-report", "-buffer-assignment", ""):
-            paths = Path(folder).glob(f"*.after_optimizations{end}.txt")
-            texts.append(next((path.read_text() for path in paths), ""))
-        return texts
-
-
-def _peak_bytes(memory: Any, device: Any) -> int:
-    # Compilers for other devices leave temporaries out of their peak.
-    if device.platform == "tpu" and memory.peak_memory_in_bytes:
-        return memory.peak_memory_in_bytes
-    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return held + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
-
-
 def _capacity_bytes(device: Any) -> int | None:
-    """Return the memory of a device: its own limit if it is here, else that of its kind."""
+    """Return the memory of a device: its own limit if it is here, else as it was described."""
     try:
         limit = (device.memory_stats() or {}).get("bytes_limit")
     except JaxRuntimeError:  # it is not here
         limit = None
     kind = kind_of_device(device.device_kind)
-    return limit or (None if kind is None else kind.capacity_bytes)
+    return limit or gpu_capacity_of(device) or (None if kind is None else kind.capacity_bytes)
 
 
 def _mesh_of(tree: Any) -> Mesh | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,14 +15,28 @@ def has_tpu() -> bool:
     return any(_DEVICES.glob("accel*")) or any(_DEVICES.glob("vfio/[0-9]*"))
 
 
-def has_only_libtpu() -> bool:
-    """Return True if libtpu is installed, but no TPU, and no plugin of JAX for anything else.
+def has_gpu() -> bool:
+    """Return True if this machine has a GPU of NVIDIA."""
+    return any(_DEVICES.glob("nvidia[0-9]*")) or (_DEVICES / "dxg").exists()
 
-    JAX then finds the CPU only, after it has started libtpu, which waits and prints errors.
+
+def has_only_compilers() -> bool:
+    """Return True if JAX has compilers for TPUs or GPUs here, and no accelerator.
+
+    JAX then finds the CPU only, after libtpu has waited and printed errors, and the plugin for CUDA
+    a traceback. Any other plugin of JAX may have a device of its own.
     """
+    names = _plugins()
     return (
-        find_spec("libtpu") is not None
+        (find_spec("libtpu") is not None or bool(names))
+        and all(name.startswith("xla_cuda") for name in names)
         and not has_tpu()
-        and find_spec("jax_plugins") is None
-        and not entry_points(group="jax_plugins")
+        and not has_gpu()
     )
+
+
+def _plugins() -> list[str]:
+    """Return the names of JAX's plugins, of both kinds."""
+    folder = find_spec("jax_plugins")
+    modules = [] if folder is None else pkgutil.iter_modules(folder.submodule_search_locations)
+    return [each.name for each in (*modules, *entry_points(group="jax_plugins"))]

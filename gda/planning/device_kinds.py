@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gda.layout.text import counted, did_you_mean, nearest
+from gda.planning.notation.mistakes import MistakesError
 
 _GIB = 2**30
-_GB = 10**9
 _MOST_DEVICES = 100_000
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """The facts about a GPU that its compiler needs beside the size of its memory.
+
+    Attributes:
+      cores: its streaming multiprocessors.
+      fpus_per_core, clock_ghz: units for float32 of each, and their greatest clock.
+      memory_bandwidth: bytes per second.
+      cache_bytes: of the level-2 cache.
+      shared_bytes_per_core, shared_bytes_per_block: shared memory; per block the most that a kernel
+        may ask for.
+      compute_capability: the major number; the minor one is 0.
+    """
+
+    cores: int
+    fpus_per_core: int
+    clock_ghz: float
+    memory_bandwidth: int
+    cache_bytes: int
+    shared_bytes_per_core: int
+    shared_bytes_per_block: int
+    compute_capability: int
 
 
 @dataclass(frozen=True)
@@ -19,18 +44,40 @@ class DeviceKind:
     """A kind of accelerator.
 
     Attributes:
-      name: as in names of TPU topologies: ``v5e``; for GPUs such as ``h100``.
+      name: as in names of topologies: ``v5e``, ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
-      capacity_bytes: the memory that programs have on one JAX device.
+      memory_bytes: the memory of one JAX device, without a part that is reserved on TPUs.
       note: a limit that the figure does not contain, in words.
       devices_per_chip: the JAX devices of one chip.
+      gpu: more facts about a GPU; None for a TPU.
     """
 
     name: str
     device_kinds: tuple[str, ...]
-    capacity_bytes: int
+    memory_bytes: int
     note: str = ""
     devices_per_chip: int = 1
+    gpu: GpuFacts | None = None
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The memory that programs have on one JAX device."""
+        return self.memory_bytes if self.gpu is None else gpu_capacity(self.memory_bytes)
+
+
+def gpu_capacity(memory_bytes: int) -> int:
+    """Return the part of the memory of a GPU that JAX takes: by default 75 %.
+
+    The environment sets another part, here as on the GPU.
+    """
+    names = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+    given = next((os.environ[name] for name in names if os.environ.get(name)), "0.75")
+    try:
+        return int(memory_bytes * float(given))
+    except ValueError:
+        raise MistakesError(
+            f"XLA_CLIENT_MEM_FRACTION must be a number such as 0.9, not {given!r:.80}"
+        ) from None
 
 
 def _tpu(
@@ -40,16 +87,30 @@ def _tpu(
     return DeviceKind(name, device_kinds, int(available * _GIB), note, per_chip)
 
 
-def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int) -> DeviceKind:
-    note = "by default JAX takes 75 % of the memory of a GPU; XLA_CLIENT_MEM_FRACTION sets this"
-    return DeviceKind(name, device_kinds, gigabytes * _GB, note)
+def _gpu(
+    name: str, device_kinds: tuple[str, ...], memory_bytes: int, facts: GpuFacts
+) -> DeviceKind:
+    note = "JAX takes this part of the memory; XLA_CLIENT_MEM_FRACTION sets it, by default 0.75"
+    return DeviceKind(name, device_kinds, memory_bytes, note, gpu=facts)
+
+
+def _ampere(memory_bandwidth: int) -> GpuFacts:
+    return GpuFacts(108, 64, 1.41, memory_bandwidth, 40 * 2**20, 167_936, 166_912, 8)
+
+
+def _hopper(cores: int, clock_ghz: float, memory_bandwidth: int) -> GpuFacts:
+    return GpuFacts(cores, 128, clock_ghz, memory_bandwidth, 50 * 2**20, 233_472, 232_448, 9)
+
+
+def _blackwell(cores: int, clock_ghz: float, memory_bandwidth: int, cache_bytes: int) -> GpuFacts:
+    return GpuFacts(cores, 128, clock_ghz, memory_bandwidth, cache_bytes, 233_472, 232_448, 10)
 
 
 # TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for a program that
 # does not fit. It is less than the vendor's figure for a chip (cloud.google.com/tpu/docs), because
 # a part is reserved. With the topology v4:2x2x1, that compiler has two devices per chip of
-# 15.25 GiB each; JAX on a v4 has one, as with the option chip_config_name="megacore". GPUs: the GB
-# on nvidia.com/en-us/data-center.
+# 15.25 GiB each; JAX on a v4 has one, as with the option chip_config_name="megacore". GPUs: as the
+# CUDA driver reports them; XLA's repository has these figures, in xla/backends/gpu/target_config.
 KINDS = (
     _tpu("v2", ("TPU v2",), 7.48, per_chip=2),
     _tpu("v3", ("TPU v3",), 15.48, per_chip=2),
@@ -58,11 +119,35 @@ KINDS = (
     _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73),
     _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24),
     _tpu("tpu7x", ("TPU7x",), 94.74, per_chip=2),
-    _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40),
-    _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80),
-    _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80),
-    _gpu("h200", ("NVIDIA H200",), 141),
-    _gpu("b200", ("NVIDIA B200",), 180),
+    _gpu(
+        "a100-40",
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+        42_331_013_120,
+        _ampere(1_555_200_000_000),
+    ),
+    _gpu(
+        "a100",
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+        85_100_068_864,
+        _ampere(2_039_040_000_000),
+    ),
+    _gpu("h100", ("NVIDIA H100 80GB HBM3",), 84_942_979_072, _hopper(132, 1.98, 3_352_320_000_000)),
+    _gpu(
+        "h100-pcie", ("NVIDIA H100 PCIe",), 84_942_979_072, _hopper(114, 1.755, 2_039_040_000_000)
+    ),
+    _gpu("h200", ("NVIDIA H200",), 151_397_597_184, _hopper(132, 1.98, 4_800_000_000_000)),
+    _gpu(
+        "b200",
+        ("NVIDIA B200",),
+        191_514_411_008,
+        _blackwell(148, 1.965, 7_672_320_000_000, 132_644_864),
+    ),
+    _gpu(
+        "gb200",
+        ("NVIDIA GB200",),
+        197_897_748_480,
+        _blackwell(152, 2.062, 7_928_064_000_000, 135_528_448),
+    ),
 )
 
 

@@ -25,8 +25,8 @@ Processes are kept for the next test of the same size.
 ``gda.Layouts.check`` instead of comparing with them, in this process, the workers of xdist and the
 processes of tests.
 
-If libtpu is installed, and neither a TPU nor another plugin of JAX, tests run with
-``JAX_PLATFORMS=cpu``, unless it is set. JAX has the CPU only there, and finds it without libtpu.
+If compilers for TPUs or GPUs are installed, without any such device or another plugin of JAX, tests
+run with ``JAX_PLATFORMS=cpu``, unless it is set. JAX has the CPU only there, and finds it faster.
 
 Every pytest run with gda installed imports this module, so it has no slow imports.
 """
@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gda.launch.accelerators import has_only_libtpu
+from gda.launch.accelerators import has_only_compilers
 from gda.testing import marker
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     # Before a conftest imports JAX, which reads the variable then.
-    if "JAX_PLATFORMS" not in os.environ and has_only_libtpu():
+    if "JAX_PLATFORMS" not in os.environ and has_only_compilers():
         patch = pytest.MonkeyPatch()
         patch.setenv("JAX_PLATFORMS", "cpu")
         early_config.add_cleanup(patch.undo)

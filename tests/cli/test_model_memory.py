@@ -83,8 +83,8 @@ def test_the_specs_of_a_few_parameters_are_suggested_before_a_larger_mesh(
 
 def test_no_suggestion_is_found(run: Run, write: Callable[..., Path]) -> None:
     document = {"mesh": {"x": 2}, "parameters": {"w": {"shape": [3**24], "dtype": "f32"}}}
-    assert memory_of(document, "a100-40gb")["suggestion"] is None
-    _, out, _ = run("plan", "--tree", write(document), "--device", "a100-40gb")
+    assert memory_of(document, "a100-40")["suggestion"] is None
+    _, out, _ = run("plan", "--tree", write(document), "--device", "a100-40")
     assert "suggestion    none found with one axis of the mesh larger\n" in out
     assert "note          by default JAX takes 75 % of the memory of a GPU;\n" in out
 

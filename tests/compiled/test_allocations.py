@@ -1,4 +1,4 @@
-"""The temporaries of a program that does not fit, from the files that XLA writes."""
+"""The temporaries of a program, from the files that XLA writes."""
 
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 
@@ -13,7 +13,7 @@ ENTRY %main () -> f32[] {
 ASSIGNMENT = """BufferAssignment:
 allocation 0: size 4096, page 0, parameter 0, shape |f32[1024]| at ShapeIndex {}:
  value: <0 p @0> (size=4096,offset=0): f32[1024]{0:T(1024)}
-allocation 1: size 1600, page 0, preallocated-temp:
+allocation 1: size 1600, preallocated-temp:
  value: <1 loop{0} (phi) @0> (size=1024,offset=0): bf16[8,64]{1,0}
  value: <2 scores @0> (size=1024,offset=0): bf16[8,64]{1,0}
  value: <3 masked{} @0> (size=512,offset=512): bf16[8,64]{1,0}

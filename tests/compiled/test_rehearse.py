@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
+from gda.compiled import programs
 from gda.compiled.rehearse import _arguments
 
 
@@ -174,6 +175,28 @@ def test_links_between_hosts_are_slow() -> None:
     assert within.traffic == ((("y",), 1, 512, 0, None),)
 
 
+def test_a_program_is_compiled_once_in_a_session(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["gda.compiled.rehearse"]
+    executables = []
+
+    def compiled(*args: Any) -> Any:
+        program = programs.compiled(*args)
+        executables.append(program.runtime_executable())
+        return program
+
+    monkeypatch.setattr(module, "compiled", compiled)
+    step = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0).sum())
+    x = abstract((64, 32), auto_mesh, "x")
+    first, again = gda.rehearse(step, x), gda.rehearse(step, x)
+    assert executables[0] is executables[1]
+    assert first.temporaries[0].source_file == __file__
+    assert again.temporaries == first.temporaries
+    other = gda.rehearse(jax.jit(lambda x: jnp.sort(x, axis=0)), x)
+    assert other.temporaries != first.temporaries
+
+
 # Compilers without enough memory.
 
 
@@ -192,7 +215,7 @@ def test_the_words_of_a_compiler_are_read(
     auto_mesh: Mesh,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory on {words}")
 
     monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
@@ -213,7 +236,7 @@ def test_the_words_of_a_compiler_are_read(
 def test_other_failures_of_a_compiler_are_raised(
     auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the disk is full")
 
     monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)

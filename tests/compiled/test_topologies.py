@@ -1,4 +1,4 @@
-"""Meshes of TPUs that are not here. Most tests need libtpu, which describes them."""
+"""Meshes of TPUs and GPUs that are not here. Most tests need the compilers, which describe them."""
 
 import importlib.util
 import os
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.compiled import topologies
+from gda.compiled.topologies import gpus, tpus
+from gda.planning.device_kinds import KINDS, DeviceKind, kind_named
 
 # In one process JAX runs on its CPU first.
 PROGRAM = """
@@ -33,8 +35,18 @@ assert dict(os.environ) == before
 print(mesh.devices.flat[0].device_kind, traffic.axes, jax.devices()[0].platform)
 """
 
+# XLA would print that it tried to compute values again, and that the memory is too small.
+PROGRAM_THAT_IS_TOO_LARGE = """
+import jax, jax.numpy as jnp, numpy as np, gda
+from jax.sharding import PartitionSpec as P
+mesh = gda.rehearsal_mesh('a100-40:2', {'x': 2})
+x = gda.abstract(jax.ShapeDtypeStruct((2**17, 2**17), np.float32), mesh, P('x'))
+fits = gda.rehearse(lambda x: jnp.sort(x @ x.T, axis=0), x).fits
+print(fits, jax.devices()[0].platform)
+"""
 
-# Bad inputs, which are found before libtpu is loaded.
+
+# Bad inputs, which are found before a compiler is loaded.
 
 
 @pytest.mark.parametrize(
@@ -46,6 +58,10 @@ print(mesh.devices.flat[0].device_kind, traffic.axes, jax.devices()[0].platform)
         ("v5e:0x4", "not 'v5e:0x4'"),
         ("v5e:4x4x4x4", "not 'v5e:4x4x4x4'"),
         ("V5E:4x4", "not 'V5E:4x4'"),
+        ("h100", "or a kind with its hosts and the GPUs of each, such as 'h100:4x8' or 'h100:8'"),
+        ("h100:2x2x8", "not 'h100:2x2x8'"),
+        ("h100:0x8", "not 'h100:0x8'"),
+        ("h300:8", "no kind of device has the name 'h300'; did you mean h200 or h100? known are"),
         ("v5e:4x4\n", r"not 'v5e:4x4\n'"),
         ("v5e:32x32", "a slice of v5e has at most 16x16 chips, so there is no v5e:32x32; for more"),
     ],
@@ -80,6 +96,35 @@ def test_arguments_of_another_kind(
         gda.rehearsal_mesh(topology, shape, num_slices=slices[0] if slices else 1)
 
 
+def test_gpus_have_no_slices() -> None:
+    with pytest.raises(ValueError, match=re.escape("omit num_slices, and write h100:HOSTSxGPUS")):
+        gda.rehearsal_mesh("h100:8", {"x": 16}, num_slices=2)
+
+
+def test_a_target_config_that_is_none() -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"no file 'nowhere.txt'; target_config is the text"
+    ):
+        gda.rehearsal_mesh("l40:8", {"x": 8}, target_config="nowhere.txt")
+    with pytest.raises(TypeError, match="target_config must be the text of a GpuTargetConfigProto"):
+        gda.rehearsal_mesh("l40:8", {"x": 8}, target_config=3)
+
+
+def test_without_the_plugin_for_cuda_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpus, "_has_plugin", lambda: False)
+    monkeypatch.setattr(gpus, "_OLDEST", (0, 8))
+    with pytest.raises(ImportError, match=r"plugin for CUDA.*pip install 'gda\[rehearse-gpu\]'"):
+        gda.rehearsal_mesh("h100:64x8", {"x": 512})
+
+
+def test_a_version_of_jax_that_needs_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_OLDEST", (99, 0))
+    with pytest.raises(ImportError, match=r"rehearsals for GPUs need JAX 0.9 or later; the comp"):
+        gda.rehearsal_mesh("h100:64x8", {"x": 512})
+
+
 def test_without_libtpu_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
@@ -90,8 +135,8 @@ def test_without_libtpu_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
 
 def test_a_description_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
-    monkeypatch.setattr(topologies, "_description", lambda *_, **__: time.sleep(3600))
-    monkeypatch.setattr(topologies, "_SECONDS", 0.1)
+    monkeypatch.setattr(tpus, "_description", lambda *_, **__: time.sleep(3600))
+    monkeypatch.setattr(tpus, "_SECONDS", 0.1)
     before = dict(os.environ)
     with pytest.raises(TimeoutError, match=r"libtpu did not describe the topology within 0\.1 s"):
         gda.rehearsal_mesh("v5e:8x4", {"x": 32})
@@ -103,7 +148,7 @@ def test_other_errors_of_libtpu_are_passed_on(monkeypatch: pytest.MonkeyPatch) -
         raise jax.errors.JaxRuntimeError("ABORTED: it is in use")
 
     monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
-    monkeypatch.setattr(topologies, "_description", fail)
+    monkeypatch.setattr(tpus, "_description", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="ABORTED: it is in use"):
         gda.rehearsal_mesh("v5e:8x4", {"x": 32})
 
@@ -178,7 +223,6 @@ def test_the_first_axes_go_over_the_slices() -> None:
     ("topology", "message"),
     [
         ("v7:2x2", "libtpu has no topology v7:2x2: Invalid TPU external name"),
-        ("h100:8x1", "libtpu has no topology h100:8x1"),
         ("v5e:3x5", "libtpu has no topology v5e:3x5"),
     ],
 )
@@ -223,3 +267,63 @@ def test_it_works_after_jax_has_run_on_a_cpu() -> None:
     )
     assert (ran.returncode, ran.stdout) == (0, "TPU v5 lite ('x',) cpu\n"), ran.stderr
     assert ran.stderr == ""
+
+
+# With JAX's plugin for CUDA.
+
+
+def product(mesh: jax.sharding.Mesh) -> gda.Rehearsal:
+    """A rehearsal with a collective over each axis: the first of them over the hosts."""
+    x = gda.abstract(jax.ShapeDtypeStruct((512, 512), np.float32), mesh, P(*mesh.axis_names))
+    return gda.rehearse(lambda x: x @ x.T, x)
+
+
+@pytest.mark.topology("gpu")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.gpu], ids=lambda kind: kind.name)
+def test_each_kind_of_gpu_compiles(kind: DeviceKind) -> None:
+    mesh = gda.rehearsal_mesh(f"{kind.name}:2x4", {"data": 2, "model": 4})
+    rehearsal = product(mesh)
+    assert rehearsal.device_kind == kind.device_kinds[0]
+    assert rehearsal.capacity_bytes == int(0.75 * kind.memory_bytes)
+    assert rehearsal.argument_bytes == 512 * 512 * 4 // 8
+    # XLA may gather or reduce; hosts are slow, and GPUs of one host are not.
+    slow = {each.axes: each.nbytes_slow == each.nbytes for each in rehearsal.traffic}
+    assert slow == {("data",): True, ("model",): False}
+
+
+@pytest.mark.topology("gpu")
+def test_gpus_come_host_by_host() -> None:
+    mesh = gda.rehearsal_mesh("h100:4x8", {"data": 8, "model": 4})
+    hosts = np.array([device.process_index for device in mesh.devices.flat]).reshape(4, 8)
+    assert (hosts == np.arange(4)[:, None]).all()
+    again = gda.rehearsal_mesh("h100:4x8", {"x": 32})
+    assert [*again.devices.flat] == [*mesh.devices.flat]
+    assert gda.rehearsal_mesh("h100:8", {"x": 8}).devices[7].process_index == 0
+    with pytest.raises(ValueError, match="has 16 devices, but h100:4x8 has 32; choose sizes"):
+        gda.rehearsal_mesh("h100:4x8", {"x": 16})
+
+
+@pytest.mark.topology("gpu")
+def test_a_target_config_describes_any_other_kind(tmp_path: Path) -> None:
+    text = gpus._described(kind_named("h100")).replace("NVIDIA H100 80GB HBM3", "NVIDIA H100 96GB")
+    text = text.replace("84942979072", "100000000000")
+    (tmp_path / "h100-96.txtpb").write_text(text)
+    for given in (text, tmp_path / "h100-96.txtpb"):
+        rehearsal = product(gda.rehearsal_mesh("h100-96:4", {"x": 2, "y": 2}, target_config=given))
+        assert rehearsal.device_kind == "NVIDIA H100 96GB"
+        assert rehearsal.capacity_bytes == 75_000_000_000
+    with pytest.raises(ValueError, match="no GpuTargetConfigProto that JAX .* can read"):
+        gda.rehearsal_mesh("h100-96:4", {"x": 4}, target_config="gpu_device_info { cores: 3 }")
+
+
+@pytest.mark.topology("gpu")
+def test_a_gpu_compiler_says_nothing_of_its_own() -> None:
+    environment = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "XLA_FLAGS")}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM_THAT_IS_TOO_LARGE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False cpu\n", "")

@@ -15,11 +15,14 @@ from gda.launch import accelerators
         ("accel0", {"libtpu"}, (), False),
         ("vfio/0", {"libtpu"}, (), False),
         ("vfio/vfio", {"libtpu"}, (), True),
-        (None, {"libtpu", "jax_plugins"}, (), False),
-        (None, {"libtpu"}, ("a plugin",), False),
+        (None, {"libtpu"}, ("xla_cuda13",), True),
+        (None, (), ("xla_cuda13",), True),
+        ("nvidia0", {"libtpu"}, ("xla_cuda13",), False),
+        ("dxg", (), ("xla_cuda13",), False),
+        (None, {"libtpu"}, ("xla_cuda13", "another"), False),
     ],
 )
-def test_only_libtpu_where_nothing_else_is(
+def test_only_compilers_are_here(
     device: str | None,
     packages: set[str],
     plugins: tuple[str, ...],
@@ -32,5 +35,5 @@ def test_only_libtpu_where_nothing_else_is(
         (tmp_path / device).touch()
     monkeypatch.setattr(accelerators, "_DEVICES", tmp_path)
     monkeypatch.setattr(accelerators, "find_spec", lambda name: name if name in packages else None)
-    monkeypatch.setattr(accelerators, "entry_points", lambda group: plugins)
-    assert accelerators.has_only_libtpu() is expected
+    monkeypatch.setattr(accelerators, "_plugins", lambda: plugins)
+    assert accelerators.has_only_compilers() is expected

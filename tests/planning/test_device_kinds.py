@@ -23,6 +23,23 @@ def test_names_and_words_of_jax_are_unique() -> None:
     assert all(kind.name == kind.name.lower() for kind in KINDS)
 
 
+def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    kind = kind_named("h100")
+    assert kind.capacity_bytes == kind.memory_bytes * 3 // 4
+    for name, given in (
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5"),
+        ("XLA_CLIENT_MEM_FRACTION", ".25"),
+    ):
+        monkeypatch.setenv(name, given)
+        assert kind.capacity_bytes == int(kind.memory_bytes * float(given))
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "most")
+    with pytest.raises(ValueError, match=r"must be a number such as 0\.9, not 'most'"):
+        _ = kind.capacity_bytes
+    assert kind_named("v5e").capacity_bytes == int(15.75 * 2**30)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -1,4 +1,4 @@
-"""The largest temporaries of a program that does not fit, from the files that XLA writes for it."""
+"""The largest temporaries of a program, from the files that XLA writes for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
 _MOST = 10  # temporaries that are named
-_ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
+_ALLOCATION = re.compile(
+    r"allocation \d+: size \d+, (color \d+, )?(?:page \d+, )?preallocated-temp"
+)
 _VALUE = re.compile(
     r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
 )

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
 _DONATED, _OTHER = "arguments, donated", "arguments, not donated"
-_OUTPUTS, _TEMPORARIES, _CODE = "outputs", "temporaries at the peak", "code"
-_BOTH, _REST = "outputs and temporaries", "not told apart by the compiler"
+_OUTPUTS, _TEMPORARIES, _BOTH, _CODE = "outputs", "temporaries", "outputs and temporaries", "code"
 _COLOR_OF = {
     _DONATED: _BLUE,
     _OTHER: _LIGHT_BLUE,
@@ -27,7 +26,6 @@ _COLOR_OF = {
     _TEMPORARIES: _ORANGE,
     _BOTH: _ORANGE,
     _CODE: _YELLOW,
-    _REST: markup.GREY,
 }
 _LINKS = {"fast links": _BLUE, "slow links": _ORANGE}
 _ANSWERS = {
@@ -114,26 +112,16 @@ def _memory(rehearsal: Rehearsal) -> str:
 
 
 def _parts(rehearsal: Rehearsal) -> dict[str, int]:
-    """Return the bytes at the peak by their kind.
-
-    Arguments and code are there all the time. Of results and temporaries, the compiler tells their
-    bytes and not which of them are there at the peak.
-    """
+    """Return the bytes of the peak by their kind."""
     donated = sum(each.nbytes for each in rehearsal.arguments if each.is_donated)
-    parts = {
-        _DONATED: min(donated, rehearsal.argument_bytes),
-        _OTHER: max(rehearsal.argument_bytes - donated, 0),
-        _CODE: rehearsal.code_bytes or 0,
-    }
-    rest = max((rehearsal.peak_bytes or 0) - sum(parts.values()), 0)
-    outputs, temporaries = rehearsal.output_bytes, rehearsal.temporary_bytes
-    if outputs is None or temporaries is None:
-        parts[_BOTH] = rest
+    parts = {_DONATED: donated, _OTHER: max(rehearsal.argument_bytes - donated, 0)}
+    if rehearsal.output_bytes is None:  # a program that does not fit
+        parts[_BOTH] = max((rehearsal.peak_bytes or 0) - rehearsal.argument_bytes, 0)
     else:
-        parts[_OUTPUTS] = min(outputs - (rehearsal.aliased_bytes or 0), rest)
-        parts[_TEMPORARIES] = min(temporaries, rest - parts[_OUTPUTS])
-        parts[_REST] = rest - parts[_OUTPUTS] - parts[_TEMPORARIES]
-    return {name: parts[name] for name in _COLOR_OF if parts.get(name)}
+        parts[_OUTPUTS] = rehearsal.output_bytes - (rehearsal.aliased_bytes or 0)
+        parts[_TEMPORARIES] = rehearsal.temporary_bytes or 0
+        parts[_CODE] = rehearsal.code_bytes or 0
+    return {name: nbytes for name, nbytes in parts.items() if nbytes}
 
 
 def _peak(rehearsal: Rehearsal) -> str:

@@ -1,0 +1,5 @@
+"""Devices that are not here, and the meshes over them.
+
+``rehearsal_mesh`` (``gda.rehearsal_mesh``), ``tpus`` and ``gpus`` (the devices of a topology, which
+their compilers describe), ``without_hardware`` (the environment of these compilers).
+"""

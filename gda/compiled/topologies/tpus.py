@@ -1,0 +1,97 @@
+"""The devices of TPU topologies, from libtpu.
+
+libtpu, which has the compiler, describes every topology without hardware. Two things in its
+behaviour need care: it asks a metadata server unless told not to, and an unexpected name may end
+the process, so names are checked before it sees them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from gda.compiled.topologies.without_hardware import without_hardware
+from gda.planning.device_kinds import KINDS
+
+_AT_MOST_16 = ("v5e", "v6e")
+
+# libtpu takes a second at most; it hangs if it waits for hardware or a server.
+_SECONDS = 60.0
+
+
+# Two descriptions of one topology have different devices, which one program must not mix.
+@functools.cache
+def tpus_of(topology: str, num_slices: int) -> list[Any]:
+    """Return the devices of slices of a topology; errors as ``gda.rehearsal_mesh`` has them."""
+    # The programs of larger topologies, which libtpu describes, abort its compiler.
+    kind, _, chips = topology.partition(":")
+    if kind in _AT_MOST_16 and any(int(size) > 16 for size in re.findall(r"\d+", chips)):
+        raise ValueError(
+            f"a slice of {kind} has at most 16x16 chips, so there is no {topology}; for more take "
+            f"num_slices of {kind}:16x16"
+        )
+    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
+        raise ImportError(
+            "rehearsal_mesh needs libtpu, the compiler for TPUs: pip install 'gda[rehearse]'; it "
+            "needs no TPU",
+            name="libtpu",
+        )
+    options: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}
+    if topology.startswith("v4:"):
+        options["chip_config_name"] = "megacore"  # as JAX uses a v4: a chip is one device
+    try:
+        return _within_time(lambda: _description(topology, **options).devices)
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error).splitlines()[0].rstrip(".")
+        if "INVALID_ARGUMENT" not in said:
+            raise
+        known = _within_time(_known_kinds)
+        raise ValueError(
+            f"libtpu has no topology {topology}: {said.removeprefix('INVALID_ARGUMENT: ')}; give a "
+            "kind and its chips in each dimension, such as 'v5e:16x16' or 'v5p:4x4x8'; the kinds "
+            f"that it knows are {', '.join(known)}"
+        ) from None
+
+
+def _description(topology: str, **options: Any) -> Any:
+    return topologies.get_topology_desc(topology, platform="tpu", **options)
+
+
+def _known_kinds() -> list[str]:
+    known = []
+    for name in (kind.name for kind in KINDS if kind.gpu is None):
+        try:
+            _description(f"{name}:2x2x1")
+        except (jax.errors.JaxRuntimeError, ValueError):
+            continue
+        known.append(name)
+    return known
+
+
+def _within_time(ask: Any) -> Any:
+    """Return the answer of libtpu; ``TimeoutError`` if it gives none."""
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    with without_hardware():
+        # A daemon, because a call that hangs in libtpu cannot be ended.
+        threading.Thread(target=work, daemon=True).start()
+        if not wait([answer], _SECONDS).done:
+            raise TimeoutError(
+                f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new "
+                "process, with JAX_PLATFORMS=cpu"
+            )
+    return answer.result()
