@@ -26,7 +26,7 @@ class DeviceSpeeds(NamedTuple):
 # the figure is the bandwidth per chip of the data center network. GPUs, as SXM modules: NVIDIA's
 # data sheets of A100, H100, H200, HGX B200 and GB200 NVL72; without sparsity, and half of the
 # NVLink bandwidth in each direction. Between hosts, it is the network adapter that a DGX has for
-# each GPU: 200 Gbit/s with A100, else 400. NVLink connects also the hosts of a GB200 NVL72.
+# each GPU: 200 Gbit/s with A100, else 400. A rack of GB200 counts as a host, as NVLink connects it.
 _A100 = DeviceSpeeds(312 * _TERA, 300 * _GIGA, 25 * _GIGA)
 _HOPPER = DeviceSpeeds(989 * _TERA, 450 * _GIGA, 50 * _GIGA)
 _SPEEDS = {
@@ -39,7 +39,7 @@ _SPEEDS = {
     "NVIDIA H100 80GB HBM3": _HOPPER,
     "NVIDIA H200": _HOPPER,
     "NVIDIA B200": DeviceSpeeds(2250 * _TERA, 900 * _GIGA, 50 * _GIGA),
-    "NVIDIA GB200": DeviceSpeeds(2500 * _TERA, 900 * _GIGA, 900 * _GIGA),
+    "NVIDIA GB200": DeviceSpeeds(2500 * _TERA, 900 * _GIGA, 50 * _GIGA),
 }
 
 
