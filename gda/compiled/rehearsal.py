@@ -158,7 +158,10 @@ class Rehearsal:
 
     @property
     def least_compute_seconds(self) -> float | None:
-        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown."""
+        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown.
+
+        Products of types of 8 bits may need less.
+        """
         speeds = speeds_of_device(self.device_kind)
         return None if speeds is None or self.flops is None else self.flops / speeds.flops
 
