@@ -17,7 +17,7 @@ from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
 from gda.compiled.unrolled import UnrolledLayers
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import SpecEntry
+from gda.layout.spec import SpecEntry, axes_by_dimension, check_mesh_shape, check_spec
 from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 
@@ -166,7 +166,10 @@ class Rehearsal:
 
     @property
     def least_compute_seconds(self) -> float | None:
-        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown."""
+        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown.
+
+        Products of types of 8 bits may need less.
+        """
         speeds = speeds_of_device(self.device_kind)
         return None if speeds is None or self.flops is None else self.flops / speeds.flops
 
@@ -203,7 +206,7 @@ class Rehearsal:
         ignored.
 
         Raises:
-          ValueError: the document has another form.
+          ValueError: the document has another form, or a spec does not fit the mesh.
 
         >>> import gda, jax, numpy as np
         >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
@@ -218,7 +221,12 @@ class Rehearsal:
         found = document.get("collectives")
         if found is not None:
             found = {"found": found, "mesh_shape": document.get("mesh_shape")}
-        return record_of(cls, {**document, "collectives": found})
+        rehearsal = record_of(cls, {**document, "collectives": found})
+        mesh_shape = check_mesh_shape(rehearsal.mesh_shape)
+        for each in rehearsal.arguments:
+            entries = check_spec(each.spec or (), each.shape, mesh_shape)
+            axes_by_dimension(entries, len(each.shape), mesh_shape)
+        return rehearsal
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:

@@ -10,9 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from gda.layout.text import format_bytes
 from gda.show.drawing.sheet import escape
 
-GREY = "rgba(128,128,128,.45)"
-"""The colour of a part of a bar that is nothing in particular."""
-
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.
 _STYLE = """

@@ -26,6 +26,7 @@ UNNAMED = "unnamed"
 
 _WIDTH = 100
 _OTHER = "not in arrays"
+_GREY = "rgba(128,128,128,.45)"
 _MOST_BARS = 64
 
 
@@ -265,7 +266,7 @@ def _bars(report: MemoryReport) -> str:
     """Return a table with a bar for each device, and the legend of its colours."""
     devices = report.devices[:_MOST_BARS]
     trees = [*dict.fromkeys(name for each in devices for name in each.by_tree)]
-    color_of = dict(zip(trees, colors_of(len(trees)), strict=False)) | {_OTHER: markup.GREY}
+    color_of = dict(zip(trees, colors_of(len(trees)), strict=False)) | {_OTHER: _GREY}
     longest = max(max(each.bytes_limit or 0, _taken(each)) for each in devices) or 1
     rows = [
         [

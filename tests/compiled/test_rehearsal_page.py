@@ -70,11 +70,9 @@ def test_the_parts_add_up_to_the_peak(rehearsal: gda.Rehearsal) -> None:
     assert sum(parts.values()) == rehearsal.peak_bytes
     assert parts["arguments, donated"] == 64 * 64 * 4
     assert parts["arguments, not donated"] == 8 * 64 * 4
-    none = dataclasses.replace(rehearsal, output_bytes=None, temporary_bytes=None)
-    assert _parts(none)["outputs and temporaries"] == rehearsal.peak_bytes - sum(
-        [*_parts(none).values()][:2]
-    )
-    unknown = dataclasses.replace(none, peak_bytes=None)
+    too_large = dataclasses.replace(rehearsal, output_bytes=None, peak_bytes=2**20)
+    assert sum(_parts(too_large).values()) == 2**20
+    unknown = dataclasses.replace(too_large, peak_bytes=None)
     assert sum(_parts(unknown).values()) == rehearsal.argument_bytes
 
 
@@ -116,13 +114,17 @@ return {
 
 
 @pytest.mark.docs
+@pytest.mark.parametrize(("share", "side"), [(0.25, "left"), (0.75, "right")])
 def test_the_excess_is_behind_the_end_of_the_memory(
-    tmp_path: Path, too_large: gda.Rehearsal
+    share: float, side: str, tmp_path: Path, too_large: gda.Rehearsal
 ) -> None:
-    found = measure(too_large._repr_html_(), MEASURE, tmp_path, width=800)
+    assert too_large.peak_bytes is not None
+    shown = dataclasses.replace(too_large, capacity_bytes=int(too_large.peak_bytes * share))
+    found = measure(shown._repr_html_(), MEASURE, tmp_path, width=800)
     bar, excess, mark = found["bar"], found["excess"], found["mark"]
-    assert excess["left"] == pytest.approx(mark["right"], abs=1)
-    assert excess["left"] == pytest.approx((bar["left"] + bar["right"]) / 2, abs=2)
+    assert excess["left"] == pytest.approx(mark[side], abs=2)
+    end = bar["left"] + (bar["right"] - bar["left"]) * share
+    assert excess["left"] == pytest.approx(end, abs=2)
     assert excess["right"] == pytest.approx(bar["right"], abs=1)
     assert bar["right"] == pytest.approx(found["memory"][-1]["right"], abs=2)
     assert found["wide"] <= 800

@@ -367,12 +367,17 @@ def test_what_a_rehearsal_may_hold_goes_through_json() -> None:
     assert [*again.mesh_shape] == ["y", "x"]
 
 
+ARGUMENT = {"name": "x", "shape": [8], "dtype": "int8", "nbytes": 8, "is_donated": False}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"fits": 1}, "fits of the document of a rehearsal is 1, but true or false was expected"),
         ({"mesh_shape": []}, r"mesh_shape of the .* is \[\], but an object was expected"),
         ({"mesh_shape": {"x": "8"}}, r"mesh_shape\['x'\] of the .* is '8', but an integer was"),
+        ({"mesh_shape": {"x": 0}}, "mesh {'x': 0} has an axis without devices"),
+        ({"arguments": [ARGUMENT | {"spec": ["z"]}]}, r"mesh axis 'z', but the mesh has the axes"),
         ({"arguments": [{"name": "x"}]}, r"of a rehearsal has no 'arguments\[0\].shape'"),
         ({"collectives": 3}, "collectives.found of the .* is 3, but a list was expected"),
         ({"traffic": [[]]}, r"traffic\[0\] of the .* is \[\], but an object was expected"),

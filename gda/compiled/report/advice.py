@@ -104,7 +104,7 @@ def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
             named.append(f"{more:,} more")
         yield Advice(
             f"donate {listed(named)} by jax.jit(…, donate_argnums=…), since results have the same "
-            f"shapes: saves up to {format_bytes(nbytes)}",
+            f"shapes: saves {format_bytes(nbytes)}",
             nbytes,
         )
 

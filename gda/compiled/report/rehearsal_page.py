@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 _BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
 _DONATED, _OTHER = "arguments, donated", "arguments, not donated"
-_OUTPUTS, _TEMPORARIES, _CODE = "outputs", "temporaries", "code"
-_BOTH = "outputs and temporaries"
+_OUTPUTS, _TEMPORARIES, _BOTH, _CODE = "outputs", "temporaries", "outputs and temporaries", "code"
 _COLOR_OF = {
     _DONATED: _BLUE,
     _OTHER: _LIGHT_BLUE,
@@ -87,15 +86,18 @@ def _memory(rehearsal: Rehearsal) -> str:
     shown = markup.bar(parts, _COLOR_OF, longest, _WIDE, _HIGH)
     below = ""
     if capacity:
-        share = f"{100 * capacity / longest:.3g}%"
+        share = 100 * capacity / longest
         shown += (
-            f'<div style="position:absolute;left:{share};right:0;top:0;bottom:0;'
+            f'<div style="position:absolute;left:{share:.3g}%;right:0;top:0;bottom:0;'
             f'background:{_EXCESS}"></div>'
         )
+        # The words are on the side of the mark that has room for them.
+        side, part = ("right", share) if share > 50 else ("left", 100 - share)
         below = (
-            f'<div class="gda-text" style="width:{share};max-width:none;margin:0;'
-            "box-sizing:border-box;border-right:2px solid;padding-right:6px;text-align:right"
-            f'">a device has {format_bytes(capacity)}</div>'
+            f'<div class="gda-text" style="width:{part:.3g}%;max-width:none;margin:0;'
+            f"margin-left:{0 if side == 'right' else share:.3g}%;box-sizing:border-box;"
+            f'border-{side}:2px solid;padding:0 6px;text-align:{side}">'
+            f"a device has {format_bytes(capacity)}</div>"
         )
     sizes = {f"{name} {format_bytes(size)}": _COLOR_OF[name] for name, size in parts.items()}
     return "".join(
@@ -110,19 +112,16 @@ def _memory(rehearsal: Rehearsal) -> str:
 
 
 def _parts(rehearsal: Rehearsal) -> dict[str, int]:
-    """Return the bytes of the peak by their kind; a compiler that refuses tells some together."""
+    """Return the bytes of the peak by their kind."""
     donated = sum(each.nbytes for each in rehearsal.arguments if each.is_donated)
-    parts = {
-        _DONATED: min(donated, rehearsal.argument_bytes),
-        _OTHER: max(rehearsal.argument_bytes - donated, 0),
-        _CODE: rehearsal.code_bytes or 0,
-    }
-    outputs, temporaries = rehearsal.output_bytes, rehearsal.temporary_bytes
-    if outputs is None or temporaries is None:
-        parts[_BOTH] = max((rehearsal.peak_bytes or 0) - sum(parts.values()), 0)
+    parts = {_DONATED: donated, _OTHER: max(rehearsal.argument_bytes - donated, 0)}
+    if rehearsal.output_bytes is None:  # a program that does not fit
+        parts[_BOTH] = max((rehearsal.peak_bytes or 0) - rehearsal.argument_bytes, 0)
     else:
-        parts |= {_OUTPUTS: outputs - (rehearsal.aliased_bytes or 0), _TEMPORARIES: temporaries}
-    return {name: parts[name] for name in _COLOR_OF if parts.get(name)}
+        parts[_OUTPUTS] = rehearsal.output_bytes - (rehearsal.aliased_bytes or 0)
+        parts[_TEMPORARIES] = rehearsal.temporary_bytes or 0
+        parts[_CODE] = rehearsal.code_bytes or 0
+    return {name: nbytes for name, nbytes in parts.items() if nbytes}
 
 
 def _peak(rehearsal: Rehearsal) -> str:
