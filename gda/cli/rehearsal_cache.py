@@ -57,7 +57,7 @@ _NOT_OF_DISKS = ("/proc/", "/sys/", "/dev/")
 
 
 def cached_reports(
-    requests: Sequence[Request], show_progress: Callable[[int, int], object]
+    requests: Sequence[Request], show_progress: Callable[[int, int], object], *, is_silent: bool
 ) -> list[Report]:
     """Return a report for each request, as ``reports_of``, and make only those not kept."""
     for each in (_state_of_file, _modules_in):
@@ -67,7 +67,8 @@ def cached_reports(
     missing = [index for index, report in enumerate(found) if report is None]
     if missing:
         asked, records = zip(*((requests[index], paths[index]) for index in missing), strict=True)
-        for index, report in zip(missing, reports_of(asked, show_progress, records), strict=True):
+        made = reports_of(asked, show_progress, records, is_silent=is_silent)
+        for index, report in zip(missing, made, strict=True):
             found[index] = report
     return [report for report in found if report is not None]
 
@@ -76,7 +77,7 @@ def _record_of(request: Request) -> Path:
     """Return the path of the record of a request in this environment."""
     environment = {name: value for name, value in os.environ.items() if name not in _VOLATILE}
     # A report does not depend on the other meshes, unless it was not compiled for their sake.
-    request = request._replace(is_one_of_several=False)
+    request = request._replace(may_skip=False)
     key = [request, os.getcwd(), environment, sys.executable, sys.version, os.uname()]
     return _folder() / f"{_digest(key)}.json.gz"
 
@@ -91,7 +92,7 @@ def _read(path: Path, request: Request) -> Report | None:
     try:
         record = json.loads(gzip.decompress(path.read_bytes()))
         report: Any = Report(**record["report"])
-        if not (report.rehearsal["is_compiled"] or request.is_one_of_several):
+        if not (report.rehearsal["is_compiled"] or request.may_skip):
             return None
         is_as_it_was = _states(record["inputs"]) == record["states"]
         day = time.strftime("%Y-%m-%d", time.localtime(record["time"]))
@@ -111,9 +112,7 @@ class Inputs:
         self._files: set[str] = set()
         self._folders: set[str] = set()
         self._asks_others = False
-        # What JAX has compiled before changes no report.
-        caches = [_folder(), Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or "/dev").absolute()]
-        self._ignored = (*_NOT_OF_DISKS, *(f"{folder}/" for folder in caches))
+        self._ignored = (*_NOT_OF_DISKS, f"{_folder()}/")
         sys.addaudithook(self._hear)
 
     def keep(self, report: Report, path: Path) -> None:

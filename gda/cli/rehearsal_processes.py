@@ -38,7 +38,7 @@ _MEMORY_LIMITS = [
 class Request(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
-    One of several prints nothing, and is not compiled if its arguments alone do not fit.
+    With ``may_skip`` it is not compiled if its arguments alone do not fit.
     """
 
     file: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     num_slices: int
     target_config: str | None
     mesh: dict[str, int]
-    is_one_of_several: bool = False
+    may_skip: bool = False
 
 
 class Report(NamedTuple):
@@ -74,24 +74,29 @@ def reports_of(
     requests: Sequence[Request],
     show_progress: Callable[[int, int], object],
     records: Sequence[Path] = (),
+    *,
+    is_silent: bool = False,
 ) -> list[Report]:
     """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    The requests differ in their meshes only. ``records`` are the files that keep the reports. All
-    processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
-    if a request is wrong for any mesh.
+    The requests differ in their meshes only. ``records`` are the files that keep the reports. The
+    program prints to stderr unless ``is_silent``. All processes have ended when it returns or
+    raises, also after Ctrl-C. It raises ``MistakesError`` if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, Report] = {}
     running: dict[IO[bytes], tuple[int, _Worker]] = {}
     idle: list[_Worker] = []
+    topology = requests[0].topology
     most = _most_processes()
-    with Children() as children, ExitStack() as files:
+    # Many processes would print the same, through a progress bar.
+    target = os.open(os.devnull, os.O_WRONLY) if is_silent else os.dup(2)
+    with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
         while len(reports) < len(requests):
             show_progress(len(reports), len(requests))
             while waiting and len(running) < most:
                 index, request = waiting.popleft()
-                worker = idle.pop() if idle else _Worker(children, request, files)
+                worker = idle.pop() if idle else _Worker(children, topology, output.fileno(), files)
                 worker.begin(request, records[index] if records else None)
                 running[worker.pipe] = index, worker
             for pipe in select.select([*running], [], [])[0]:
@@ -108,19 +113,16 @@ def reports_of(
 class _Worker:
     """A process that makes rehearsals, one at a time."""
 
-    def __init__(self, children: Children, request: Request, files: ExitStack) -> None:
-        # Many processes would print the same, through a progress bar.
-        target = os.open(os.devnull, os.O_WRONLY) if request.is_one_of_several else os.dup(2)
+    def __init__(self, children: Children, topology: str, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        with os.fdopen(target, "wb") as output:
-            self._process = children.start(
-                [sys.executable, "-m", "gda.cli.rehearsal_program", str(output.fileno())],
-                env=_environment(request.topology),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._log,
-                pass_fds=[output.fileno()],
-            )
+        self._process = children.start(
+            [sys.executable, "-m", "gda.cli.rehearsal_program", str(output)],
+            env=_environment(topology),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            pass_fds=[output],
+        )
         self.pipe: IO[bytes] = files.enter_context(self._process.stdout)
         self._requests: IO[bytes] = files.enter_context(self._process.stdin)
 
@@ -155,13 +157,16 @@ def num_cpus(topology: str) -> int | None:
 
 def _environment(topology: str) -> dict[str, str]:
     # Processes that only compile leave a GPU alone, and share libtpu if there is a TPU.
-    variables = {**os.environ, "JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    variables = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        # XLA tells less of a program that this has, and JAX 0.12 cannot read one for other devices.
+        "JAX_ENABLE_COMPILATION_CACHE": "0",
+    }
     if count := num_cpus(topology):
         flag = f"--xla_force_host_platform_device_count={count}"
         variables["XLA_FLAGS"] = f"{variables.get('XLA_FLAGS', '')} {flag}".strip()
-    else:
-        # JAX 0.12 writes such programs into its cache, and cannot read them again.
-        variables["JAX_ENABLE_COMPILATION_CACHE"] = "0"
     return variables
 
 

@@ -58,7 +58,7 @@ def _report(request: Request) -> Report:
         jax.clear_caches()
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh))
-        rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.is_one_of_several)
+        rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.may_skip)
     except MistakesError as mistake:
         return Report(reason=str(mistake), lines=mistake.lines, is_for_all=True)
     except BaseException as error:

@@ -187,22 +187,22 @@ def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]
 
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
-    from gda.cli import rehearsal_cache, rehearsal_processes
-    from gda.cli.rehearsal_processes import Request
+    from gda.cli.rehearsal_cache import cached_reports
+    from gda.cli.rehearsal_processes import Request, reports_of
     from gda.storage.progress import shown
 
     file, function = file_and_function(options.program or "", "train.py:rehearsal")
     about = file, function, _topology(options), _num_slices(options), options.target_config
-    is_search = bool(options.search or options.vary)
-    requests = [Request(*about, mesh, is_one_of_several=is_search) for mesh in meshes]
-    make = rehearsal_processes.reports_of if options.no_cache else rehearsal_cache.cached_reports
-    progress = len(requests) > 1 and shows_progress()
-    with shown(progress, "rehearse", in_bytes=False) as show_progress:
-        reports = make(requests, show_progress)
-    if kept := [report for report in reports if report.kept_on]:
-        meshes = f"{len(kept)} of {counted(len(reports), 'mesh', 'meshes')}"
-        since = min(report.kept_on for report in kept)
-        print(f"{meshes} from the cache of {since}; --no-cache compiles again", file=sys.stderr)
+    may_skip = bool(options.search or options.vary)
+    requests = [Request(*about, mesh, may_skip) for mesh in meshes]
+    make = reports_of if options.no_cache else cached_reports
+    is_silent = len(requests) > 1
+    with shown(is_silent and shows_progress(), "rehearse", in_bytes=False) as show_progress:
+        reports = make(requests, show_progress, is_silent=is_silent)
+    if kept := [report.kept_on for report in reports if report.kept_on]:
+        of = f"{len(kept)} of {len(reports)} meshes " if len(reports) > 1 else ""
+        says = f"{of}from the cache of {min(kept)}; --no-cache compiles again"
+        print(says, file=sys.stderr)
     return [*map(_Result, requests, reports)]
 
 

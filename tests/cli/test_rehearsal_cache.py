@@ -52,7 +52,7 @@ REQUEST = Request("program.py", "rehearsal", "cpu:2", 1, None, {"x": 2})
 def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Keeps a report for ``REQUEST``, of a process that reads in the current folder."""
     monkeypatch.setenv("GDA_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(rehearsal_cache, "reports_of", lambda requests, *_: [Report()])
+    monkeypatch.setattr(rehearsal_cache, "reports_of", lambda *_, **options: [Report()])
     folder = tmp_path / "program"
     (folder / "parts").mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -67,7 +67,7 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
 
 
 def is_kept(request: Request = REQUEST) -> bool:
-    (report,) = cached_reports([request], lambda *_: None)
+    (report,) = cached_reports([request], lambda *_: None, is_silent=True)
     assert bool(report.kept_on) == (report.text == "kept")
     return bool(report.kept_on)
 
@@ -121,7 +121,7 @@ def test_nothing_is_kept_if_the_inputs_are_unknown(keep: Callable[..., None], mo
 
 def test_a_mesh_alone_is_compiled_though_a_search_skipped_it(keep: Callable[..., None]) -> None:
     keep(is_compiled=False)
-    assert is_kept(REQUEST._replace(is_one_of_several=True))
+    assert is_kept(REQUEST._replace(may_skip=True))
     assert not is_kept()
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -56,7 +57,8 @@ def large(mesh):
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(TRAIN)
+    # JAX's cache does not have this program, so that XLA tells all of it in each process.
+    Path("train.py").write_text(TRAIN.replace("x @ w", f"{random.random()} + x @ w"))
     return "train.py"
 
 
@@ -71,8 +73,8 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
     reports: list[Report] = []
 
-    def once(*args: Any) -> list[Report]:
-        reports[:] = reports or reports_of(*args)
+    def once(*args: Any, **options: Any) -> list[Report]:
+        reports[:] = reports or reports_of(*args, **options)
         return reports
 
     monkeypatch.setattr(rehearsal_cache, "reports_of", once)
@@ -232,7 +234,7 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
         8: report(1 << 22, {"b": (None, 0)}),
     }
 
-    def canned(requests: list[Request], *_: Any) -> list[Report]:
+    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
     monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
@@ -261,7 +263,7 @@ def test_a_mesh_that_was_not_compiled(
     skipped.rehearsal.update(peak_bytes=None, argument_bytes=90 << 30, is_compiled=False)
     reports = {1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped}
 
-    def canned(requests: list[Request], *_: Any) -> list[Report]:
+    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
     monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
