@@ -42,7 +42,7 @@ def replicated_elements(model: Any) -> int:
 
 
 def forward(model: Any, mesh: jax.sharding.Mesh) -> gda.Rehearsal:
-    _, (state, tokens, targets) = model.step_and_args(mesh)
+    _, (state, tokens, targets) = model.step(mesh)
     loss = jax.jit(functools.partial(model.loss_of, mesh=mesh))
     return gda.rehearse(loss, state["params"], tokens, targets)
 
@@ -95,7 +95,7 @@ def test_forward_pass_of_a_small_model_on_cpus() -> None:
 def test_step_of_a_small_model_learns_its_batch() -> None:
     model = example("1, 64, 2, 128, 256", "2, 16")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
-    step, args = model.step_and_args(mesh)
+    step, args = model.step(mesh)
     # To optimise it would take most of the time.
     program = step.lower(*args).compile({"xla_backend_optimization_level": 0})
     rng = np.random.default_rng(0)
@@ -139,7 +139,7 @@ def test_forward_pass_of_a_small_model_on_tpus() -> None:
 def test_step_of_seven_billion_parameters_fits_on_256_devices() -> None:
     model = example()
     mesh = gda.rehearsal_mesh("v5e:16x16", {"data": 64, "model": 4})
-    step, args = model.step_and_args(mesh)
+    step, args = model.step(mesh)
     found = gda.rehearse(step, *args)
     assert found.fits, found
     assert sharded_elements(model) + replicated_elements(model) == 6_738_415_616
@@ -173,7 +173,7 @@ def test_step_of_seven_billion_parameters_fits_on_256_devices() -> None:
 @pytest.mark.topology
 def test_step_of_seven_billion_parameters_does_not_fit_on_16_devices() -> None:
     model = example()
-    step, args = model.step_and_args(gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4}))
+    step, args = model.step(gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4}))
     found = gda.rehearse(step, *args)
     assert found.fits is False
     assert found.capacity_bytes is not None
