@@ -412,26 +412,25 @@ PROGRAMS = {
 
 def tables() -> str:
     """Return two tables of the page: the peaks, and the communication."""
-    devices = np.array(jax.devices()).reshape(*SHAPE.values())
-    meshes = {kind: gda.rehearsal_mesh(f"{kind}:4x8", SHAPE) for kind in KINDS}
-    meshes["CPUs"] = Mesh(devices, tuple(SHAPE))
+    meshes = [gda.rehearsal_mesh(f"{kind}:4x8", SHAPE) for kind in KINDS]
+    meshes.append(Mesh(np.array(jax.devices()).reshape(*SHAPE.values()), tuple(SHAPE)))
     peaks, sent = [], []
     capacities: list[str] = []
     for name, program in PROGRAMS.items():
-        found = [rehearsed(program(mesh)) for mesh in meshes.values()]
-        capacities = [format_size(each.capacity_bytes or None) for each in found[:-1]]
+        found = [rehearsed(program(mesh)) for mesh in meshes]
+        capacities = [format_size(each.capacity_bytes) for each in found[:-1]]
         peaks.append([name, *map(peak_of, found)])
-        for traffic, *others in zip(*[by_axes(each) for each in found], strict=True):
-            *of_gpus, on_cpus = traffic, *others
-            assert len({*of_gpus}) == 1, of_gpus
-            axes, nbytes, slow = traffic
-            row = [format_axes(axes), *map(format_size, (nbytes, slow, on_cpus[1]))]
+        for totals in zip(*[by_axes(each) for each in found], strict=True):
+            *of_gpus, on_cpus = totals
+            nbytes = by_kind([each.nbytes for each in of_gpus])
+            slow = by_kind([each.nbytes_slow for each in of_gpus])
+            row = [format_axes(on_cpus.axes), nbytes, slow, format_size(on_cpus.nbytes)]
             sent.append([name, *row])
             name = ""
     peaks.insert(0, ["memory for programs", *capacities, ""])
     head = ["", *map("`{}`".format, KINDS), "CPUs"]
     communication = ["", "over", "GPUs", "slow links", "CPUs"]
-    return f"{table(head, peaks)}\n{table(communication, sent)}"
+    return f"{table(head, peaks)}\nThe bytes that it sends:\n\n{table(communication, sent)}"
 
 
 def rehearsed(program: Rehearsed) -> gda.Rehearsal:
@@ -444,8 +443,18 @@ def peak_of(found: gda.Rehearsal) -> str:
     return f"{format_size(found.peak_bytes)}{', does not fit' * (found.fits is False)}"
 
 
-def by_axes(found: gda.Rehearsal) -> list[Any]:
-    return sorted((each.axes or (), each.nbytes, each.nbytes_slow) for each in found.traffic)
+def by_axes(found: gda.Rehearsal) -> list[gda.AxisTraffic]:
+    return sorted(found.traffic, key=lambda each: each.axes or ())
+
+
+def by_kind(sizes: list[int | None]) -> str:
+    """Return one size for all kinds of GPUs, or each with its kinds."""
+    kinds: dict[str, list[str]] = {}
+    for kind, size in zip(KINDS, sizes, strict=True):
+        kinds.setdefault(format_size(size), []).append(kind)
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{size} ({', '.join(names)})" for size, names in kinds.items())
 
 
 if __name__ == "__main__":
