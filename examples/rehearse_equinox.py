@@ -1,7 +1,7 @@
 """Rehearse a training step of an equinox model on 16 TPUs that are not here.
 
 python examples/rehearse_equinox.py
-gda rehearse examples/rehearse_equinox.py:step_and_args --topology v5e:4x4 --mesh data=8,model=2
+gda rehearse examples/rehearse_equinox.py:step --topology v5e:4x4 --mesh data=8,model=2
 """
 
 import functools
@@ -25,7 +25,7 @@ def spec_of(path: str, leaf: Any) -> P:
     return P("model", "data") if leaf.ndim == 2 else P()
 
 
-def step_and_args(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
+def step(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
     model = eqx.filter_eval_shape(
         lambda: eqx.nn.MLP(WIDTH, WIDTH, HIDDEN, DEPTH, key=jax.random.key(0))
     )
@@ -50,5 +50,5 @@ def step_and_args(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
 
 
 if __name__ == "__main__":
-    step, args = step_and_args(gda.rehearsal_mesh("v5e:4x4", {"data": 8, "model": 2}))
-    print(gda.rehearse(step, *args))
+    program, args = step(gda.rehearsal_mesh("v5e:4x4", {"data": 8, "model": 2}))
+    print(gda.rehearse(program, *args))

@@ -1,14 +1,15 @@
-"""Rehearse a training step of a 7-billion-parameter transformer on TPUs that are not here.
+"""Rehearse a training step of a 7-billion-parameter transformer on devices that are not here.
 
     python examples/rehearse_transformer.py
     python examples/rehearse_transformer.py --topology v5e:16x16 --mesh data=32,model=8
-    gda rehearse examples/rehearse_transformer.py:step_and_args --topology v5e:16x16 \
-        --mesh data=64,model=4
+    gda rehearse examples/rehearse_transformer.py:step --topology h100:4x8 \
+        --mesh data=8,model=4
 
 The shapes are those of Llama 2 7B. Parameters and the state of Adam are float32; the layers compute
 in bfloat16, and compute again what the backward pass needs. Each matrix is sharded over 'data'
-(fully sharded training) and over 'model' (tensor parallelism). The script needs libtpu, and no TPU:
-``pip install 'gda[rehearse]'``. A topology takes about a minute.
+(fully sharded training) and over 'model' (tensor parallelism). The script needs a compiler, and no
+TPU or GPU: ``pip install 'gda[rehearse]'`` for TPUs, ``'gda[rehearse-gpu]'`` for GPUs. A topology
+takes about a minute.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def adam(state: Any, gradients: Any) -> Any:
 # The rehearsal.
 
 
-def step_and_args(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
+def step(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
     """Return the jitted step and its arguments, which need no memory."""
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -135,9 +136,9 @@ def step_and_args(mesh: Mesh) -> tuple[Any, tuple[Any, ...]]:
 
     shapes = jax.tree.map(shaped, SHAPES, is_leaf=lambda shape: isinstance(shape, tuple))
     params = gda.abstract(shapes, mesh, SPECS)
-    step = gda.abstract(shaped((), jnp.int32), mesh, P())
+    number = gda.abstract(shaped((), jnp.int32), mesh, P())
     tokens = gda.abstract(shaped((SEQUENCES, TOKENS), jnp.int32), mesh, P("data"))
-    state = {"params": params, "mean": params, "square": params, "step": step}
+    state = {"params": params, "mean": params, "square": params, "step": number}
     return train_step, (state, tokens, tokens)
 
 
@@ -147,7 +148,7 @@ def shaped(shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.ShapeDtypeSt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="rehearse a training step of a transformer")
-    parser.add_argument("--topology", help="such as v5e:16x16; default: three, one too small")
+    parser.add_argument("--topology", help="such as h100:4x8; default: three, one too small")
     parser.add_argument("--mesh", default="data=64,model=4", help="default: %(default)s")
     args = parser.parse_args()
     rehearsals = {"v5e:16x16": "data=64,model=4", "v5p:4x4x8": "data=32,model=4"}
@@ -157,8 +158,8 @@ def main() -> None:
     for topology, axes in rehearsals.items():
         sizes = dict(axis.split("=") for axis in axes.split(","))
         mesh = gda.rehearsal_mesh(topology, {name: int(size) for name, size in sizes.items()})
-        step, arguments = step_and_args(mesh)
-        print(f"{topology}: {gda.rehearse(step, *arguments)}\n", flush=True)
+        program, arguments = step(mesh)
+        print(f"{topology}: {gda.rehearse(program, *arguments)}\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,9 @@ import jax
 topology, data, example = sys.argv[1:]
 begun = time.perf_counter()
 import gda
-step_and_args = runpy.run_path(example)["step_and_args"]
 mesh = gda.rehearsal_mesh(topology, {"data": int(data), "model": 4})
-step, args = step_and_args(mesh)
-rehearsal = gda.rehearse(step, *args)
+program, args = runpy.run_path(example)["step"](mesh)
+rehearsal = gda.rehearse(program, *args)
 str(rehearsal)
 own = time.perf_counter() - begun - rehearsal.compile_seconds
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

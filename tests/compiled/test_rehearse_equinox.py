@@ -15,10 +15,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "rehearse_equinox.py"
 def test_step_of_an_equinox_model() -> None:
     pytest.importorskip("equinox")
     example = runpy.run_path(str(EXAMPLE))
-    step_and_args = example["step_and_args"]
-    step_and_args.__globals__.update(WIDTH=64, HIDDEN=128, DEPTH=2, ROWS=32)
+    step_on = example["step"]
+    step_on.__globals__.update(WIDTH=64, HIDDEN=128, DEPTH=2, ROWS=32)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
-    step, args = step_and_args(mesh)
+    step, args = step_on(mesh)
     found = gda.rehearse(step, *args)
     matrices = 64 * 128 + 128 * 128 + 128 * 64
     biases = 128 + 128 + 64

@@ -1,101 +1,37 @@
 """The numbers of ``examples/rehearse_transformer.py``, from formulas that are written by hand."""
 
-import functools
-import re
-from collections import Counter
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from rehearsed_programs import example, replicated_elements, sent_by, sharded_elements, transformer
 
 import gda
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rehearse_transformer.py"
 
-
-def example(model: str = "32, 4096, 32, 11_008, 32_000", batch: str = "256, 4096") -> Any:
-    """Return the module with these sizes of the model and of a batch."""
-    source = EXAMPLE.read_text()
-    for names, sizes in {
-        "LAYERS, WIDTH, HEADS, MLP, VOCABULARY": model,
-        "SEQUENCES, TOKENS": batch,
-    }.items():
-        source, found = re.subn(f"^{names} = .*", f"{names} = {sizes}", source, flags=re.MULTILINE)
-        assert found == 1
-    module = ModuleType("example")
-    exec(compile(source, EXAMPLE, "exec"), module.__dict__)
-    return module
-
-
-def sharded_elements(model: Any) -> int:
-    """Return the number of elements of all matrices."""
-    layer = 4 * model.WIDTH**2 + 3 * model.WIDTH * model.MLP
-    return model.LAYERS * layer + 2 * model.VOCABULARY * model.WIDTH
-
-
-def replicated_elements(model: Any) -> int:
-    """Return the number of elements of the scales of all norms."""
-    return (2 * model.LAYERS + 1) * model.WIDTH
-
-
-def forward(model: Any, mesh: jax.sharding.Mesh) -> gda.Rehearsal:
-    _, (state, tokens, targets) = model.step_and_args(mesh)
-    loss = jax.jit(functools.partial(model.loss_of, mesh=mesh))
-    return gda.rehearse(loss, state["params"], tokens, targets)
-
-
-def check_forward(model: Any, found: gda.Rehearsal, itemsize: int) -> None:
-    """Check the collectives of the forward pass: kind, axes, executions, and bytes of each.
-
-    Fully sharded training gathers each matrix before its use. Tensor parallelism sums the results
-    of attention and MLP, since each device has a part of the heads and of the MLP's width.
-    """
-    data, shards = found.mesh_shape["data"], found.num_devices
-    rows = model.SEQUENCES // data * model.TOKENS
-    square, of_mlp = model.WIDTH**2, model.WIDTH * model.MLP
-    x_bytes = rows * model.WIDTH * itemsize
-    expected = Counter(
-        {
-            ("all-gather", ("data",), model.LAYERS, square // shards * itemsize): 4,
-            ("all-gather", ("data",), model.LAYERS, of_mlp // shards * itemsize): 3,
-            ("all-reduce", ("model",), model.LAYERS, x_bytes): 2,
-            # The embedding, and the head.
-            ("all-gather", ("data",), 1, model.VOCABULARY * model.WIDTH // shards * itemsize): 2,
-            ("all-reduce", ("model",), 1, x_bytes): 1,
-            # Each device has the logits of a part of the vocabulary: the greatest logit, the sum
-            # of exponentials and the logit of the target. Then the mean over all sequences.
-            ("all-reduce", ("model",), 1, rows * itemsize): 1,
-            ("all-reduce", ("model",), 1, 2 * rows * 4): 1,
-            ("all-reduce", ("data",), 1, 4): 1,
-        }
-    )
-    assert found.collectives is not None
-    each = Counter((one.kind, one.axes, one.count, one.nbytes) for one in found.collectives)
-    assert each == expected, found.collectives
-
-    products = 2 * rows * data * (sharded_elements(model) - model.VOCABULARY * model.WIDTH)
-    scores = 4 * rows * data * model.TOKENS * model.WIDTH * model.LAYERS
-    assert found.flops == (products + scores) / shards
+def check_forward(model: Any, mesh: jax.sharding.Mesh) -> gda.Rehearsal:
+    """Check the communication and the operations of the forward pass."""
+    known = transformer(mesh, model)
+    found = gda.rehearse(known.forward, *known.forward_args)
+    assert sent_by(found) == known.sent, found.collectives
+    rows = model.SEQUENCES * model.TOKENS
+    products = 2 * rows * (sharded_elements(model) - model.VOCABULARY * model.WIDTH)
+    scores = 4 * rows * model.TOKENS * model.WIDTH * model.LAYERS
+    assert found.flops == (products + scores) / mesh.size
+    return found
 
 
 def test_forward_pass_of_a_small_model_on_cpus() -> None:
     model = example("3, 64, 4, 128, 256", "8, 16")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ("data", "model"))
-    found = forward(model, mesh)
-    check_forward(model, found, itemsize=4)  # CPUs send bfloat16 as float32
-    tokens = 2 * 8 * 16 // 4
-    assert found.argument_bytes == 4 * (
-        sharded_elements(model) // 8 + replicated_elements(model) + tokens
-    )
+    assert check_forward(model, mesh).argument_bytes == transformer(mesh, model).argument_bytes
 
 
 def test_step_of_a_small_model_learns_its_batch() -> None:
     model = example("1, 64, 2, 128, 256", "2, 16")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "model"))
-    step, args = model.step_and_args(mesh)
+    step, args = model.step(mesh)
     # To optimise it would take most of the time.
     program = step.lower(*args).compile({"xla_backend_optimization_level": 0})
     rng = np.random.default_rng(0)
@@ -130,16 +66,14 @@ def tiled(*shape: int) -> int:
 @pytest.mark.topology
 def test_forward_pass_of_a_small_model_on_tpus() -> None:
     model = example("2, 1024, 8, 2816, 4096", "8, 512")
-    check_forward(
-        model, forward(model, gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4})), itemsize=2
-    )
+    check_forward(model, gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4}))
 
 
 @pytest.mark.topology
 def test_step_of_seven_billion_parameters_fits_on_256_devices() -> None:
     model = example()
     mesh = gda.rehearsal_mesh("v5e:16x16", {"data": 64, "model": 4})
-    step, args = model.step_and_args(mesh)
+    step, args = model.step(mesh)
     found = gda.rehearse(step, *args)
     assert found.fits, found
     assert sharded_elements(model) + replicated_elements(model) == 6_738_415_616
@@ -173,7 +107,7 @@ def test_step_of_seven_billion_parameters_fits_on_256_devices() -> None:
 @pytest.mark.topology
 def test_step_of_seven_billion_parameters_does_not_fit_on_16_devices() -> None:
     model = example()
-    step, args = model.step_and_args(gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4}))
+    step, args = model.step(gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4}))
     found = gda.rehearse(step, *args)
     assert found.fits is False
     assert found.capacity_bytes is not None
