@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import gda
 
 LAYERS, WIDTH, HEADS, MLP, VOCABULARY = 24, 2048, 16, 8192, 32_000
-SEQUENCES, TOKENS = 32, 2048
+SEQUENCES, TOKENS = 128, 2048
 
 _SHAPES = {
     "query": (WIDTH, WIDTH),
