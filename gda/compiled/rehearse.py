@@ -274,15 +274,16 @@ def _that_compiles(
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
     if device.platform == "tpu":
-        # The temporaries of libtpu are more than all that it allocates, and its peak has the memory
-        # on the chip too. JAX 0.12 tells what the report does.
-        told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
-        temporary = (build.facts.allocated_bytes or told) - held
+        # With what collectives take beside the buffers, as in the message for a program that does
+        # not fit. The figure of libtpu omits a few buffers that small programs have, and its peak
+        # omits the collectives and counts memory on the chip.
+        temporary = max(temporary, (build.facts.allocated_bytes or 0) - held)
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return Rehearsal(
         **about,
-        fits=None if capacity is None else peak <= capacity,
+        # The compiler for TPUs refuses what does not fit.
+        fits=None if capacity is None else device.platform == "tpu" or peak <= capacity,
         capacity_bytes=capacity,
         peak_bytes=peak,
         argument_bytes=memory.argument_size_in_bytes,
@@ -306,7 +307,7 @@ def _that_does_not_fit(
         **about,
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
-        peak_bytes=build.facts.allocated_bytes or needed,
+        peak_bytes=_the_more_exact(build.facts.allocated_bytes, needed),
         argument_bytes=sum(each.nbytes for each in about["arguments"]),
         output_bytes=None,
         temporary_bytes=None,
@@ -316,6 +317,11 @@ def _that_does_not_fit(
         traffic=() if found is None else traffic_of(found, *_links(mesh)),
         message=build.failure.strip(),
     )
+
+
+def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:
+    """Return the buffers if they are all that the compiler asks for, in few digits; else that."""
+    return allocated if allocated and allocated > 0.99 * (needed or 0) else needed
 
 
 def _capacity_bytes(device: Any) -> int | None:

@@ -17,7 +17,7 @@ from meshes import cut, mesh_of
 
 import gda
 from gda.compiled import programs, rehearse
-from gda.compiled.rehearse import _arguments
+from gda.compiled.rehearse import _arguments, _the_more_exact
 
 
 def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
@@ -233,6 +233,14 @@ def test_the_words_of_a_compiler_are_read(
     assert words in repr(found)
     shown = [" ".join(line.split()) for line in repr(found).splitlines()]
     assert "x float32[16,32] 512 B" in shown
+
+
+def test_the_compiler_may_ask_for_more_than_the_buffers() -> None:
+    # "scoped 2.93G" for collectives, beside the buffers.
+    assert _the_more_exact(14 * 2**30, 17 * 2**30) == 17 * 2**30
+    assert _the_more_exact(18_794_780_160, int(17.5 * 2**30)) == 18_794_780_160
+    assert _the_more_exact(None, 17) == 17
+    assert _the_more_exact(14, None) == 14
 
 
 def test_other_failures_of_a_compiler_are_raised(
