@@ -116,7 +116,7 @@ def test_the_table_names_every_extra_for_users() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     table = README.partition("| feature | extra |")[2].partition("\n\n")[0]
     of_features = [row.split("|")[2] for row in table.splitlines() if row.count("|") == 3]
-    named = set(re.findall(r"`(\w+)`", " ".join(of_features)))
+    named = set(re.findall(r"`([\w-]+)`", " ".join(of_features)))
     assert named == set(project["optional-dependencies"]) - {"bench", "dev", "docs"}
 
 
