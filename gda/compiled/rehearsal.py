@@ -159,9 +159,9 @@ class Rehearsal:
     def advice(self) -> tuple[Advice, ...]:
         """Changes that would save memory or communication, the most memory first.
 
-        Each number is computed from the facts above: an argument that one more mesh axis would
-        shard, arguments that could be donated, all-gathers in loops. What saves less than 1 % of
-        the peak, or of the bytes sent, is omitted.
+        Each number is computed from the facts above: temporaries that are too large, an argument
+        that one more mesh axis would shard, arguments that could be donated, all-gathers in loops.
+        What saves less than 1 % of the peak, or of the bytes sent, is omitted.
         """
         return advice_of(self)
 

@@ -144,3 +144,23 @@ def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes
     quick = dataclasses.replace(h100, traffic=(traffic._replace(least_seconds=2e-6),))
     assert "communicates at least 2.0 µs" in str(quick)
     assert "to save memory or communication" not in str(quick)
+
+
+def test_temporaries_that_are_too_large_are_named_first() -> None:
+    large = gda.Temporary("float32", (64, 64), 2**14, "", None, None)
+    fits = gda.rehearse(lambda w, x: w @ x, np.zeros((8, 8)), np.zeros((8, 8)))
+    sizes = {"argument_bytes": 1024, "output_bytes": 0, "aliased_bytes": 0, "code_bytes": 0}
+    too_large = dataclasses.replace(
+        fits, **sizes, temporary_bytes=2**14, peak_bytes=2**14 + 1024, temporaries=(large,)
+    )
+    text = too_large_for(too_large, 2**14).advice[0].text
+    assert text.startswith("hold 1.0 KiB less of temporaries, by smaller batches on a device or")
+    assert text.endswith("the largest is float32[64,64] of 16.0 KiB")
+    for capacity in (2**15, 1000):  # it fits, or the arguments alone do not
+        advice = too_large_for(too_large, capacity).advice
+        assert not any("temporaries" in each.text for each in advice)
+
+
+def too_large_for(rehearsal: gda.Rehearsal, capacity: int) -> gda.Rehearsal:
+    fits = (rehearsal.peak_bytes or 0) <= capacity
+    return dataclasses.replace(rehearsal, capacity_bytes=capacity, fits=fits)

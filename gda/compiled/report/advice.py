@@ -37,9 +37,10 @@ class Advice(NamedTuple):
 
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
-    """Return the advice on a rehearsal, what saves most memory first."""
+    """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
     found = [*_shardings(rehearsal), *_donations(rehearsal), *_gathers(rehearsal)]
-    return tuple(sorted(found, key=lambda each: -(each.saves_bytes or 0)))
+    found.sort(key=lambda each: -(each.saves_bytes or 0))
+    return (*_temporaries(rehearsal), *found)
 
 
 def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
@@ -47,6 +48,25 @@ def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
 
 
 # Memory.
+
+
+def _temporaries(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield the bytes that temporaries must lose, if the program would fit then."""
+    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+    if not rehearsal.temporaries or capacity is None or peak is None or peak <= capacity:
+        return
+    if peak - capacity > (rehearsal.temporary_bytes or peak - rehearsal.argument_bytes):
+        return
+    largest = rehearsal.temporaries[0]
+    source = format_source(largest)
+    yield Advice(
+        printable(
+            f"hold {format_bytes(peak - capacity)} less of temporaries, by smaller batches on a "
+            f"device or jax.checkpoint: the largest is {typed_shape(largest.dtype, largest.shape)} "
+            f"of {format_bytes(largest.nbytes)}{f', from {source}' if source else ''}"
+        ),
+        None,
+    )
 
 
 def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
