@@ -97,8 +97,8 @@ class Rehearsal:
       output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for
         the address of each if there are several; None if the program does not fit.
       temporary_bytes: bytes of the memory for everything that the program holds meanwhile, in
-        which arrays that are not needed at the same time share a place, and on TPUs for collectives
-        beside their arrays; None in the same case.
+        which arrays that are not needed at the same time share a place; None in the same case. On
+        TPUs it omits what collectives take beside their arrays, which is told in this case only.
       aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
         same case.
       code_bytes: bytes of the program itself; None in the same case.

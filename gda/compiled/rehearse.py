@@ -274,10 +274,11 @@ def _that_compiles(
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
     if device.platform == "tpu":
-        # With what collectives take beside the buffers, as in the message for a program that does
-        # not fit. The figure of libtpu omits a few buffers that small programs have, and its peak
-        # omits the collectives and counts memory on the chip.
-        temporary = max(temporary, (build.facts.allocated_bytes or 0) - held)
+        # libtpu's own temporaries may be more than the memory of a device that the program fits
+        # into, and its peak has the memory on the chip too. The report has the buffers; JAX 0.12
+        # tells the same.
+        told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
+        temporary = (build.facts.allocated_bytes or told) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return Rehearsal(
