@@ -40,7 +40,7 @@ _VOLATILE = {
 # Larger files, and libraries, are compared by size and time: libtpu has 500 MiB.
 _MOST_HASHED_BYTES = 64 * 2**20
 
-# What a program asks of other programs, no file shows.
+# No file shows the answers of other programs.
 _ASKS_OTHERS = {
     *("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect"),
 }

@@ -161,7 +161,7 @@ class Rehearsal:
 
         Each number is computed from the facts above: temporaries that are too large, an argument
         that one more mesh axis would shard, arguments that could be donated, all-gathers in loops.
-        What saves less than 1 % of the peak, or of the bytes sent, is omitted.
+        Advice that saves less than 1 % of the peak, or of the bytes sent, is omitted.
         """
         return advice_of(self)
 

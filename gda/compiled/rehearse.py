@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
-from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
@@ -208,15 +207,23 @@ def _too_large(
     shardings = [getattr(leaf, "sharding", None) for leaf in given]
     if any(getattr(each, "memory_kind", None) not in (None, "device") for each in shardings):
         return None  # in the memory of the host
-    jaxpr = stage.jaxpr.jaxpr
-    _, are_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     arguments = _arguments(stage, None, iter(given), mesh)
+    are_used = _are_used(stage.jaxpr.jaxpr)
     nbytes = sum(each.nbytes for each, is_used in zip(arguments, are_used, strict=True) if is_used)
     if nbytes <= capacity:
         return None
     sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
     failure = f"not compiled: its arguments alone take {sizes} on a device"
     return _Build(None, failure, "", _Facts())
+
+
+def _are_used(jaxpr: Any) -> list[bool]:
+    """Return for each argument of a trace if a result or an effect depends on it."""
+    needed = {*map(id, jaxpr.outvars)}
+    for equation in reversed(jaxpr.eqns):
+        if equation.effects or not needed.isdisjoint(map(id, equation.outvars)):
+            needed.update(map(id, equation.invars))
+    return [id(var) in needed for var in jaxpr.invars]
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
