@@ -55,7 +55,6 @@ class Report(NamedTuple):
 
     Attributes:
       rehearsal: ``Rehearsal.to_dict()``; None if there is none.
-      text: the rehearsal as a person reads it.
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
       is_for_all: the request is wrong for any mesh, so that others need not be tried.
@@ -63,7 +62,6 @@ class Report(NamedTuple):
     """
 
     rehearsal: dict[str, Any] | None = None
-    text: str = ""
     reason: str = ""
     lines: Sequence[str] = ()
     is_for_all: bool = False

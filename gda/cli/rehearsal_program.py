@@ -64,8 +64,7 @@ def _report(request: Request) -> Report:
     except BaseException as error:
         says = f"{request.file}:{request.function} failed with the mesh {format_mesh(request.mesh)}"
         return Report(reason=_reason(error), lines=[f"{says}:", *traceback_of(error, __file__)])
-    text = f"{rehearsal}\n\n{rehearsal.collectives}" if rehearsal.collectives else str(rehearsal)
-    return Report(rehearsal.to_dict(), text)
+    return Report(rehearsal.to_dict())
 
 
 def _reason(error: BaseException) -> str:

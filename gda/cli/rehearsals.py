@@ -132,7 +132,8 @@ def rehearse(options: argparse.Namespace) -> int:
         documents = [result.document() for result in results]
         print_json(documents[0] if is_one else documents)
     elif is_one:
-        print(results[0].report.text)
+        rehearsal = results[0].rehearsal
+        print(rehearsal, *([rehearsal.collectives] if rehearsal.collectives else []), sep="\n\n")
     else:
         print(*_lines(results), sep="\n")
     return min(result.code for result in results)

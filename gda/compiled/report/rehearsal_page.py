@@ -6,7 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import format_source, table_of
-from gda.compiled.report.rehearsal_text import devices_of, notes_of, of_capacity, traffic_cells
+from gda.compiled.report.rehearsal_text import (
+    ANSWERS,
+    devices_of,
+    notes_of,
+    of_capacity,
+    traffic_cells,
+)
 from gda.layout.spec import format_spec
 from gda.layout.text import format_bytes, format_more, typed_shape
 from gda.show import markup
@@ -28,11 +34,7 @@ _COLOR_OF = {
     _CODE: _YELLOW,
 }
 _LINKS = {"fast links": _BLUE, "slow links": _ORANGE}
-_ANSWERS = {
-    True: ("fits", _GREEN),
-    False: ("does not fit", _ORANGE),
-    None: ("capacity unknown", _YELLOW),
-}
+_COLOR_OF_ANSWER = {True: _GREEN, False: _ORANGE, None: _YELLOW}
 _ROWS_SHOWN = 10
 _WIDE, _NARROW = 60, 14  # em
 _HIGH = 28  # pixels
@@ -47,7 +49,7 @@ def page_of(rehearsals: Iterable[Rehearsal]) -> str:
 
 def element_of(rehearsal: Rehearsal) -> str:
     """Return the picture of a rehearsal as one HTML element, light or dark."""
-    answer, color = _ANSWERS[rehearsal.fits]
+    answer, color = ANSWERS[rehearsal.fits], _COLOR_OF_ANSWER[rehearsal.fits]
     verdict = (
         f'<span style="background:{color};color:{INK};padding:2px 10px;border-radius:10px;'
         f'font-weight:600">{answer}</span>'

@@ -13,6 +13,7 @@ from gda.layout.text import counted, format_bytes, format_mesh, format_more, typ
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
 
+ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
 _MANY_OPERATIONS = 1000  # fewer compile soon
@@ -32,8 +33,7 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
 
 def headline_of(rehearsal: Rehearsal) -> str:
     """Return the name, the devices and the answer."""
-    answers = {True: "fits", False: "does not fit", None: "capacity unknown"}
-    return f"{rehearsal.name} on {devices_of(rehearsal)}: {answers[rehearsal.fits]}"
+    return f"{rehearsal.name} on {devices_of(rehearsal)}: {ANSWERS[rehearsal.fits]}"
 
 
 def devices_of(rehearsal: Rehearsal) -> str:
