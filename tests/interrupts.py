@@ -1,6 +1,8 @@
 """Ctrl-C in this thread at the moments when Python looks for it.
 
 That is when a function of Python begins, and when one of C returns, whose result is dropped.
+Not when a generator expression begins: ``all`` and ``any`` may drop it before its end, which begins
+it once more to be closed, and Python ignores what is raised there.
 """
 
 import contextlib
@@ -28,7 +30,8 @@ class Calls:
         self.passed, self._interrupted, self._places = 0, interrupted, places
 
     def _pass(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(self._places):
+        is_moment = event == "c_return" or event == "call" and frame.f_code.co_name != "<genexpr>"
+        if is_moment and frame.f_code.co_filename.startswith(self._places):
             self.passed += 1
             if self.passed == self._interrupted:
                 sys.setprofile(None)
