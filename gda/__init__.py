@@ -50,6 +50,9 @@ _MODULE_OF = {
     # Move and save.
     "reshard_tree": "gda.trees.resharding",
     "checkpoint": "gda.checkpoint",
+    "offer": "gda.checkpoint.programs.offering",
+    "Offer": "gda.checkpoint.programs.offering",
+    "pull": "gda.checkpoint.programs.pulling",
     "store": "gda.trees.files.store",
     "store_tree": "gda.trees.files.store",
     # Many processes.

@@ -20,7 +20,7 @@ from gda.arrays.transport import staging
 from gda.multihost import places
 
 process, address = int(sys.argv[1]), sys.argv[2]
-places._machine = lambda: f"machine {process}"
+places.machine = lambda: f"machine {process}"
 jax.distributed.initialize(address, 4, process)
 
 rounds = []

@@ -105,7 +105,7 @@ def plan_conversion(
             "dicts and lists"
         )
     if dtype is not None:
-        wanted = _dtype_of_floats(dtype)
+        wanted = dtype_of_floats(dtype)
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
     if kind is Kind.SAFETENSORS:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
@@ -176,7 +176,7 @@ def _is_array(leaf: Any) -> bool:
     return is_source(leaf) or is_array(leaf) or isinstance(leaf, np.ndarray)
 
 
-def _dtype_of_floats(name: str) -> np.dtype[Any]:
+def dtype_of_floats(name: Any) -> np.dtype[Any]:
     dtype = as_dtype(name)
     if not jax.numpy.issubdtype(dtype, np.floating):
         raise TypeError(

@@ -179,7 +179,7 @@ def restore(
         leaves, definition, wanted, together = agreed(manifest)
         arrays = read_arrays(store, manifest, wanted, options, together)
         if check_fingerprint:
-            check_fingerprints(store.url, wanted, arrays)
+            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays)
         following = iter(arrays)
         values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
         if definition is not None:

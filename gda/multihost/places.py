@@ -52,7 +52,7 @@ def introduce() -> None:
 def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
     """Post the place of this process."""
     are_all = len(place.processes) == jax.process_count()
-    fields = place._replace(machine=_machine(), pid=os.getpid())._asdict()
+    fields = place._replace(machine=machine(), pid=os.getpid())._asdict()
     said = fields | {"processes": "all" if are_all else place.processes}  # they may be many
     key = f"{_FOLDER}/{jax.process_index()}/at"
     service.put(key, json.dumps(said).encode(), overwrite=overwrite)
@@ -81,11 +81,11 @@ def ended(places: dict[int, Place], processes: Iterable[int]) -> list[int]:
 
 def is_near(place: Place) -> bool:
     """Return True if the process is on this machine, which notices its end."""
-    return bool(place.machine) and place.machine == _machine()
+    return bool(place.machine) and place.machine == machine()
 
 
 @cache
-def _machine() -> str:
+def machine() -> str:
     """Return a text for this kernel and its table of processes; empty if they are unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,7 +1,8 @@
 """The blocks of arrays and sources that this process writes: over all processes, every block once.
 
 Processes share replicated blocks out, array after array, so that process 0 does not write all of
-them. The blocks of a source, which every process can read, are shared out too.
+them. The blocks of a source, which every process can read, are shared out too. A process that
+offers arrays to another program has the blocks that it holds, in place of those that it writes.
 """
 
 from __future__ import annotations
@@ -129,11 +130,13 @@ def written_arrays(
     grids: Sequence[ShardGrid | None],
     *,
     are_copies: bool,
+    are_held: bool = False,
 ) -> list[WrittenArray]:
     """Return the blocks of the arrays of a tree that this process writes; copies nothing.
 
     With ``are_copies``, arrays on the devices of one process are the same in all processes, so that
-    one writes them. Otherwise each writes its own.
+    one writes them. Otherwise each writes its own. With ``are_held``, a process has all the blocks
+    that its devices hold, also where others hold them too.
     """
     shardings = [getattr(array, "sharding", None) for array in arrays]
     # All processes have the same mesh; an array without one is local to its process.
@@ -152,11 +155,11 @@ def written_arrays(
         if is_source:
             plan = _plan_of_source(array, turn)
         elif grid is None or is_local:
-            plan = _plan_of_local(array, turn)
+            plan = _plan_of_local(array, jax.process_index() if are_held else turn)
         else:
-            turn = turn % _period_of(grid) if jax.process_count() > 1 else 0
+            turn = turn % _period_of(grid) if jax.process_count() > 1 and not are_held else 0
             key = id(grid), turn  # arrays of one layout have one grid, from a cache
-            plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn))
+            plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn, are_held))
         written.append(WrittenArray(array, grid, turn, is_local, *plan))
     return written
 
@@ -177,11 +180,11 @@ def _plan_of_source(array: SourceArray, turn: int) -> _Plan:
     return _Plan(indices, starts, dict.fromkeys(numbers))
 
 
-def _plan_of(array: Any, grid: ShardGrid, turn: int) -> _Plan:
+def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _Plan:
     if not array.size:
         return _Plan({}, {}, {})
-    indices = {}
-    for number in grid.view(jax.process_index()).written_blocks(turn):
+    indices, view = {}, grid.view(jax.process_index())
+    for number in view.block_ids if are_held else view.written_blocks(turn):
         index = grid.block_index(number)
         if not (grid.is_padded and is_empty(index)):
             indices[number] = bounded(index, grid.global_shape)

@@ -178,9 +178,9 @@ LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
         ({"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['params', 0], "),
         ({"at": [1.5]}, TypeError, "at must be a list of keys and indices"),
-        ({"at": ["b"]}, KeyError, "['b'] is not in the checkpoint; the tree itself has 'a'"),
-        ({"at": ["b"], "like": 3}, KeyError, "['b'] is not in the checkpoint"),
-        ({"at": ["a", 0]}, KeyError, "['a'][0] is not in the checkpoint; ['a'] has nothing"),
+        ({"at": ["b"]}, KeyError, "['b'] is not in the tree; the tree itself has 'a'"),
+        ({"at": ["b"], "like": 3}, KeyError, "['b'] is not in the tree"),
+        ({"at": ["a", 0]}, KeyError, "['a'][0] is not in the tree; ['a'] has nothing"),
     ],
 )
 def test_arguments_of_restore(

@@ -47,7 +47,7 @@ def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
     code, out, err = run("diff", a, b, "--at", "params/7")
     assert (code, out) == (2, "")
     assert err == (
-        "gda: --at: ['params'][7] is not in the checkpoint; ['params'] has 0; 1; "
+        "gda: --at: ['params'][7] is not in the tree; ['params'] has 0; 1; "
         "write keys as in params/layers/0\n"
     )
 

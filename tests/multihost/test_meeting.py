@@ -54,7 +54,7 @@ def test_a_late_process_is_named_to_everybody_and_to_itself(
     is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
     if is_elsewhere:
-        monkeypatch.setattr(places, "_machine", lambda: f"machine {jax.process_index()}")
+        monkeypatch.setattr(places, "machine", lambda: f"machine {jax.process_index()}")
     meet(b"", join, kind="test", what="the first place", timeout=20)
     if jax.process_index() == 2:
         wait_for(shared_tmp_path / str(i) for i in (0, 1, 3))

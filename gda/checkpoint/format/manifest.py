@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -183,15 +183,15 @@ Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The contents of a checkpoint."""
+class RecordedTree:
+    """The records of a tree: in a checkpoint, or in the offer of another program."""
 
-    data: str  # the directory with its arrays
-    arrays: tuple[StoredArray, ...]
     leaves: tuple[Leaf, ...]  # in the order in which the structure counts them
     structure: Any  # of the tree: see gda.checkpoint.format.structure
-    about: dict[str, Any]  # date and versions of the save, for people
-    group: tuple[int, int]  # size and CRC-32C of the zarr.json of the group of all arrays
+
+    # For messages: the tree, and the argument that casts its arrays to the dtypes of ``like``.
+    what: ClassVar[str] = "the checkpoint"
+    cast_argument: ClassVar[str] = "cast=True"
 
     @property
     def array_leaves(self) -> list[ArrayLeaf]:
@@ -201,6 +201,16 @@ class Manifest:
     def leaves_at(self, at: Path) -> dict[Path, Leaf]:
         """Return the leaves of a subtree, by their paths in the whole tree."""
         return {leaf.path: leaf for leaf in self.leaves if leaf.path[: len(at)] == at}
+
+
+@dataclass(frozen=True)
+class Manifest(RecordedTree):
+    """The contents of a checkpoint."""
+
+    data: str  # the directory with its arrays
+    arrays: tuple[StoredArray, ...]
+    about: dict[str, Any]  # date and versions of the save, for people
+    group: tuple[int, int]  # size and CRC-32C of the zarr.json of the group of all arrays
 
     def chunk_of(self, piece: Piece) -> Chunk:
         """Return the chunk that has a piece."""

@@ -52,7 +52,7 @@ MOST_HEADER_BYTES = 1000
 
 def dump(manifest: Manifest) -> bytes:
     """Return the file; raise ``ValueError`` if it would be larger than ``load`` accepts."""
-    text = json.dumps(manifest, default=_for_json, separators=(",", ":"), allow_nan=False)
+    text = written(manifest)
     try:
         if len(text) + MOST_HEADER_BYTES > MOST_BYTES:
             raise ValueError(f"it would have {len(text)} bytes; expected are at most {MOST_BYTES}")
@@ -64,6 +64,11 @@ def dump(manifest: Manifest) -> bytes:
         ) from None
     body = text.encode()
     return _header(body) + body
+
+
+def written(value: Any) -> str:
+    """Return the JSON of a value with records in it."""
+    return json.dumps(value, default=_for_json, separators=(",", ":"), allow_nan=False)
 
 
 def _header(body: bytes | memoryview) -> bytes:
@@ -99,10 +104,20 @@ def body_of(file: bytes, where: str) -> memoryview:
 
 def load(file: bytes, where: str) -> Manifest:
     """Return the manifest in the file ``where``; raise ``CorruptionError`` if it is not valid."""
-    body = body_of(file, where)
+    return _checked(lambda: _manifest(parse_json(str(body_of(file, where), "utf-8"))), where)
+
+
+def leaves_of_json(value: Any, where: str) -> tuple[Leaf, ...]:
+    """Return the records of leaves in JSON; raise ``CorruptionError`` if they are not valid."""
+    return _checked(lambda: _READERS["leaves"][1](value), where)
+
+
+def _checked(read: Callable[[], T], where: str) -> T:
     try:
         with _without_collections():
-            return _manifest(parse_json(str(body, "utf-8")))
+            return read()
+    except CorruptionError:
+        raise
     except _Invalid as invalid:
         said = str(invalid)
         said = said[1:] if said[0] == "." else f"the manifest{said}"
@@ -377,7 +392,8 @@ def _crcs(text: Any) -> array[int]:
 
 
 @functools.lru_cache(maxsize=64)  # NumPy makes a name anew each time: a quarter of a load
-def _dtype(text: Any) -> np.dtype[Any]:
+def dtype_named(text: Any) -> np.dtype[Any]:
+    """Return the dtype that a record names; ``TypeError`` if a record cannot have it."""
     import ml_dtypes  # registers the names of JAX's types in NumPy
 
     known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
@@ -392,7 +408,7 @@ def _dtype(text: Any) -> np.dtype[Any]:
 def is_storable(dtype: np.dtype[Any]) -> bool:
     """Return True if a checkpoint can hold arrays of this dtype."""
     try:
-        return _dtype(dtype.name) == dtype
+        return dtype_named(dtype.name) == dtype
     except TypeError:
         return False
 
@@ -413,7 +429,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "codec": ("'bytes' or 'zstd'", _matching("bytes|zstd")),
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
-    "dtype": ("the name of a dtype", _dtype),
+    "dtype": ("the name of a dtype", dtype_named),
     "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
     "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),

@@ -64,8 +64,7 @@ def subtree(structure: Any, at: Path) -> Any:
         if key not in children:
             there = join_some([repr(each) for each in children]) or "nothing"
             raise KeyError(
-                f"{format_path(at[: i + 1])} is not in the checkpoint; {format_path(at[:i])} has "
-                f"{there}"
+                f"{format_path(at[: i + 1])} is not in the tree; {format_path(at[:i])} has {there}"
             )
         structure = children[key]
     return structure

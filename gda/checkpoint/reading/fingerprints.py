@@ -43,8 +43,17 @@ def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
         )
 
 
-def check_fingerprints(url: str, leaves: Sequence[RestoredLeaf], values: Sequence[Any]) -> None:
-    """Raise unless every array has the recorded fingerprint. All processes must call it."""
+def check_fingerprints(
+    url: str,
+    leaves: Sequence[RestoredLeaf],
+    values: Sequence[Any],
+    was: str = "saved",
+    timeout: float = 600,
+) -> None:
+    """Raise unless every array has the recorded fingerprint. All processes must call it.
+
+    In messages, ``url`` is what the arrays are from, and they were ``"saved"`` or ``"offered"``.
+    """
     begun = [_begin_share(*each) for each in zip(leaves, values, strict=True)]
 
     def judge(parts: dict[int, list[Any]]) -> list[str]:
@@ -54,20 +63,20 @@ def check_fingerprints(url: str, leaves: Sequence[RestoredLeaf], values: Sequenc
             if _digests(leaf.saved, of_all) != {leaf.saved.fingerprint}
         ]
 
-    what = f"comparing fingerprints with the checkpoint {url}"
+    what = f"comparing fingerprints with {url}"
     done = all_do(
         lambda: [(holders, sums.to_json()) for holders, sums in begun],
         judge=judge,
         what=what,
-        timeout=600,
+        timeout=timeout,
     )
     if wrong := done.verdict:
-        problems = [_differing(path) for path in wrong]
+        problems = [_differing(path, was) for path in wrong]
         raise CorruptionError(f"{url}: {join_some(problems)}", problems)
 
 
-def _differing(path: str) -> str:
-    return f"array {path} is not what was saved: its fingerprint differs"
+def _differing(path: str, was: str) -> str:
+    return f"array {path} is not what was {was}: its fingerprint differs"
 
 
 class ChunkSums:
@@ -107,7 +116,7 @@ class ChunkSums:
     def problems(self) -> list[str]:
         """Return a line for each array whose fingerprint is not the one recorded."""
         return [
-            _differing(format_path(leaf.path))
+            _differing(format_path(leaf.path), "saved")
             for leaf, sums in zip(self._leaves, self._sums, strict=True)
             if digest_of(*saved_type(leaf), sums) != leaf.fingerprint
         ]

@@ -1,7 +1,7 @@
-"""The leaves that a restore returns, each with its type and layout.
+"""The leaves that a restore or a pull returns, each with its type and layout.
 
 They come from ``like``, a tree of arrays and values, or from a mesh and specs. Every mismatch with
-the checkpoint is found here, before anything is read.
+the recorded tree is found here, before anything is read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
 from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
 from gda.layout.spec import Shape, check_spec
 from gda.layout.text import join_some
@@ -61,7 +61,7 @@ class _Mismatch(Exception):  # noqa: N818
 
 
 def leaves_like(
-    manifest: Manifest,
+    tree: RecordedTree,
     like: Any,
     at: Path,
     partial: bool,
@@ -71,9 +71,9 @@ def leaves_like(
 ) -> tuple[list[RestoredLeaf | Any], Any]:
     """Return a leaf to restore or a value for every leaf of ``like``, and its structure."""
     wanted, definition = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_container)
-    saved = {path[len(at) :]: leaf for path, leaf in manifest.leaves_at(at).items()}
+    saved = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
     paths = [path_of_keys(keys) for keys, _ in wanted]
-    _check_same_leaves(paths, saved, partial, at)
+    _check_same_leaves(tree, paths, saved, partial, at)
     if layout is not None and layout.surplus:
         raise ValueError(join_some(layout.surplus))
     results: list[RestoredLeaf | Any] = []
@@ -82,13 +82,13 @@ def leaves_like(
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
             place = None if layout is None else layout.place_of(path)
-            results.append(_leaf_like(saved[path], leaf, cast, place, pad))
+            results.append(_leaf_like(tree, saved[path], leaf, cast, place, pad))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
     if problems:
         kind = TypeError if are_dtypes else ValueError
-        raise kind(f"the checkpoint does not match like: {_listed(problems)}")
+        raise kind(f"{tree.what} does not match like: {_listed(problems)}")
     return results, definition
 
 
@@ -116,7 +116,7 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
     return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
 
 
-def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | None:
+def layout_of(mesh: Any, specs: Any, tree: RecordedTree, at: Path) -> Layout | None:
     """Return the layouts that the arguments give below a path; ``None`` if they give none."""
     if mesh is None and specs is None:
         return None
@@ -124,7 +124,7 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
         entry is None or isinstance(entry, str | tuple) for entry in specs
     ):
         specs = PartitionSpec(*specs)
-    leaves = unflatten(manifest.structure, manifest.leaves, at)
+    leaves = unflatten(tree.structure, tree.leaves, at)
     prefix = specs_per_leaf(leaves, mesh, specs, _shaped)
     surplus = [keystr(pair.keys) for pair in prefix.pairs if pair.leaf is NOTHING]
     places = {
@@ -132,7 +132,7 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
         for pair in prefix.pairs
         if pair.leaf is not NOTHING and pair.found is not NOTHING
     }
-    said = f"the checkpoint has no {join_some(surplus)}, which {prefix.name} has"
+    said = f"{tree.what} has no {join_some(surplus)}, which {prefix.name} has"
     return Layout(places, prefix.name, [said] if surplus else [])
 
 
@@ -143,7 +143,7 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
 
 
 def leaves_of(
-    manifest: Manifest, at: Path, layout: Layout | None, pad: bool
+    tree: RecordedTree, at: Path, layout: Layout | None, pad: bool
 ) -> list[RestoredLeaf | Any]:
     """Return a leaf to restore or a value for every leaf; ``None`` outside of ``at``.
 
@@ -153,7 +153,7 @@ def leaves_of(
     problems = [] if layout is None else [*layout.surplus]
     unfit: list[tuple[Path, str]] = []
     lacking = []
-    for leaf in manifest.leaves:
+    for leaf in tree.leaves:
         path = leaf.path[len(at) :]
         if leaf.path[: len(at)] != at:
             results.append(None)
@@ -175,7 +175,7 @@ def leaves_of(
     if lacking:
         problems.append(f"{layout and layout.name} has nothing for {join_some(lacking)}")
     if problems:
-        what = f"{layout.name} does not fit the checkpoint" if layout else "the restore fails"
+        what = f"{layout.name} does not fit {tree.what}" if layout else f"{tree.what} does not fit"
         raise ValueError(f"{what}: {join_some(problems)}")
     return results
 
@@ -203,7 +203,7 @@ def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
 
 
 def _check_same_leaves(
-    paths: Sequence[Path], saved: dict[Path, Leaf], partial: bool, at: Path
+    tree: RecordedTree, paths: Sequence[Path], saved: dict[Path, Leaf], partial: bool, at: Path
 ) -> None:
     missing = [format_path(at + path) for path in paths if path not in saved]
     there = set(paths)
@@ -217,7 +217,7 @@ def _check_same_leaves(
         where = join_some([str([*at, *part]) for part in parts])
         said.append(f"it has all leaves of like with at= one of {where}")
     if said:
-        raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
+        raise ValueError(f"{tree.what} does not match like: {'; '.join(said)}")
 
 
 def _parts_with(paths: Sequence[Path], saved: dict[Path, Leaf]) -> list[Path]:
@@ -227,7 +227,9 @@ def _parts_with(paths: Sequence[Path], saved: dict[Path, Leaf]) -> list[Path]:
     return sorted((part for part in parts if all(part + path in saved for path in paths)), key=len)
 
 
-def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
+def _leaf_like(
+    tree: RecordedTree, leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool
+) -> Any:
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
         if _is_number_of(like, leaf.value):
@@ -259,7 +261,9 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
             raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
     elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
         if not cast:
-            raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
+            raise TypeError(
+                f"it has dtype {leaf.dtype}, and like has {wanted}; pass {tree.cast_argument}"
+            )
         dtype = wanted
     if isinstance(array, np.generic):
         return _number_leaf(leaf, dtype)
@@ -426,5 +430,5 @@ def _check_kept(dtype: np.dtype[Any]) -> None:
     if final != dtype:
         raise TypeError(
             f"it has dtype {dtype}, which JAX narrows to {final} without jax_enable_x64; set it, "
-            "or pass in like=... an array of another dtype with cast=True, or a NumPy array"
+            "ask for another dtype, or pass a NumPy array in like="
         )

@@ -106,11 +106,12 @@ class SavedLeaf(NamedTuple):
 
 
 def saved_leaves(
-    leaves: Iterable[tuple[Path, Any]], options: Options
+    leaves: Iterable[tuple[Path, Any]], options: Options, *, are_held: bool = False
 ) -> list[SavedLeaf | ValueLeaf]:
     """Return every leaf of a tree as it is saved; copies and reads nothing.
 
     On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
+    ``are_held`` is that of ``written_arrays``.
     """
     given: list[_Given | ValueLeaf] = []
     reading = one_at_a_time(options)
@@ -123,7 +124,10 @@ def saved_leaves(
     arrays = [each for each in given if isinstance(each, _Given)]
     written = iter(
         written_arrays(
-            [each.array for each in arrays], [each.grid for each in arrays], are_copies=True
+            [each.array for each in arrays],
+            [each.grid for each in arrays],
+            are_copies=True,
+            are_held=are_held,
         )
     )
     return [

@@ -211,7 +211,7 @@ def test_only_a_subtree(saved: Callable[..., Path]) -> None:
     assert paths(diff(a, [batch(2), batch(3) * 2], at=["params"], values=True)) == {
         "of_other_content": [("params", 1)]
     }
-    with pytest.raises(KeyError, match=r"\['opt'\] is not in the checkpoint"):
+    with pytest.raises(KeyError, match=r"\['opt'\] is not in the tree"):
         diff(a, b, at=["opt"])
     with pytest.raises(TypeError, match="at must be a list of keys"):
         diff(a, b, at="params")

@@ -1,0 +1,165 @@
+"""The questions that a process asks those of an offer, and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.arrays.fingerprints.formula import digest_of
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
+from gda.checkpoint.programs.catalog import Catalog
+from gda.checkpoint.programs.connection import Address, Connection, Deadline
+from gda.checkpoint.programs.pieces import PulledPiece, all_blocks, pulled_pieces
+from gda.checkpoint.programs.serving import ERRORS
+from gda.checkpoint.reading.blocks import Arrival
+from gda.checkpoint.reading.restored_leaves import saved_type
+from gda.layout.strict_json import parse_json
+
+_MOST_CATALOG_BYTES = 2**28
+_MOST_ANSWER_BYTES = 2**26
+_MOST_CONNECTIONS = 8  # at a time: each thread copies as fast as a core can
+
+
+class PieceToPull(NamedTuple):
+    """A piece of a leaf of an offer, the dtype that it is sent in, and the array it is for."""
+
+    leaf: int
+    piece: PulledPiece
+    dtype: np.dtype[Any]
+    arrival: Arrival | None = None
+
+    @property
+    def question(self) -> list[Any]:
+        return [self.leaf, self.piece.start, self.piece.shape, self.dtype.name]
+
+    @property
+    def memory(self) -> np.ndarray[Any, Any]:
+        """The part of the array that the piece fills."""
+        assert self.arrival is not None
+        box = self.arrival.boxes[self.piece.block]
+        sides = zip(self.piece.start, box.start, self.piece.shape, strict=True)
+        within = [slice(first - begin, first - begin + size) for first, begin, size in sides]
+        return self.arrival.blocks[self.piece.block][(*within, ...)]
+
+
+Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them
+
+
+@dataclass(frozen=True)
+class OfferToPull:
+    """The offer of another program."""
+
+    address: Address
+    token: str | None
+    deadline: Deadline
+
+    def peer(self, server: int, address: object = None) -> str:
+        """Return a name for a process of the offer, for messages."""
+        if server == 0:
+            return f"the offer at {self.address}"
+        return f"process {server} of the offer at {self.address}, at {address},"
+
+    def catalog(self, name: str | None, least: int | None, held: contextlib.ExitStack) -> str:
+        """Return the catalog of the first process, which holds its version as long as ``held``."""
+        peer = self.peer(0)
+        connection = Connection.to(self.address, peer, self.token, self.deadline, waits=True)
+        held.callback(connection.close)
+        connection.send(
+            {"ask": "tree", "name": name, "least": least, "timeout": self.deadline.left()}
+        )
+        text = connection.text(_MOST_CATALOG_BYTES)
+        if text.startswith('{"error"'):
+            _raise_error(parse_json(text), peer)
+        return text
+
+    def pull(self, catalog: Catalog, pieces: Pieces) -> None:
+        """Get pieces, each in the memory of its array."""
+
+        def receive(connection: Connection, asked: list[PieceToPull]) -> None:
+            expected = sum(each.memory.nbytes for each in asked)
+            answer = _answer(connection)
+            if answer.get("nbytes") != expected:
+                raise ConnectionError(
+                    f"{connection.peer} has {answer.get('nbytes')!r:.80} bytes for pieces of "
+                    f"{expected} bytes"
+                )
+            for each in asked:
+                connection.receive_block(each.memory)
+
+        self._ask_all("pieces", catalog, pieces, receive)
+
+    def with_fingerprints(self, catalog: Catalog, at: Path) -> Catalog:
+        """Return the catalog with the fingerprint of each array below a path."""
+        pieces: defaultdict[int, list[PieceToPull]] = defaultdict(list)
+        sums: dict[int, list[Any]] = {}
+        for number, leaf in enumerate(catalog.leaves):
+            if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
+                sums[number], grid = [], catalog.grid_of(leaf)
+                for piece in pulled_pieces(grid, all_blocks(grid)):
+                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
+
+        def receive(connection: Connection, asked: list[PieceToPull]) -> None:
+            for each, words in zip(asked, _answer(connection)["sums"], strict=True):
+                sums[each.leaf].append(words)
+
+        self._ask_all("sums", catalog, pieces, receive)
+
+        def proven(number: int, leaf: Leaf) -> Leaf:
+            if number not in sums or not isinstance(leaf, ArrayLeaf):
+                return leaf
+            return replace(leaf, fingerprint=digest_of(*saved_type(leaf), sums[number]))
+
+        leaves = [proven(number, leaf) for number, leaf in enumerate(catalog.leaves)]
+        return replace(catalog, leaves=tuple(leaves))
+
+    def _ask_all(
+        self,
+        kind: str,
+        catalog: Catalog,
+        pieces: Pieces,
+        receive: Callable[[Connection, list[PieceToPull]], object],
+    ) -> None:
+        """Ask processes for something about pieces, several at a time; an error ends all."""
+        is_stopped = threading.Event()
+        errors: list[BaseException] = []
+
+        def ask(server: int, asked: list[PieceToPull]) -> None:
+            place = catalog.servers[server].place
+            peer, deadline = self.peer(server, place), self.deadline
+            try:
+                connection = Connection.to(place, peer, self.token, deadline, is_stopped=is_stopped)
+                with contextlib.closing(connection):
+                    question = {"ask": kind, "version": catalog.version, "timeout": deadline.left()}
+                    connection.send(question | {"pieces": [each.question for each in asked]})
+                    receive(connection, asked)
+            except BaseException as error:
+                errors.append(error)
+                is_stopped.set()
+
+        with ThreadPoolExecutor(_MOST_CONNECTIONS, "gda-pull") as pool:
+            try:
+                wait([pool.submit(ask, *each) for each in pieces.items()])
+            finally:
+                is_stopped.set()  # for those that run, after Ctrl-C
+        if errors:
+            raise errors[0]
+
+
+def _answer(connection: Connection) -> dict[str, Any]:
+    answer = connection.message(_MOST_ANSWER_BYTES)
+    _raise_error(answer, connection.peer)
+    return answer
+
+
+def _raise_error(answer: Any, peer: str) -> None:
+    """Raise the error in an answer, if it is one."""
+    if "error" in answer:
+        kind, said = answer["error"]
+        raise ERRORS.get(kind, ConnectionError)(f"{peer} {said:.1000}")

@@ -1,0 +1,175 @@
+"""The description of an offer: its leaves, their layouts, and the addresses of its processes.
+
+The first process of the offering program sends it, as JSON; every value is checked before it is
+used, because whatever listens at an address may send anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import ArrayLeaf, RecordedTree
+from gda.checkpoint.format.manifest_json import leaves_of_json, written
+from gda.checkpoint.format.structure import check_structure
+from gda.checkpoint.programs.connection import Address
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Shape, SpecEntry
+from gda.layout.strict_json import parse_json
+
+
+class Server(NamedTuple):
+    """A process that offers: the address that it listens on, and a text for its machine."""
+
+    address: str
+    machine: str
+
+    @property
+    def place(self) -> Address:
+        return Address.of(self.address)
+
+
+class MeshOfOffer(NamedTuple):
+    """A mesh of the offering program: axis sizes by name, and the process of each device."""
+
+    shape: tuple[tuple[str, int], ...]
+    process_of: tuple[int, ...]
+
+
+class LayoutOfOffer(NamedTuple):
+    """The layout of some arrays: a mesh, by its number, and a spec."""
+
+    mesh: int
+    spec: tuple[SpecEntry, ...]
+
+
+@dataclass(frozen=True)
+class Catalog(RecordedTree):
+    """The description of one version of an offer; the ``array`` of a leaf is that of its layout."""
+
+    name: str
+    version: int
+    meshes: tuple[MeshOfOffer, ...]
+    layouts: tuple[LayoutOfOffer, ...]
+    servers: tuple[Server, ...]
+
+    what: ClassVar[str] = "the offer"
+    cast_argument: ClassVar[str] = "dtype="
+
+    def grid_of(self, leaf: ArrayLeaf) -> ShardGrid:
+        """Return the grid of a leaf, with the processes that hold its blocks."""
+        assert leaf.array is not None
+        layout = self.layouts[leaf.array]
+        return _grid(leaf.shape, self.meshes[layout.mesh], layout.spec)
+
+    def to_json(self) -> bytes:
+        """Return the catalog as JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return written(fields).encode()
+
+
+class Layouts:
+    """The meshes and the layouts of a catalog while it is made, each once."""
+
+    def __init__(self) -> None:
+        self._meshes: dict[MeshOfOffer, int] = {}
+        self._layouts: dict[LayoutOfOffer, int] = {}
+
+    def number_of(self, grid: ShardGrid | None, num_processes: int) -> int:
+        """Return the number of a layout; without a grid, every process has the whole array."""
+        if grid is None:
+            mesh, spec = MeshOfOffer((("process", num_processes),), (*range(num_processes),)), ()
+        else:
+            processes = grid.processes  # None of one process
+            devices = np.zeros(grid.num_devices, int) if processes is None else processes.process_of
+            mesh = MeshOfOffer((*grid.mesh_shape.items(),), (*devices.tolist(),))
+            spec = grid.spec
+        layout = LayoutOfOffer(self._meshes.setdefault(mesh, len(self._meshes)), spec)
+        return self._layouts.setdefault(layout, len(self._layouts))
+
+    @property
+    def both(self) -> tuple[tuple[MeshOfOffer, ...], tuple[LayoutOfOffer, ...]]:
+        return tuple(self._meshes), tuple(self._layouts)
+
+
+def catalog_of(text: str, peer: str) -> Catalog:
+    """Return the catalog in a JSON text; ``ConnectionError`` if it is not valid."""
+    try:
+        value = parse_json(text)
+        name, version = value["name"], value["version"]
+        if not isinstance(name, str) or type(version) is not int:
+            raise ValueError("it has no name or no version")
+        catalog = Catalog(
+            leaves=leaves_of_json(value["leaves"], peer),
+            structure=value["structure"],
+            name=name,
+            version=version,
+            meshes=tuple([_mesh(mesh) for mesh in value["meshes"]]),
+            layouts=tuple([_layout(layout) for layout in value["layouts"]]),
+            servers=tuple([_server(server) for server in value["servers"]]),
+        )
+        check_structure(catalog.structure, [leaf.path for leaf in catalog.leaves])
+        _check_layouts(catalog)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        said = error if isinstance(error, CorruptionError) else f"{type(error).__name__}: {error}"
+        raise ConnectionError(f"{peer} sent a catalog that is not valid: {said}") from None
+    return catalog
+
+
+def _mesh(value: Any) -> MeshOfOffer:
+    shape, process_of = value
+    sizes = tuple([(_text(axis), _count(size)) for axis, size in shape])
+    processes = tuple([_count(process) for process in process_of])
+    if math.prod([size for _, size in sizes]) != len(processes):
+        raise ValueError(f"a mesh {dict(sizes)} has {len(processes)} devices")
+    return MeshOfOffer(sizes, processes)
+
+
+def _layout(value: Any) -> LayoutOfOffer:
+    mesh, spec = value
+    return LayoutOfOffer(_count(mesh), tuple([_entry(entry) for entry in spec]))
+
+
+def _entry(entry: Any) -> SpecEntry:
+    if isinstance(entry, list):
+        return tuple([_text(axis) for axis in entry])
+    return None if entry is None else _text(entry)
+
+
+def _server(value: Any) -> Server:
+    address, machine = value
+    Address.of(address)
+    return Server(address, _text(machine))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise TypeError(f"{value!r:.80} is no count")
+    return value
+
+
+def _check_layouts(catalog: Catalog) -> None:
+    """Raise unless every array has a layout that fits it, over processes with an address."""
+    known = range(len(catalog.servers))
+    for mesh in catalog.meshes:
+        if not {*mesh.process_of} <= {*known}:
+            raise ValueError("a mesh has processes without an address")
+    for leaf in catalog.array_leaves:
+        catalog.grid_of(leaf)
+
+
+@lru_cache(maxsize=1024)
+def _grid(shape: Shape, mesh: MeshOfOffer, spec: Sequence[SpecEntry]) -> ShardGrid:
+    return ShardGrid(shape, dict(mesh.shape), spec, pad=True, process_of=mesh.process_of)

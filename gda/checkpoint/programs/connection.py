@@ -1,0 +1,278 @@
+"""A connection between two programs: messages of JSON, and the bytes of blocks.
+
+Each side greets the other, and proves with an HMAC that it has the same token, which is never sent.
+After that a message is its length in four bytes and its JSON. Blocks follow a message that says how
+many bytes they have; both sides know their shapes. Nothing is allocated for a length that the other
+side says before it is compared with a bound.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from gda.layout.strict_json import parse_json
+
+T = TypeVar("T")
+
+# With its version: programs of different versions of gda must not misunderstand each other.
+_GREETING = b"gda offer 1\n"
+_NONCE_BYTES = 32
+_LENGTH_BYTES = 4
+_LOOK_EVERY = 0.25  # seconds
+# A part of a block is still in the cache when it is copied the second time.
+_PART_BYTES = 256 * 1024
+
+
+class Deadline:
+    """A moment until which a caller waits."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        return max(self._end - time.monotonic(), 0.0)
+
+
+class Address(NamedTuple):
+    """An address that a process listens on."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: object) -> Address:
+        """Return the address in a text such as ``10.0.0.1:7700`` or ``[::1]:7700``."""
+        host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+        host = host[1:-1] if host[:1] + host[-1:] == "[]" else host
+        if not (host and colon and port.isdecimal() and int(port) < 2**16):
+            raise ValueError(
+                f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
+            )
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Connection:
+    """A connection to a process of another program.
+
+    Args:
+      peer: that process, for messages.
+      deadline: every wait ends then, with a ``TimeoutError``.
+      is_stopped: if it is set, every wait ends soon, with a ``ConnectionError``.
+
+    Every method may raise these errors, and a ``ConnectionError`` if the other side has ended.
+    """
+
+    def __init__(
+        self,
+        given: socket.socket,
+        peer: str,
+        deadline: Deadline,
+        is_stopped: threading.Event | None = None,
+    ) -> None:
+        self.peer, self.deadline = peer, deadline
+        self._socket, self._is_stopped = given, is_stopped or threading.Event()
+        # The last bytes of a block would wait for an answer to those before.
+        given.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        given.settimeout(_LOOK_EVERY)
+
+    @classmethod
+    def to(
+        cls,
+        address: Address,
+        peer: str,
+        token: str | None,
+        deadline: Deadline,
+        *,
+        is_stopped: threading.Event | None = None,
+        waits: bool = False,
+    ) -> Connection:
+        """Connect to a process that offers; with ``waits``, until it listens."""
+        while True:
+            try:
+                given = socket.create_connection(address, max(deadline.left(), 0.01))
+                break
+            except socket.gaierror as error:
+                raise ConnectionError(f"{peer}: no address of {address.host!r}: {error}") from None
+            except TimeoutError:
+                raise TimeoutError(
+                    f"{peer} did not answer for {deadline.seconds:g} s; check the address, and "
+                    "that no firewall is in between"
+                ) from None
+            except OSError as error:
+                if not waits or deadline.left() < 2 * _LOOK_EVERY:
+                    waited = f" for {deadline.seconds:g} s" if waits else ""
+                    raise ConnectionError(
+                        f"{peer} is not there: {error.strerror or error}{waited}; its program has "
+                        "not called gda.offer with this address, or has ended"
+                    ) from None
+                time.sleep(_LOOK_EVERY)
+        connection = cls(given, peer, deadline, is_stopped)
+        try:
+            connection._introduce(token)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """End the connection."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    # The token.
+
+    def _introduce(self, token: str | None) -> None:
+        """Prove to a process that offers that this one has its token, and ask for the reverse."""
+        greeting = self._bytes(len(_GREETING))
+        if greeting != _GREETING:
+            raise ConnectionError(
+                f"{self.peer} is no offer of this version of gda: it sent {greeting!r}"
+            )
+        theirs, mine = self._bytes(_NONCE_BYTES), os.urandom(_NONCE_BYTES)
+        self._send(_GREETING + mine + _proof(token, b"pull", theirs, mine))
+        if not hmac.compare_digest(
+            self._bytes(_NONCE_BYTES), _proof(token, b"offer", theirs, mine)
+        ):
+            raise PermissionError(f"{self.peer} has another token; pass the token= of its offer")
+
+    def accept(self, token: str | None) -> bool:
+        """Return True if the process that has connected proves that it has the token."""
+        mine = os.urandom(_NONCE_BYTES)
+        self._send(_GREETING + mine)
+        if self._bytes(len(_GREETING)) != _GREETING:
+            return False
+        theirs = self._bytes(_NONCE_BYTES)
+        is_right = hmac.compare_digest(
+            self._bytes(_NONCE_BYTES), _proof(token, b"pull", mine, theirs)
+        )
+        self._send(_proof(token, b"offer", mine, theirs) if is_right else bytes(_NONCE_BYTES))
+        return is_right
+
+    # Messages.
+
+    def send(self, message: Any) -> None:
+        """Send a value of JSON."""
+        self.send_text(json.dumps(message).encode())
+
+    def send_text(self, text: bytes) -> None:
+        """Send a value as JSON that is written already."""
+        self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+
+    def text(self, most_bytes: int) -> str:
+        """Return the JSON of the next message; ``ConnectionError`` if it is larger than that."""
+        length = int.from_bytes(self._bytes(_LENGTH_BYTES), "big")
+        if length > most_bytes:
+            raise ConnectionError(
+                f"{self.peer} sent a message of {length} bytes; expected are at most {most_bytes}"
+            )
+        return self._bytes(length).decode(errors="replace")
+
+    def message(self, most_bytes: int) -> dict[str, Any]:
+        """Return the next message, which must be an object."""
+        try:
+            message = parse_json(self.text(most_bytes))
+        except ValueError as error:
+            raise ConnectionError(f"{self.peer} sent a message that is no JSON: {error}") from None
+        if not isinstance(message, dict):
+            raise ConnectionError(f"{self.peer} sent a message that is no object")
+        return message
+
+    def wait_for_end(self) -> None:
+        """Wait until the other side ends the connection, or the deadline."""
+        with suppress(ConnectionError, TimeoutError):
+            self._bytes(1)
+
+    # Blocks.
+
+    def send_block(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+        """Send the elements of a block in C order, cast to ``dtype``."""
+        for part in _parts(block, is_whole=block.dtype == dtype):
+            self._send(_bytes_of(np.ascontiguousarray(part, dtype)))
+
+    def receive_block(self, block: np.ndarray[Any, Any]) -> None:
+        """Receive the elements of a block in C order."""
+        for part in _parts(block, is_whole=True):
+            if part.flags.c_contiguous:
+                self._fill(_bytes_of(part))
+            else:
+                arrived = np.empty(part.shape, part.dtype)
+                self._fill(_bytes_of(arrived))
+                part[...] = arrived
+
+    # Bytes.
+
+    def _bytes(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, memory: memoryview) -> None:
+        while memory:
+            count = self._do(lambda memory=memory: self._socket.recv_into(memory))
+            if not count:
+                raise ConnectionError(f"{self.peer} ended the connection: it has ended, or failed")
+            memory = memory[count:]
+
+    def _send(self, data: bytes | memoryview) -> None:
+        memory = memoryview(data)
+        while memory:
+            count = self._do(lambda memory=memory: self._socket.send(memory))
+            memory = memory[count:]
+
+    def _do(self, step: Callable[[], T]) -> T:
+        """Return the result of a step, after as many attempts as the deadline allows."""
+        while True:
+            try:
+                return step()
+            except TimeoutError:
+                if self._is_stopped.is_set():
+                    raise ConnectionError(f"the connection to {self.peer} was given up") from None
+                if not self.deadline.left():
+                    raise TimeoutError(
+                        f"{self.peer} did not send or take the next bytes until the end of the "
+                        f"{self.deadline.seconds:g} s of timeout=: it is stopped or slow, or what "
+                        "listens there is no offer of gda"
+                    ) from None
+            except OSError as error:
+                said = error.strerror or error
+                raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
+
+
+def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:
+    key = b"" if token is None else token.encode()
+    return hmac.digest(key, b"\n".join([_GREETING, role, *nonces]), "sha256")
+
+
+def _bytes_of(block: np.ndarray[Any, Any]) -> memoryview:
+    return block.reshape(-1).view(np.uint8).data
+
+
+def _parts(block: np.ndarray[Any, Any], is_whole: bool) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield parts of a block in C order; each is small, or contiguous if it may be ``is_whole``."""
+    if block.nbytes <= _PART_BYTES or (is_whole and block.flags.c_contiguous):
+        if block.size:
+            yield block
+        return
+    rows = _PART_BYTES * len(block) // block.nbytes
+    if rows:
+        for first in range(0, len(block), rows):
+            yield block[first : first + rows]
+    else:
+        for row in block:
+            yield from _parts(row, is_whole)

@@ -1,0 +1,294 @@
+"""The offer of a tree: each process serves the blocks it holds, the first one also the catalog."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from gda.checkpoint.format.manifest import Leaf, ValueLeaf
+from gda.checkpoint.format.structure import flatten, format_path, noting_path
+from gda.checkpoint.programs.catalog import Catalog, Layouts, Server
+from gda.checkpoint.programs.connection import Address, Deadline
+from gda.checkpoint.programs.serving import HeldTree, OfferServer
+from gda.checkpoint.programs.versions import Versions
+from gda.checkpoint.writing.saved_leaves import (
+    SavedLeaf,
+    check_same_values,
+    kept,
+    saved_leaves,
+    values_of,
+)
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import format_spec
+from gda.multihost.agreement import check_same_call, timeout_of_checks
+from gda.multihost.meeting import DisagreementError
+from gda.multihost.places import machine
+from gda.multihost.steps import all_do
+from gda.storage.options import Options
+
+_LOOPBACK = "127.0.0.1"
+
+
+@set_module("gda")
+@public
+def offer(
+    tree: Any, address: str | None = None, *, name: str = "tree", token: str | None = None
+) -> Offer:
+    """Offer a tree to other programs, which get it by ``gda.pull``, on any mesh, with any specs.
+
+    Communicates: every process of the program must call it, with the same tree. Each process serves
+    the blocks that its devices hold, in threads, so the program goes on at once. Values are not
+    copied on CPU devices: a step to which an offered array is donated copies it instead. An
+    accelerator copies its blocks to pinned memory of the host.
+
+    Args:
+      tree: as for ``gda.checkpoint.save``, without sources.
+      address: ``host:port`` that the first process listens on, and that pullers are given. With
+        port 0 the system chooses one. Each other process listens on the address by which it reaches
+        the first one, on a port that the system chooses. By default all listen on 127.0.0.1, which
+        only programs on this machine reach.
+      name: a puller may ask for the name that it expects.
+      token: a secret that a puller must have. It is never sent, but the values are not encrypted:
+        see ``docs/programs.md``.
+
+    Returns:
+      the offer. It ends with ``close``, as a context manager, or with the program.
+
+    Raises:
+      TypeError: a leaf cannot be offered; a note has its path.
+      ValueError: the address is no ``host:port``, or the processes are on several machines and
+        there is no address.
+      OSError: the address cannot be listened on.
+      DisagreementError, LateProcessError: the processes have different trees, or one is late.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> w = gda.GlobalArray.from_callback((8, 2), mesh, P('x'), lambda i: np.ones((1, 2)))
+    >>> with gda.offer({'w': w, 'step': 3}) as offer:
+    ...     tree = gda.pull(offer.address, mesh, P(None, 'x'), pad=True)
+    >>> tree['w'].shape, tree['step']
+    ((8, 2), 3)
+    """
+    place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
+    said = {"address": address, "name": name, "token": _said_of(token)}
+    check_same_call("gda.offer", tree, said)
+    versions: Versions[HeldTree] = Versions()
+    servers: list[Server] = []
+    with contextlib.ExitStack() as after_an_error:
+
+        def begin() -> tuple[HeldTree, OfferServer]:
+            versions.add(1, held := _held(tree))
+            is_first = jax.process_index() == 0
+            catalog = partial(_catalog, versions, name, servers) if is_first else None
+            own = place if is_first else _address_towards(place)
+            server = OfferServer(own, name, token, versions, catalog)
+            after_an_error.callback(server.close)
+            return held, server
+
+        def tell(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
+            held, server = begun
+            return {"server": [str(server.address), machine()], "values": held.values}
+
+        def judge(parts: dict[int, Any]) -> list[list[str]]:
+            check_same_values([part["values"] for part in parts.values()])
+            found = [part["server"] for part in parts.values()]
+            if address is None and len({machine for _, machine in found}) > 1:
+                raise ValueError(
+                    f"the processes are on several machines, which {_LOOPBACK} does not connect; "
+                    "pass address='host:port', with a host of the first process"
+                )
+            return found
+
+        done = _step(begin, tell=tell, judge=judge, what=f"offering {name!r}")
+        servers.extend(Server(*each) for each in done.verdict)
+        versions.advance(1)
+        after_an_error.pop_all()
+    return Offer(name, servers[0].address, versions, done.mine[1])
+
+
+@set_module("gda")
+class Offer:
+    """A tree that other programs can pull; ``gda.offer`` makes it.
+
+    Attributes:
+      name: that which was given.
+      address: that of the first process, for ``gda.pull``; the same in all processes.
+
+    >>> import gda, numpy as np
+    >>> offer = gda.offer({'w': np.zeros(2)})
+    >>> offer.update({'w': np.ones(2)})
+    >>> offer.version, gda.pull(offer.address)
+    (2, {'w': array([1., 1.])})
+    >>> offer.close()
+    """
+
+    def __init__(
+        self, name: str, address: str, versions: Versions[HeldTree], server: OfferServer
+    ) -> None:
+        self.name, self.address = name, address
+        self._versions, self._server = versions, server
+
+    @property
+    def version(self) -> int:
+        """The number of the current version: 1, and one more after each ``update``."""
+        return self._versions.current
+
+    @public
+    def update(self, tree: Any) -> None:
+        """Offer the next values; pulls that begin from now on get them.
+
+        Communicates: every process of the program must call it. It does not wait for pulls that
+        have begun: they get the version that they began with, whose values stay in memory until
+        the first update after their end.
+
+        Args:
+          tree: as before in structure, shapes, dtypes and layouts. Numbers and strings may differ.
+
+        Raises:
+          ValueError: the tree is not as before; it names the leaf.
+          ConnectionError: the offer is closed.
+          TypeError, DisagreementError, LateProcessError: as ``gda.offer``.
+        """
+        if self._versions.is_closed.is_set():
+            raise ConnectionError(f"the offer {self.name!r} is closed; make another with gda.offer")
+        number = self.version + 1
+        check_same_call("update of an offer", tree, {"name": self.name, "version": number})
+
+        def add() -> HeldTree:
+            held = _held(tree)
+            _check_same_layout(self._versions.latest, held)
+            self._versions.add(number, held)
+            return held
+
+        def judge(parts: dict[int, Any]) -> list[int]:
+            check_same_values([*parts.values()])
+            # From here on pulls get the new version: the older ones that are needed are known.
+            return self._versions.advance(number)
+
+        try:
+            what = f"update of the offer {self.name!r}"
+            done = _step(add, tell=lambda held: held.values, judge=judge, what=what)
+        except BaseException:
+            self._versions.drop_after_current()
+            raise
+        self._versions.advance(number)
+        self._versions.keep(done.verdict)
+
+    @public
+    def close(self) -> None:
+        """End the offer; pulls that have begun fail. Does not communicate."""
+        self._server.close()
+
+    def __enter__(self) -> Offer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._versions.is_closed.is_set() else f"version {self.version}"
+        return f"<offer {self.name!r} at {self.address}: {state}>"
+
+
+def _step(*args: Any, **options: Any) -> Any:
+    """Do a step of all processes; what is wrong with one tree is raised in all of them."""
+    shared = (TypeError, ValueError, DisagreementError)
+    return all_do(*args, **options, shared=shared, timeout=timeout_of_checks())
+
+
+def _held(tree: Any) -> HeldTree:
+    """Return the tree with the blocks of this process, which nothing can change any more."""
+    structure, flat = flatten(tree)
+    leaves = saved_leaves(flat, Options(), are_held=True)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, SavedLeaf)]
+    for leaf in arrays:
+        if leaf.is_source:
+            with noting_path(leaf.record.path):
+                raise TypeError("a source cannot be offered; load it with gda.load_tree")
+    values = values_of(leaves) if jax.process_count() > 1 else {}
+    held = {
+        leaf.number: kept(leaf)._replace(grid=leaf.grid if leaf.own is None else None)
+        for leaf in arrays
+    }
+    return HeldTree([held.get(n, leaf) for n, leaf in enumerate(leaves)], structure, values)
+
+
+def _check_same_layout(before: HeldTree, after: HeldTree) -> None:
+    """Raise ``ValueError`` unless two versions differ in values only."""
+    if before.structure != after.structure:
+        raise ValueError(
+            "update got a tree of another structure than the offer; make another offer for it"
+        )
+    for old, new in zip(before.leaves, after.leaves, strict=True):
+        was, now = _layout_of(old), _layout_of(new)
+        if was != now:
+            are_moved = " on other devices" if was[0] == now[0] else ""
+            raise ValueError(
+                f"update got {now[0]}{are_moved} at {format_path(_record(new).path)}, and the "
+                f"offer has {was[0]}; give it that layout, or make another offer"
+            )
+
+
+def _layout_of(leaf: SavedLeaf | ValueLeaf) -> tuple[str, ShardGrid | None]:
+    """Return the layout of a leaf in words, and its grid."""
+    if isinstance(leaf, ValueLeaf):
+        return "a value", None
+    record, grid = leaf.record, leaf.grid
+    keys = f" of keys {record.key_impl!r}" if record.key_impl else ""
+    spec = f" sharded as {format_spec(grid.spec)} over {dict(grid.mesh_shape)}" if grid else ""
+    return f"an array {record.dtype}{list(record.shape)}{keys}{spec}", grid
+
+
+def _record(leaf: SavedLeaf | ValueLeaf) -> Leaf:
+    return leaf.record if isinstance(leaf, SavedLeaf) else leaf
+
+
+def _catalog(
+    versions: Versions[HeldTree], name: str, servers: Sequence[Server], version: int
+) -> bytes:
+    """Return the catalog of a version, in the first process."""
+    tree = versions.get(version, Deadline(0))
+    layouts, leaves = Layouts(), []
+    for leaf in tree.leaves:
+        record: Any = _record(leaf)
+        if isinstance(leaf, SavedLeaf):
+            record = replace(record, array=layouts.number_of(leaf.grid, len(servers)))
+        leaves.append(record)
+    meshes, of_arrays = layouts.both
+    return Catalog(
+        leaves=tuple(leaves),
+        structure=tree.structure,
+        name=name,
+        version=version,
+        meshes=meshes,
+        layouts=of_arrays,
+        servers=tuple(servers),
+    ).to_json()
+
+
+def _address_towards(place: Address) -> Address:
+    """Return the address by which this process reaches another, with a port to be chosen."""
+    family = socket.getaddrinfo(*place, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((place.host, place.port or 1))  # sends nothing
+        return Address(probe.getsockname()[0], 0)
+
+
+def _said_of(token: str | None) -> str | None:
+    """Return a text that is equal in processes of one token, and does not tell it."""
+    return token and hmac.digest(token.encode(), b"the token of a gda.offer", "sha256").hex()[:8]

@@ -1,0 +1,130 @@
+"""The pieces of an offered array that this process pulls, each from one process that has it.
+
+A piece is what a block of this process and a block of the offer have in common. Each distinct block
+of this process is pulled once, also where several of its devices hold it. Of the devices that hold
+a block of the offer, those on this machine are asked, if there are any. The pieces of the block,
+and the processes that need it, ask them in turn, by the formula of ``gda.layout.reshard.lanes``, so
+that every process finds its own requests without those of others.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda.arrays.construction.placing import LocalBlocks
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+from gda.layout.reshard.flow import Holding, tiling_of
+from gda.layout.reshard.lanes import Lanes
+from gda.layout.reshard.overlaps import Pieces
+from gda.layout.sharing import holders_of
+from gda.layout.spec import Shape, start_of
+from gda.layout.tiling import Tiling
+from gda.mesh import processes_of
+
+
+class PulledPiece(NamedTuple):
+    """A piece: the process that sends it, the block that it is of, and its place in the array."""
+
+    server: int
+    block: int
+    start: Shape
+    shape: Shape
+
+
+class Needed(NamedTuple):
+    """The blocks of an array that a process needs.
+
+    Attributes:
+      tiling: the blocks of all processes.
+      starts: the first element of each block of this process.
+      turns: for each of them, the place of this process among those that need it.
+      most: the most processes that need one block.
+    """
+
+    tiling: Tiling
+    starts: tuple[Shape, ...]
+    turns: tuple[int, ...]
+    most: int
+
+
+def whole_array(shape: Shape) -> Needed:
+    """Return the one block of an array that every process needs whole."""
+    whole = Tiling(shape, (1,) * len(shape))
+    return Needed(whole, ((0,) * len(shape),), (jax.process_index(),), jax.process_count())
+
+
+@lru_cache(maxsize=256)
+def needed_blocks(plan: LocalBlocks) -> Needed:
+    """Return the blocks that the devices of this process need."""
+    grid, mesh = plan.grid, plan.sharding.mesh
+    holders = holders_of(grid, processes_of(mesh))
+    starts = tuple([start_of(index) for index in plan.distinct])
+    tiling = tiling_of(grid)
+    turns = [holders[number_at(tiling, start)].index(jax.process_index()) for start in starts]
+    return Needed(tiling, starts, tuple(turns), max(map(len, holders), default=1))
+
+
+def all_blocks(grid: ShardGrid) -> Needed:
+    """Return the blocks of a grid, as needed by one process."""
+    tiling = tiling_of(grid)
+    starts = [start_of(tiling.index(number)) for number in range(grid.num_shards)]
+    return Needed(tiling, tuple(starts), (0,) * len(starts), 1)
+
+
+def number_at(tiling: Tiling, start: Shape) -> int:
+    """Return the number of the block that begins at an element."""
+    number = 0
+    for dimension, first in zip(tiling.dimensions, start, strict=True):
+        number = number * dimension.parts + (first // dimension.step if dimension.step else 0)
+    return number
+
+
+def pulled_pieces(
+    source: ShardGrid, needed: Needed, near: frozenset[int] = frozenset()
+) -> list[PulledPiece]:
+    """Return the pieces of the blocks that a process needs.
+
+    Args:
+      source: the grid of the offer, with its processes.
+      near: those processes of the offer that are on this machine.
+    """
+    if 0 in source.global_shape or not needed.starts:
+        return []
+    pieces = Pieces(tiling_of(source), needed.tiling)
+    numbers = np.array([number_at(needed.tiling, start) for start in needed.starts])
+    # In the order of the numbers, as Pieces lists them.
+    listed = pieces.listed(numbers)
+    turns = np.array(needed.turns)[listed.rows]
+    lanes = Lanes(pieces, source.num_replicas, needed.most)
+    requests = lanes.requests(listed.segments, turns)
+    servers = _servers(source, lanes, listed.source_blocks, requests, near)
+    sides: list[tuple[Any, Any]] = [
+        (each.starts[segment].tolist(), each.lengths[segment].tolist())
+        for each, segment in zip(pieces.dimensions, listed.segments, strict=True)
+    ]
+    count = len(listed.rows)
+    starts = zip(*[start for start, _ in sides], strict=True) if sides else [()] * count
+    shapes = zip(*[length for _, length in sides], strict=True) if sides else [()] * count
+    found = zip(servers.tolist(), listed.rows.tolist(), starts, shapes, strict=True)
+    return [PulledPiece(*each) for each in found]
+
+
+def _servers(
+    source: ShardGrid, lanes: Lanes, blocks: IntArray, requests: IntArray, near: frozenset[int]
+) -> IntArray:
+    """Return the process that sends each piece."""
+    processes: Any = source.processes
+    holders = processes.process_of[Holding(source).devices].reshape(-1, source.num_replicas)
+    chosen = holders[blocks, lanes.holders(blocks, requests)]
+    are_near = np.isin(holders, [*near])
+    counts = are_near.sum(axis=1)[blocks]
+    if counts.any():
+        near_first = np.take_along_axis(holders, np.argsort(~are_near, axis=1, kind="stable"), 1)
+        turns = requests % np.maximum(counts, 1)
+        chosen = np.where(counts > 0, near_first[blocks, turns], chosen)
+    return chosen
