@@ -47,7 +47,7 @@ _MODULE_OF = {
     "Collectives": "gda.compiled.hlo",
     "Collective": "gda.compiled.hlo",
     "Traffic": "gda.compiled.hlo",
-    # Move and save.
+    # Move, save, and exchange with other programs.
     "reshard_tree": "gda.trees.resharding",
     "checkpoint": "gda.checkpoint",
     "offer": "gda.checkpoint.programs.offering",

@@ -38,9 +38,12 @@ from gda.compiled.hlo import Collectives as Collectives
 from gda.compiled.hlo import Collective as Collective
 from gda.compiled.hlo import Traffic as Traffic
 
-# Move and save.
+# Move, save, and exchange with other programs.
 from gda.trees.resharding import reshard_tree as reshard_tree
 from gda import checkpoint as checkpoint
+from gda.checkpoint.programs.offering import offer as offer
+from gda.checkpoint.programs.offering import Offer as Offer
+from gda.checkpoint.programs.pulling import pull as pull
 from gda.trees.files.store import store as store
 from gda.trees.files.store import store_tree as store_tree
 
@@ -134,9 +137,12 @@ __all__ = [  # noqa: RUF022
     "Collectives",
     "Collective",
     "Traffic",
-    # Move and save.
+    # Move, save, and exchange with other programs.
     "reshard_tree",
     "checkpoint",
+    "offer",
+    "Offer",
+    "pull",
     "store",
     "store_tree",
     # Many processes.

@@ -370,7 +370,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (sealed(b"{}")[:-1], "is damaged: its 1 bytes"),
         (sealed(b"{}") + b"\n", "is damaged: its 3 bytes"),
         (b" " + sealed(b"{}"), "is damaged"),
-        (sealed(b"{}"), "the manifest has no 'data'"),
+        (sealed(b"{}"), "the manifest has no 'leaves'"),
         (sealed(b""), "is not a manifest"),
         (sealed(b"\xff\xff"), "is not a manifest"),
         (sealed(b"{}{}"), "is not a manifest"),

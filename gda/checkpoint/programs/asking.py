@@ -39,7 +39,6 @@ class PieceToPull(NamedTuple):
     def question(self) -> list[Any]:
         return [self.leaf, self.piece.start, self.piece.shape, self.dtype.name]
 
-    @property
     def memory(self) -> np.ndarray[Any, Any]:
         """The part of the array that the piece fills."""
         assert self.arrival is not None
@@ -83,15 +82,15 @@ class OfferToPull:
         """Get pieces, each in the memory of its array."""
 
         def receive(connection: Connection, asked: list[PieceToPull]) -> None:
-            expected = sum(each.memory.nbytes for each in asked)
+            blocks = [each.memory() for each in asked]
+            expected = sum(block.nbytes for block in blocks)
             answer = _answer(connection)
             if answer.get("nbytes") != expected:
                 raise ConnectionError(
                     f"{connection.peer} has {answer.get('nbytes')!r:.80} bytes for pieces of "
                     f"{expected} bytes"
                 )
-            for each in asked:
-                connection.receive_block(each.memory)
+            connection.receive_blocks(blocks)
 
         self._ask_all("pieces", catalog, pieces, receive)
 

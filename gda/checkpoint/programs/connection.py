@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ import numpy as np
 from gda.layout.strict_json import parse_json
 
 T = TypeVar("T")
+Elements = np.ndarray[Any, Any]
 
 # With its version: programs of different versions of gda must not misunderstand each other.
 _GREETING = b"gda offer 1\n"
@@ -200,20 +201,45 @@ class Connection:
 
     # Blocks.
 
-    def send_block(self, block: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
-        """Send the elements of a block in C order, cast to ``dtype``."""
-        for part in _parts(block, is_whole=block.dtype == dtype):
-            self._send(_bytes_of(np.ascontiguousarray(part, dtype)))
+    def send_blocks(self, blocks: Iterable[tuple[Elements, np.dtype[Any]]]) -> None:
+        """Send the elements of blocks in C order, each cast to a dtype; small parts together."""
+        small = bytearray()
+        for block, dtype in blocks:
+            for part in _parts(block, is_whole=block.dtype == dtype):
+                data = _bytes_of(np.ascontiguousarray(part, dtype))
+                if len(data) < _PART_BYTES:
+                    small += data
+                if len(data) >= _PART_BYTES or len(small) >= _PART_BYTES:
+                    self._send(small)
+                    small = bytearray()
+                if len(data) >= _PART_BYTES:
+                    self._send(data)
+        self._send(small)
 
-    def receive_block(self, block: np.ndarray[Any, Any]) -> None:
-        """Receive the elements of a block in C order."""
-        for part in _parts(block, is_whole=True):
-            if part.flags.c_contiguous:
-                self._fill(_bytes_of(part))
-            else:
-                arrived = np.empty(part.shape, part.dtype)
-                self._fill(_bytes_of(arrived))
-                part[...] = arrived
+    def receive_blocks(self, blocks: Iterable[Elements]) -> None:
+        """Receive the elements of blocks in C order."""
+        small: list[Elements] = []
+        nbytes = 0
+        for block in blocks:
+            for part in _parts(block, is_whole=True):
+                is_large = part.nbytes >= _PART_BYTES and part.flags.c_contiguous
+                if not is_large:
+                    small.append(part)
+                    nbytes += part.nbytes
+                if is_large or nbytes >= _PART_BYTES:
+                    self._fill_all(small, nbytes)
+                    small, nbytes = [], 0
+                if is_large:
+                    self._fill(_bytes_of(part))
+        self._fill_all(small, nbytes)
+
+    def _fill_all(self, parts: list[Elements], nbytes: int) -> None:
+        """Receive the elements of several parts, one after the other."""
+        data, offset = self._bytes(nbytes), 0
+        for part in parts:
+            given = np.frombuffer(data, part.dtype, part.size, offset)
+            part[...] = given.reshape(part.shape)
+            offset += part.nbytes
 
     # Bytes.
 
@@ -229,7 +255,7 @@ class Connection:
                 raise ConnectionError(f"{self.peer} ended the connection: it has ended, or failed")
             memory = memory[count:]
 
-    def _send(self, data: bytes | memoryview) -> None:
+    def _send(self, data: bytes | bytearray | memoryview) -> None:
         memory = memoryview(data)
         while memory:
             count = self._do(lambda memory=memory: self._socket.send(memory))
@@ -259,11 +285,11 @@ def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(key, b"\n".join([_GREETING, role, *nonces]), "sha256")
 
 
-def _bytes_of(block: np.ndarray[Any, Any]) -> memoryview:
+def _bytes_of(block: Elements) -> memoryview:
     return block.reshape(-1).view(np.uint8).data
 
 
-def _parts(block: np.ndarray[Any, Any], is_whole: bool) -> Iterator[np.ndarray[Any, Any]]:
+def _parts(block: Elements, is_whole: bool) -> Iterator[Elements]:
     """Yield parts of a block in C order; each is small, or contiguous if it may be ``is_whole``."""
     if block.nbytes <= _PART_BYTES or (is_whole and block.flags.c_contiguous):
         if block.size:

@@ -27,7 +27,6 @@ from gda.checkpoint.writing.saved_leaves import (
     values_of,
 )
 from gda.layout.boundary import public, set_module
-from gda.layout.grid import ShardGrid
 from gda.layout.spec import format_spec
 from gda.multihost.agreement import check_same_call, timeout_of_checks
 from gda.multihost.meeting import DisagreementError
@@ -235,23 +234,28 @@ def _check_same_layout(before: HeldTree, after: HeldTree) -> None:
             "update got a tree of another structure than the offer; make another offer for it"
         )
     for old, new in zip(before.leaves, after.leaves, strict=True):
-        was, now = _layout_of(old), _layout_of(new)
-        if was != now:
-            are_moved = " on other devices" if was[0] == now[0] else ""
+        if _layout_of(old) != _layout_of(new):
+            was, now = _in_words(old), _in_words(new)
+            moved = " on other devices" if was == now else ""
             raise ValueError(
-                f"update got {now[0]}{are_moved} at {format_path(_record(new).path)}, and the "
-                f"offer has {was[0]}; give it that layout, or make another offer"
+                f"update got {now}{moved} at {format_path(_record(new).path)}, and the offer has "
+                f"{was}; give it that layout, or make another offer"
             )
 
 
-def _layout_of(leaf: SavedLeaf | ValueLeaf) -> tuple[str, ShardGrid | None]:
-    """Return the layout of a leaf in words, and its grid."""
+def _layout_of(leaf: SavedLeaf | ValueLeaf) -> Any:
     if isinstance(leaf, ValueLeaf):
-        return "a value", None
+        return None
+    return leaf.record.shape, leaf.record.dtype, leaf.record.key_impl, leaf.grid
+
+
+def _in_words(leaf: SavedLeaf | ValueLeaf) -> str:
+    if isinstance(leaf, ValueLeaf):
+        return "a value"
     record, grid = leaf.record, leaf.grid
     keys = f" of keys {record.key_impl!r}" if record.key_impl else ""
     spec = f" sharded as {format_spec(grid.spec)} over {dict(grid.mesh_shape)}" if grid else ""
-    return f"an array {record.dtype}{list(record.shape)}{keys}{spec}", grid
+    return f"an array {record.dtype}{list(record.shape)}{keys}{spec}"
 
 
 def _record(leaf: SavedLeaf | ValueLeaf) -> Leaf:

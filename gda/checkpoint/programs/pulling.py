@@ -8,6 +8,7 @@ needs of it, and receives the pieces in the memory that becomes the arrays.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -204,6 +205,8 @@ class _Wanted:
 
 def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
     """Get the arrays of this process, as many at a time as the bound on memory allows."""
+    # JAX lets go of memory that it adopted, such as that of the last pull, when Python collects.
+    gc.collect(0)
     arrivals, catalog = wanted.arrivals, wanted.catalog
     machines = [server.machine for server in catalog.servers]
     near = frozenset([n for n, each in enumerate(machines) if each and each == machine()])

@@ -208,8 +208,7 @@ class OfferServer(socketserver.ThreadingTCPServer):
 
         def reply(connection: Connection) -> None:
             connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})
-            for block, dtype in found:
-                connection.send_block(block, dtype)
+            connection.send_blocks(found)
 
         return reply
 

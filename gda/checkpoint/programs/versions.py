@@ -103,7 +103,7 @@ class Versions(Generic[T]):
         """Wait until a condition is true, with the lock held, which waiting releases."""
         while not self.is_closed.is_set() and not is_true():
             if not deadline.left():
-                raise TimeoutError(f"{state()} after {deadline.seconds:g} s")
+                raise TimeoutError(f"{state()} after {deadline.seconds:.3g} s")
             self._changed.wait(deadline.left())
         if self.is_closed.is_set():
             raise ConnectionError("has closed its offer")
