@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing, models
+from benchmarks.checkpoint import checkpoints, comparing, models, two_programs
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
@@ -35,6 +35,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> dict[str, list[Wo
         "Many hosts": hosts.WORKS,
         "Replicas": replicas.works(quick),
         "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
+        "Two programs": two_programs.works(quick),
         "Safetensors": safetensors_out.works(quick),
         "Sources": sources_out.works(quick),
         "Pictures": pictures.WORKS,

@@ -50,9 +50,9 @@ _MODULE_OF = {
     # Move, save, and exchange with other programs.
     "reshard_tree": "gda.trees.resharding",
     "checkpoint": "gda.checkpoint",
-    "offer": "gda.checkpoint.programs.offering",
-    "Offer": "gda.checkpoint.programs.offering",
-    "pull": "gda.checkpoint.programs.pulling",
+    "offer": "gda.checkpoint.offers.offering",
+    "Offer": "gda.checkpoint.offers.offering",
+    "pull": "gda.checkpoint.offers.pulling",
     "store": "gda.trees.files.store",
     "store_tree": "gda.trees.files.store",
     # Many processes.

@@ -30,7 +30,7 @@ class Calls:
         self.passed, self._interrupted, self._places = 0, interrupted, places
 
     def _pass(self, frame: FrameType, event: str, _: object) -> None:
-        is_moment = event == "c_return" or event == "call" and frame.f_code.co_name != "<genexpr>"
+        is_moment = event == "c_return" or (event == "call" and frame.f_code.co_name != "<genexpr>")
         if is_moment and frame.f_code.co_filename.startswith(self._places):
             self.passed += 1
             if self.passed == self._interrupted:

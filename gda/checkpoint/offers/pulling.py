@@ -23,11 +23,11 @@ from gda.arrays.buffers import Buffers
 from gda.checkpoint.converting import dtype_of_floats
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path, subtree, unflatten
-from gda.checkpoint.programs.asking import OfferToPull, PieceToPull
-from gda.checkpoint.programs.catalog import Catalog, catalog_of
-from gda.checkpoint.programs.connection import Address, Deadline
-from gda.checkpoint.programs.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
-from gda.checkpoint.programs.serving import ERRORS, MOST_SECONDS, are_floats
+from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
+from gda.checkpoint.offers.catalog import Catalog, catalog_of
+from gda.checkpoint.offers.connection import Address, Deadline
+from gda.checkpoint.offers.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
+from gda.checkpoint.offers.serving import ERRORS, MOST_SECONDS, are_floats
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.fingerprints import check_fingerprints
 from gda.checkpoint.reading.read_once import layout_to_share

@@ -15,10 +15,10 @@ import jax
 
 from gda.checkpoint.format.manifest import Leaf, ValueLeaf
 from gda.checkpoint.format.structure import flatten, format_path, noting_path
-from gda.checkpoint.programs.catalog import Catalog, Layouts, Server
-from gda.checkpoint.programs.connection import Address, Deadline
-from gda.checkpoint.programs.serving import HeldTree, OfferServer
-from gda.checkpoint.programs.versions import Versions
+from gda.checkpoint.offers.catalog import Catalog, Layouts, Server
+from gda.checkpoint.offers.connection import Address, Deadline
+from gda.checkpoint.offers.serving import HeldTree, OfferServer
+from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import (
     SavedLeaf,
     check_same_values,

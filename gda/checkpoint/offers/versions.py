@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from gda.checkpoint.programs.connection import Deadline
+from gda.checkpoint.offers.connection import Deadline
 
 T = TypeVar("T")
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
-from gda.checkpoint.programs.catalog import Catalog
-from gda.checkpoint.programs.connection import Address, Connection, Deadline
-from gda.checkpoint.programs.pieces import PulledPiece, all_blocks, pulled_pieces
-from gda.checkpoint.programs.serving import ERRORS
+from gda.checkpoint.offers.catalog import Catalog
+from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.checkpoint.offers.pieces import PulledPiece, all_blocks, pulled_pieces
+from gda.checkpoint.offers.serving import ERRORS
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.restored_leaves import saved_type
 from gda.layout.strict_json import parse_json

@@ -18,7 +18,7 @@ from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, RecordedTree
 from gda.checkpoint.format.manifest_json import leaves_of_json, written
 from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.programs.connection import Address
+from gda.checkpoint.offers.connection import Address
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json

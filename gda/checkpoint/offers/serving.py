@@ -23,8 +23,8 @@ import numpy as np
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.checkpoint.format.manifest import ValueLeaf
 from gda.checkpoint.format.manifest_json import dtype_named
-from gda.checkpoint.programs.connection import Address, Connection, Deadline
-from gda.checkpoint.programs.versions import Versions
+from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import Block, SavedLeaf, on_host
 from gda.layout.spec import Shape
 from gda.multihost.meeting import one_line
