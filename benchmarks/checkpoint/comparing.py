@@ -49,7 +49,7 @@ def _manifest(leaves: int, changed: int) -> bytes:
         for number, (path, _) in enumerate(paths)
     ]
     manifest = Manifest(
-        "data-0123456789abcdef", tuple(arrays), tuple(records), structure, {}, (0, 0)
+        tuple(records), structure, "data-0123456789abcdef", tuple(arrays), {}, (0, 0)
     )
     return manifest_json.dump(manifest)
 

@@ -102,7 +102,7 @@ def pulled_pieces(
     turns = np.array(needed.turns)[listed.rows]
     lanes = Lanes(pieces, source.num_replicas, needed.most)
     requests = lanes.requests(listed.segments, turns)
-    servers = _servers(source, lanes, listed.source_blocks, requests, near)
+    servers = _servers(source, listed.source_blocks, requests, near)
     sides: list[tuple[Any, Any]] = [
         (each.starts[segment].tolist(), each.lengths[segment].tolist())
         for each, segment in zip(pieces.dimensions, listed.segments, strict=True)
@@ -115,16 +115,15 @@ def pulled_pieces(
 
 
 def _servers(
-    source: ShardGrid, lanes: Lanes, blocks: IntArray, requests: IntArray, near: frozenset[int]
+    source: ShardGrid, blocks: IntArray, requests: IntArray, near: frozenset[int]
 ) -> IntArray:
     """Return the process that sends each piece."""
     processes: Any = source.processes
     holders = processes.process_of[Holding(source).devices].reshape(-1, source.num_replicas)
-    chosen = holders[blocks, lanes.holders(blocks, requests)]
     are_near = np.isin(holders, [*near])
-    counts = are_near.sum(axis=1)[blocks]
-    if counts.any():
-        near_first = np.take_along_axis(holders, np.argsort(~are_near, axis=1, kind="stable"), 1)
-        turns = requests % np.maximum(counts, 1)
-        chosen = np.where(counts > 0, near_first[blocks, turns], chosen)
-    return chosen
+    near_first = np.take_along_axis(holders, np.argsort(~are_near, axis=1, kind="stable"), 1)
+    counts = are_near.sum(axis=1)
+    counts = np.where(counts > 0, counts, source.num_replicas)[blocks]
+    # As Lanes.holders: the same requests to other blocks begin with other holders.
+    turns = requests + requests // counts + blocks * counts // source.num_shards
+    return near_first[blocks, turns % counts]

@@ -13,8 +13,6 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +23,7 @@ from gda.checkpoint.format.manifest import ValueLeaf
 from gda.checkpoint.format.manifest_json import dtype_named
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.checkpoint.offers.versions import Versions
-from gda.checkpoint.writing.saved_leaves import Block, SavedLeaf, on_host
+from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
 from gda.layout.spec import Shape
 from gda.multihost.meeting import one_line
 
@@ -66,24 +64,22 @@ def _sizes(values: Any) -> Shape:
     return tuple(values)
 
 
-@dataclass(frozen=True, eq=False)
 class HeldTree:
-    """A version of the tree in one process.
+    """A version of the tree in one process, with the blocks that this process holds.
 
     Attributes:
-      leaves: each with the blocks that this process holds; without a grid if all processes have it.
+      leaves: without their blocks; without a grid if all processes have the whole array.
       structure: that of ``flatten``.
       values: what must be the same in all processes, as ``values_of`` returns it.
     """
 
-    leaves: Sequence[SavedLeaf | ValueLeaf]
-    structure: Any
-    values: dict[str, str]
-
-    @cached_property
-    def _block_at(self) -> dict[int, dict[Shape, Block]]:
-        arrays = [leaf for leaf in self.leaves if isinstance(leaf, SavedLeaf)]
-        return {leaf.number: {block.start: block for block in leaf.blocks} for leaf in arrays}
+    def __init__(
+        self, leaves: Sequence[SavedLeaf | ValueLeaf], structure: Any, values: dict[str, str]
+    ) -> None:
+        self.structure, self.values = structure, values
+        arrays = [leaf for leaf in leaves if isinstance(leaf, SavedLeaf)]
+        self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
+        self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
     def elements(self, piece: Piece) -> np.ndarray[Any, Any]:
         """Return the elements of a piece; ``ValueError`` unless one block here has them."""
@@ -96,10 +92,13 @@ class HeldTree:
         first = tuple([at // step * step if step else 0 for at, step in steps])
         sides = zip(start, first, shape, strict=True)
         within = [slice(at - begin, at - begin + size) for at, begin, size in sides]
-        block = self._block_at[number].get(first)
-        if block is None or any(map(_is_beyond, within, block.data.shape)):
+        data = self._data[number].get(first)
+        if data is None or any(map(_is_beyond, within, data.shape)):
             raise ValueError(f"holds no block of array {number} with the piece at {start} {shape}")
-        return on_host(block.data)[(*within, ...)]
+        if not isinstance(data, np.ndarray):
+            # In place of the pinned memory that an accelerator has copied the block to.
+            data = self._data[number][first] = on_host(data)
+        return data[(*within, ...)]
 
 
 def _is_beyond(part: slice, size: int) -> bool:
