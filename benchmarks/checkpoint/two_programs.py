@@ -248,39 +248,38 @@ def _planned() -> Sequence[Side]:
     return [Side(plan)]
 
 
-_RIVALS = {
-    "sockets": ("plain sockets between as many processes", OfFloor(0.5)),
-    "files": ("checkpoint.save and restore", Faster(2)),
-}
+_SOCKETS, _FILES = "plain sockets between as many processes", "checkpoint.save and restore"
 
 
 def works(quick: bool = False) -> list[Work]:
     """Return the works; small ones if ``quick``."""
-    sizes = [16] if quick else [1024, 64]
+    # From two sizes follow the time that a pull takes for no bytes, and that for each more.
+    sizes = [(16, None, None)] if quick else [(1024, OfFloor(0.5), Faster(2)), (64, None, None)]
     programs = f"from {OFFERING} processes to {PULLING}"
     times = [
         Work(
             f"pull of {mebibytes} MiB of float32 {programs}, rows to columns",
-            partial(_prepared, mebibytes, 1, ["pull", *_RIVALS]),
-            dict(_RIVALS.values()),
+            partial(_prepared, mebibytes, 1, ["pull", "sockets", "files"]),
+            {_SOCKETS: sockets, _FILES: files},
             ours="gda.pull",
             devices=1,
             seconds=6,
         )
-        for mebibytes in sizes
+        for mebibytes, sockets, files in sizes
     ]
     small = Work(
         f"pull of 1,000 arrays of 16 KiB {programs}, rows to columns",
         partial(_prepared, 16, 1000, ["pull", "files"]),
-        dict([_RIVALS["files"]]),
+        {_FILES: None},
         ours="gda.pull",
         devices=1,
         seconds=3,
     )
+    largest = sizes[0][0]
     memory = [
         Work(
-            f"memory of a process that {what} beyond its part, {sizes[0]} MiB {programs}",
-            partial(_remembered, sizes[0], what == "offers"),
+            f"memory of a process that {what} beyond its part, {largest} MiB {programs}",
+            partial(_remembered, largest, what == "offers"),
             limit=WithinMiB(BOUND),
             ours="gda.pull",
             devices=1,

@@ -35,6 +35,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options
 
 _LOOPBACK = "127.0.0.1"
+_ANY_HOST = ("0.0.0.0", "::")
 
 
 @set_module("gda")
@@ -64,8 +65,8 @@ def offer(
 
     Raises:
       TypeError: a leaf cannot be offered; a note has its path.
-      ValueError: the address is no ``host:port``, or the processes are on several machines and
-        there is no address.
+      ValueError: the address is no ``host:port``, or it is missing although the processes are on
+        several machines.
       OSError: the address cannot be listened on.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
@@ -79,6 +80,10 @@ def offer(
     ((8, 2), 3)
     """
     place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
+    if place.host in _ANY_HOST:
+        raise ValueError(
+            f"{address} is every address of this machine; pass the one by which pullers reach it"
+        )
     said = {"address": address, "name": name, "token": _said_of(token)}
     check_same_call("gda.offer", tree, said)
     versions: Versions[HeldTree] = Versions()

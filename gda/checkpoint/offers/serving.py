@@ -132,7 +132,11 @@ class OfferServer(socketserver.ThreadingTCPServer):
         self._name, self._token = name, token
         self._versions, self._catalog = versions, catalog
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-        super().__init__(address, socketserver.BaseRequestHandler)
+        try:
+            super().__init__(address, socketserver.BaseRequestHandler)
+        except OSError as error:
+            said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
+            raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.05}, name="gda-offer", daemon=True
         )
