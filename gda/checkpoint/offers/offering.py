@@ -8,7 +8,6 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -196,12 +195,7 @@ class Offer:
     def __enter__(self) -> Offer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
