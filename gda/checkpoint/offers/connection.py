@@ -263,12 +263,10 @@ class Connection:
 
     def _do(self, step: Callable[[], T]) -> T:
         """Return the result of a step, after as many attempts as the deadline allows."""
-        while True:
+        while not self._is_stopped.is_set():
             try:
                 return step()
             except TimeoutError:
-                if self._is_stopped.is_set():
-                    raise ConnectionError(f"the connection to {self.peer} was given up") from None
                 if not self.deadline.left():
                     raise TimeoutError(
                         f"{self.peer} did not send or take the next bytes until the end of the "
@@ -278,6 +276,7 @@ class Connection:
             except OSError as error:
                 said = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
+        raise ConnectionError(f"the connection to {self.peer} was given up")
 
 
 def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:

@@ -1,0 +1,366 @@
+"""Offers of four processes, pulled by two: whole versions, and what happens if a process fails."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+from running import wait_for
+
+import gda
+from gda.checkpoint.offers.connection import Connection
+from gda.testing import Pool
+
+ROWS, COLUMNS = P("x"), P(None, "x")
+SHAPE = (64, 32)
+LARGE = (16384, 2048)  # 128 MiB, more than sockets hold: a pull of it has a middle
+SHORT = 4.0  # seconds of timeout=, where it is what ends a pull
+
+Outcome = tuple[str, Any]
+
+# In the processes of both programs.
+
+_offers: list[gda.Offer] = []
+
+
+def offered(shape: tuple[int, int] = SHAPE, token: str | None = None) -> str:
+    """Offer arrays in rows, whole, without a mesh, and a number; return the address."""
+    mesh = mesh_of({"x": jax.device_count()})
+    _offers.append(gda.offer(tree_of(mesh, shape), name="weights", token=token))
+    return _offers[-1].address
+
+
+def tree_of(mesh: Mesh, shape: tuple[int, int] = SHAPE) -> Any:
+    def rows(index: Any) -> np.ndarray:
+        return np.repeat(np.arange(shape[0], dtype=np.float32)[index[0], None], shape[1], axis=1)
+
+    return {
+        "rows": gda.GlobalArray.from_callback(shape, mesh, ROWS, rows),
+        "whole": cut(batch(4, 4), mesh, P()),
+        "numpy": batch(3),
+        "step": 1,
+    }
+
+
+def ended() -> None:
+    while _offers:
+        _offers.pop().close()
+
+
+def values_of(tree: Any) -> dict[str, Any]:
+    """Return the elements of this process, by the name of the leaf and their place."""
+    return {
+        f"{name} {shard.index}": np.asarray(shard.data)
+        for name, leaf in tree.items()
+        if hasattr(leaf, "local_shards")
+        for shard in leaf.local_shards
+    }
+
+
+def outcome(pull: Callable[[], Any]) -> Outcome:
+    """Return the values of a pull, or the error."""
+    try:
+        return "whole", values_of(pull())
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def specs(path: str, leaf: Any) -> P:
+    return COLUMNS if path == "rows" else P()
+
+
+def pulled(
+    address: str, kind: AxisType = AxisType.Auto, seconds: float = 60, **options: Any
+) -> Outcome:
+    mesh = mesh_of({"x": jax.device_count()}, kind)
+    return outcome(lambda: gda.pull(address, mesh, specs, timeout=seconds, **options))
+
+
+def pulled_in_two_ways(address: str) -> Outcome:
+    mesh = mesh_of({"x": jax.device_count()})
+    spec = ROWS if jax.process_index() else COLUMNS
+    return outcome(
+        lambda: gda.pull(address, mesh, {"rows": spec, "whole": P(), "numpy": P(), "step": P()})
+    )
+
+
+def pulled_with_a_pause(address: str, folder: Path, **options: Any) -> Outcome:
+    """Pull, and wait before the first block arrives until a file says that it may."""
+    receive = Connection.receive_blocks
+
+    def pause(self: Connection, blocks: Any) -> None:
+        (folder / f"paused {jax.process_index()}").touch()
+        wait_for([folder / "go"])
+        receive(self, blocks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "receive_blocks", pause)
+        return pulled(address, **options)
+
+
+def assert_right(outcomes: list[Outcome]) -> None:
+    for kind, values in outcomes:
+        assert kind == "whole", values
+        for place, value in values.items():
+            name, _, said = place.partition(" ")
+            index = eval(said)
+            if name == "rows":
+                rows = np.arange(LARGE[0], dtype=np.float32)[: len(value)]
+                np.testing.assert_array_equal(value, np.broadcast_to(rows[:, None], value.shape))
+            else:
+                whole = {"whole": batch(4, 4), "numpy": batch(3)}[name]
+                np.testing.assert_array_equal(value, whole[index])
+
+
+# Here.
+
+
+@pytest.fixture
+def programs(process_pool: Callable[..., Pool]) -> Iterator[tuple[Pool, Pool]]:
+    """The program of four processes that offers, and that of two that pulls."""
+    offering, pulling = process_pool(4, devices=2), process_pool(2, devices=4)
+    yield offering, pulling
+    offering.run(ended)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def test_two_processes_pull_columns_of_the_rows_of_four(
+    programs: tuple[Pool, Pool], kind: AxisType
+) -> None:
+    offering, pulling = programs
+    addresses = offering.run(offered)
+    assert len({*addresses}) == 1
+    assert_right(pulling.run(pulled, addresses[0], kind, verify=True))
+
+
+def test_every_pulled_tree_is_of_one_version(programs: tuple[Pool, Pool]) -> None:
+    offering, pulling = programs
+    address = offering.run(offered_versions)[0]
+    with ThreadPoolExecutor(1) as thread:
+        updating = thread.submit(offering.run, updated, 40)
+        pulls = pulling.run(versions_pulled, address, 8)
+        last, held = zip(*updating.result(), strict=True)
+    assert [*held] == [1] * 4
+    assert {*last} == {41}
+    for one, other in zip(*pulls, strict=True):
+        assert len({*one, *other}) == 1  # the values of all arrays of both processes
+    seen = [next(iter(each)) for each in pulls[0]]
+    assert seen == sorted(seen)
+    assert len({*seen}) > 2
+
+
+def version_tree(number: int) -> Any:
+    mesh = mesh_of({"x": jax.device_count()})
+    data = np.full((16, 8), number, np.float32)
+    with gda.checking_agreement(False):
+        return {f"w{i}": cut(data, mesh, ROWS) for i in range(4)} | {"step": number}
+
+
+def offered_versions() -> str:
+    _offers.append(gda.offer(version_tree(1)))
+    return _offers[-1].address
+
+
+def updated(count: int) -> tuple[int, int]:
+    """Update so many times; return the version, and the number of versions that are held."""
+    offer = _offers[-1]
+    for number in range(2, count + 2):
+        offer.update(version_tree(number))
+        time.sleep(0.02)
+    time.sleep(1)  # until the last pull has ended
+    version = offer.version
+    offer.update(version_tree(version + 1))
+    return version, len(offer._versions._held)
+
+
+def versions_pulled(address: str, count: int) -> list[set[float]]:
+    mesh = mesh_of({"x": jax.device_count()})
+    seen = []
+    for _ in range(count):
+        tree = gda.pull(address, mesh, lambda path, leaf: P(None, "x"))
+        values = {float(x) for data in values_of(tree).values() for x in np.unique(data)}
+        seen.append(values | {float(tree["step"])})
+    return seen
+
+
+def test_an_update_of_another_layout_in_one_process_is_an_error_in_all(
+    programs: tuple[Pool, Pool],
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered)[0]
+    said = offering.run(update_of_another_value)
+    assert all("numpy" in each for each in said), said
+    assert_right(pulling.run(pulled, address, min_version=1))
+
+
+def update_of_another_value() -> str:
+    mesh = mesh_of({"x": jax.device_count()})
+    with pytest.raises(gda.DisagreementError) as error:
+        _offers[-1].update(tree_of(mesh) | {"numpy": batch(3) + jax.process_index()})
+    return str(error.value)
+
+
+def test_processes_that_pull_different_things_all_hear_of_it(programs: tuple[Pool, Pool]) -> None:
+    offering, pulling = programs
+    address = offering.run(offered)[0]
+    for kind, said in pulling.run(pulled_in_two_ways, address):
+        assert kind == "DisagreementError"
+        assert "rows" in said
+    assert_right(pulling.run(pulled, address))
+
+
+def test_two_programs_pull_at_once(programs: tuple[Pool, Pool]) -> None:
+    offering, pulling = programs
+    address = offering.run(offered, LARGE)[0]
+    with ThreadPoolExecutor(1) as thread:
+        other = thread.submit(gda.pull, address)
+        assert_right(pulling.run(pulled, address))
+    np.testing.assert_array_equal(other.result()["rows"][:, -1], np.arange(LARGE[0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"name": "policy"}, "LookupError", "offers 'weights', and not 'policy'"),
+        ({"token": "guess"}, "PermissionError", "has another token"),
+        ({"min_version": 5, "seconds": SHORT}, "TimeoutError", "has version 1 and no later one"),
+        ({"at": ["adam"]}, "KeyError", "['adam'] is not in the tree"),
+        ({"dtype": "int8"}, "TypeError", "dtype=int8 is not of floats"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_all_processes_that_pull_raise_one_error(
+    programs: tuple[Pool, Pool], options: Any, kind: str, message: str
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered)[0]
+    for raised, said in pulling.run(pulled, address, **options):
+        assert raised == kind
+        assert message in said
+
+
+# Failures in the middle.
+
+
+def in_the_middle(
+    pulling: Pool, address: str, folder: Path, happens: Callable[[], object], **options: Any
+) -> list[Outcome]:
+    """Return the outcomes of a pull, in the middle of which something happens."""
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(pulling.run, pulled_with_a_pause, address, folder, **options)
+        try:
+            wait_for(folder / f"paused {process}" for process in range(2))
+            happens()
+        finally:
+            (folder / "go").touch()
+        return running.result()
+
+
+def test_an_offer_that_is_closed_in_the_middle_ends_the_pull(
+    programs: tuple[Pool, Pool], tmp_path: Path
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered, LARGE)[0]
+    for kind, said in in_the_middle(pulling, address, tmp_path, lambda: offering.run(ended)):
+        assert kind == "ConnectionError"
+        assert f"the offer at {address}" in said
+        assert "ended the connection" in said
+    address = offering.run(offered)[0]
+    assert_right(pulling.run(pulled, address))
+
+
+def test_a_process_of_the_offer_that_is_stopped_is_named_in_time(
+    programs: tuple[Pool, Pool], tmp_path: Path
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered, LARGE)[0]
+    pid = offering.run(os.getpid)[2]
+    try:
+        begun = time.monotonic()
+        outcomes = in_the_middle(
+            pulling, address, tmp_path, lambda: os.kill(pid, signal.SIGSTOP), seconds=SHORT
+        )
+        seconds = time.monotonic() - begun
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    for kind, said in outcomes:
+        assert kind == "TimeoutError", said
+        assert f"process 2 of the offer at {address}" in said
+    assert seconds < 30
+    assert_right(pulling.run(pulled, address))
+
+
+def test_a_process_of_the_offer_that_is_killed_is_named(
+    process_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    pulling = process_pool(2, devices=4)
+    with Pool(2) as offering:
+        address = offering.run(offered, LARGE)[0]
+        pid = offering.run(os.getpid)[1]
+        outcomes = in_the_middle(pulling, address, tmp_path, lambda: os.kill(pid, signal.SIGKILL))
+    for kind, said in outcomes:
+        assert kind == "ConnectionError", said
+        assert f"process 1 of the offer at {address}" in said
+
+
+def test_the_offer_outlives_a_process_that_pulls(
+    process_pool: Callable[..., Pool], tmp_path: Path
+) -> None:
+    offering = process_pool(4, devices=2)
+    address = offering.run(offered, LARGE)[0]
+    try:
+        with Pool(2) as pulling, ThreadPoolExecutor(1) as thread:
+            pids = pulling.run(os.getpid)
+            running = thread.submit(
+                pulling.run, pulled_with_a_pause, address, tmp_path, seconds=SHORT
+            )
+            wait_for(tmp_path / f"paused {process}" for process in range(2))
+            assert offering.run(num_pulls) == [1, 0, 0, 0]
+            os.kill(pids[0], signal.SIGKILL)
+            (tmp_path / "go").touch()
+            with pytest.raises(gda.testing.ProcessError, match="process 0"):
+                running.result()
+        assert_right([outcome(lambda: gda.pull(address, mesh_of({"x": 4}), specs))])
+        assert offering.run(num_pulls_soon) == [0, 0, 0, 0]
+    finally:
+        offering.run(ended)
+
+
+def num_pulls() -> int:
+    """Return the number of pulls that hold a version in this process."""
+    return _offers[-1]._versions._pulls.total()
+
+
+def num_pulls_soon() -> int:
+    end = time.monotonic() + 10
+    while num_pulls() and time.monotonic() < end:
+        time.sleep(0.05)
+    return num_pulls()
+
+
+def test_a_pull_waits_for_a_program_that_offers_later(
+    process_pool: Callable[..., Pool],
+) -> None:
+    offering = process_pool(4, devices=2)
+    address = offering.run(offered)[0]
+    offering.run(ended)
+    with ThreadPoolExecutor(1) as thread:
+        pulling = thread.submit(gda.pull, address, timeout=60)
+        threading.Event().wait(0.5)
+        offering.run(offered_at, address)
+        np.testing.assert_array_equal(pulling.result()["numpy"], batch(3))
+    offering.run(ended)
+
+
+def offered_at(address: str) -> None:
+    _offers.append(gda.offer({"numpy": batch(3)}, address))
