@@ -1,0 +1,328 @@
+"""Pulls of every kind of leaf onto other layouts, and the updates of an offer, in one process."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import threads_left
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+from gda.checkpoint.offers.catalog import catalog_of
+from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.testing.strategies import meshes, partition_specs
+
+no_thread_is_left = threads_left.no_thread_is_left
+
+
+def replicated(path: str, leaf: Any) -> P:
+    return P()
+
+
+def first_on_x(path: str, leaf: Any) -> P:
+    return P("x") if leaf.ndim else P()
+
+
+def tree_of(mesh: Mesh) -> Any:
+    kinds = ["bool", "int8", "int4", "bfloat16", "float8_e4m3fn", "complex64", "uint16"]
+    return {
+        "rows": cut(batch(8, 6), mesh, P("x")),
+        "both": cut(batch(8, 6), mesh, P("y", None)).array,
+        "padded": gda.PaddedArray.from_array(batch(7, 3), mesh, P("x")),
+        "keys": jax.random.split(jax.random.key(3), 8),
+        "one key": gda.GlobalArray.from_array(
+            jax.device_put(jax.random.key(4), NamedSharding(mesh, P()))
+        ),
+        "numpy": batch(5, 2),
+        "scalar": jnp.float32(2.5),
+        "empty": cut(batch(8, 0), mesh, P("x")),
+        "kinds": [jnp.arange(8).astype(kind) for kind in kinds],
+        "nested": ({"step": 3, "name": "run", "rate": 0.5, "none": None}, [True, b"bytes"]),
+    }
+
+
+def assert_equal(pulled: Any, offered: Any) -> None:
+    ours, theirs = (jax.tree.leaves(gda.to_numpy(unkeyed(x))) for x in (pulled, offered))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert np.asarray(one).dtype == np.asarray(other).dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def unkeyed(tree: Any) -> Any:
+    """Return the tree with the numbers of PRNG keys, and arrays without padding."""
+    return jax.tree.map(_unkeyed, tree, is_leaf=lambda x: isinstance(x, gda.PaddedArray))
+
+
+def _unkeyed(leaf: Any) -> Any:
+    if isinstance(leaf, gda.PaddedArray):
+        return leaf.gather()
+    if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf
+
+
+@pytest.fixture
+def offer(mesh: Mesh) -> Iterator[gda.Offer]:
+    with gda.offer(tree_of(mesh), name="run") as offer:
+        yield offer
+
+
+def test_every_kind_of_leaf_arrives(offer: gda.Offer, mesh: Mesh) -> None:
+    tree = gda.pull(offer.address, mesh, first_on_x, pad=True, verify=True)
+    assert_equal(tree, tree_of(mesh))
+    assert tree["both"].spec == P("x")
+    assert isinstance(tree["rows"], gda.GlobalArray)
+    assert isinstance(tree["padded"], gda.PaddedArray)
+    assert tree["nested"] == tree_of(mesh)["nested"]
+
+
+def test_like_gives_each_leaf_its_kind_and_layout(offer: gda.Offer, mesh: Mesh) -> None:
+    like = tree_of(mesh)
+    like["rows"] = jax.ShapeDtypeStruct((8, 6), np.float32, sharding=NamedSharding(mesh, P("y")))
+    tree = gda.pull(offer.address, like=like)
+    assert_equal(tree, tree_of(mesh))
+    assert jax.tree.structure(tree) == jax.tree.structure(like)
+    assert tree["rows"].sharding.spec == P("y")
+    assert isinstance(tree["numpy"], np.ndarray)
+
+
+def test_without_a_layout_arrays_are_of_numpy(offer: gda.Offer, mesh: Mesh) -> None:
+    tree = gda.pull(offer.address, name="run")
+    assert isinstance(tree["rows"], np.ndarray)
+    np.testing.assert_array_equal(tree["padded"], batch(7, 3))
+
+
+def test_a_subtree_is_pulled_alone(offer: gda.Offer, mesh: Mesh) -> None:
+    assert gda.pull(offer.address, at=["nested", 0])["step"] == 3
+    kinds = gda.pull(offer.address, mesh, P("x"), at=["kinds"], plain=True, verify=True)
+    assert all(isinstance(kind, jax.Array) for kind in kinds)
+    assert_equal(kinds, tree_of(mesh)["kinds"])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_floats_are_cast(offer: gda.Offer, mesh: Mesh, dtype: str) -> None:
+    with jax.enable_x64(True):
+        tree = gda.pull(offer.address, mesh, replicated, dtype=dtype, plain=True)
+        assert tree["rows"].dtype == tree["kinds"][3].dtype == dtype
+        np.testing.assert_array_equal(tree["rows"], batch(8, 6).astype(dtype))
+    assert tree["kinds"][1].dtype == np.int8
+    assert jax.random.key_data(tree["keys"]).dtype == np.uint32
+
+
+@given(
+    layouts=st.tuples(*2 * [meshes().flatmap(lambda m: st.tuples(st.just(m), partition_specs(m)))]),
+    sizes=st.lists(st.integers(0, 9), min_size=3, max_size=3),
+    dtype=st.sampled_from(["float32", "int4", "bfloat16", "bool"]),
+)
+def test_any_layout_becomes_any_other(layouts: Any, sizes: list[int], dtype: str) -> None:
+    whole = (batch(*sizes) % 7).astype(jnp.dtype(dtype))
+    (source, before), (target, after) = layouts
+    offered = gda.PaddedArray.from_array(whole, source, before)
+    with gda.offer([offered]) as offer:
+        (pulled,) = gda.pull(offer.address, target, [after], pad=True)
+    np.testing.assert_array_equal(np.asarray(pulled), whole)
+    assert dict(pulled.mesh.shape) == dict(target.shape)
+
+
+# Versions.
+
+
+donated = jax.jit(lambda x: x + 1, donate_argnums=0)
+
+
+def test_a_donated_array_keeps_its_values_in_the_offer(mesh: Mesh) -> None:
+    array = cut(batch(8, 6), mesh, P("x")).array
+    with gda.offer({"w": array}) as offer:
+        after = jax.block_until_ready(donated(array))
+        np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6))
+        offer.update({"w": after})
+        np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
+
+
+def test_numpy_arrays_may_be_written_to_after_the_offer() -> None:
+    data = batch(4)
+    with gda.offer({"w": data}) as offer:
+        data[:] = -1
+        np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(4))
+
+
+def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterwards(
+    mesh: Mesh,
+) -> None:
+    first, second, third = (cut(batch(8, 6) + n, mesh, P("x")).array for n in range(3))
+    with gda.offer({"w": first}) as offer:
+        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        connection.send({"ask": "tree", "name": None, "least": None, "timeout": 60})
+        catalog = catalog_of(connection.text(2**20), "offer")
+        offer.update({"w": second})
+        held = weakref.ref(offer._versions._held[1])
+        assert offer.version == 2
+        assert_version(offer, catalog.version, batch(8, 6))
+        np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
+        connection.close()
+        wait_until_no_pull_holds(offer)
+        offer.update({"w": third})
+        gc.collect()
+        assert held() is None
+        assert [*offer._versions._held] == [3]
+        with pytest.raises(ValueError, match="has no version 1 any more; pull again"):
+            assert_version(offer, 1, batch(8, 6))
+
+
+def assert_version(offer: gda.Offer, version: int, whole: np.ndarray) -> None:
+    connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+    try:
+        pieces = [[0, [0, 0], [2, 6], "float32"]]
+        question = {"ask": "pieces", "version": version, "timeout": 60, "pieces": pieces}
+        connection.send(question)
+        answer = connection.message(2**20)
+        if "error" in answer:
+            raise ValueError(answer["error"][1])
+        rows = np.empty((2, 6), np.float32)
+        connection.receive_blocks([rows])
+        np.testing.assert_array_equal(rows, whole[:2])
+    finally:
+        connection.close()
+
+
+def wait_until_no_pull_holds(offer: gda.Offer) -> None:
+    deadline = Deadline(30)
+    while offer._versions._pulls.total() and deadline.left():
+        pass
+    assert not offer._versions._pulls.total()
+
+
+def test_min_version_waits_for_an_update(mesh: Mesh) -> None:
+    with gda.offer({"step": 1}) as offer:
+        offer.update({"step": 2})
+        assert gda.pull(offer.address, min_version=2) == {"step": 2}
+        with pytest.raises(TimeoutError, match="has version 2 and no later one"):
+            gda.pull(offer.address, min_version=3, timeout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"w": np.zeros(3)},
+            r"float64\[3\] at \['w'\], and the offer has an array float32\[4, 2\]",
+        ),
+        ({"w": 3}, r"update got a value at \['w'\]"),
+        ({"v": 3}, "another structure"),
+    ],
+)
+def test_an_update_of_another_layout_changes_nothing(change: Any, message: str) -> None:
+    with gda.offer({"w": batch(4, 2)}) as offer:
+        with pytest.raises(ValueError, match=message):
+            offer.update(change)
+        assert (offer.version, [*offer._versions._held]) == (1, [1])
+        np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(4, 2))
+
+
+def test_an_update_on_other_devices_is_refused(mesh: Mesh) -> None:
+    offered, other = (cut(batch(8), mesh, P(axis)) for axis in "xy")
+    said = r"sharded as P\('y'\).*and the offer has"
+    with gda.offer([offered]) as offer, pytest.raises(ValueError, match=said):
+        offer.update([other])
+
+
+def test_a_closed_offer_is_not_there() -> None:
+    offer = gda.offer({"w": batch(4)})
+    assert repr(offer) == f"<offer 'tree' at {offer.address}: version 1>"
+    offer.close()
+    assert repr(offer) == f"<offer 'tree' at {offer.address}: closed>"
+    with pytest.raises(ConnectionError, match="is not there: Connection refused for 0.6 s"):
+        gda.pull(offer.address, timeout=0.6)
+    with pytest.raises(ConnectionError, match="the offer 'tree' is closed; make another"):
+        offer.update({"w": batch(4)})
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("localhost", "must be a text host:port"),
+        ("127.0.0.1:99999", "must be a text host:port"),
+        (7700, "must be a text host:port"),
+    ],
+)
+def test_addresses_that_are_none(address: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gda.pull(address)
+    with pytest.raises(ValueError, match=message):
+        gda.offer({}, address)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"like": {"w": np.zeros(3, np.float32)}}, ValueError, "the offer does not match like"),
+        ({"like": {"w": batch(4, 2).astype("f2")}}, TypeError, "like has float16; pass dtype="),
+        ({"like": {"v": 3}}, ValueError, r"the offer does not match like: it has no \['v'\]"),
+        ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
+        ({"specs": {"v": P()}}, ValueError, "the offer has no"),
+        ({"dtype": "int8"}, TypeError, "dtype=int8 is not of floats"),
+        ({"dtype": "float16", "verify": True}, ValueError, "a cast changes fingerprints"),
+        ({"timeout": 0}, ValueError, "timeout must be"),
+        ({"min_version": 0}, ValueError, "min_version must be a whole number"),
+        ({"at": "w"}, TypeError, "at must be a list"),
+        ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_pulls_that_do_not_fit(options: Any, kind: type[Exception], message: str) -> None:
+    mesh = mesh_of({"x": 4})
+    with gda.offer({"w": batch(4, 2)}) as offer, pytest.raises(kind, match=message):
+        gda.pull(offer.address, **({"mesh": mesh} if "specs" in options else {}), **options)
+
+
+def test_leaves_that_cannot_be_offered(tmp_path: Any) -> None:
+    np.save(tmp_path / "w.npy", batch(4))
+    with pytest.raises(TypeError, match="a source cannot be offered; load it") as error:
+        gda.offer({"w": np.load(tmp_path / "w.npy", mmap_mode="r")})
+    assert error.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match="every address of this machine"):
+        gda.offer({}, "0.0.0.0:0")
+    with gda.offer({}) as offer, pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
+        gda.offer({}, offer.address)
+
+
+def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -> None:
+    receive = Connection.receive_blocks
+
+    def wrong(self: Connection, blocks: Any) -> None:
+        receive(self, blocks)
+        blocks[0][0] += 1
+
+    monkeypatch.setattr(Connection, "receive_blocks", wrong)
+    with gda.offer({"w": batch(4)}) as offer:
+        with pytest.raises(gda.checkpoint.CorruptionError, match=r"\['w'\] is not what was off"):
+            gda.pull(offer.address, verify=True)
+        assert gda.pull(offer.address)["w"][0] == 1
+
+
+def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> None:
+    """Pinned memory of the host stands for it; the CPU has that kind too."""
+    from gda.checkpoint.writing import saved_leaves
+
+    monkeypatch.setattr(saved_leaves, "is_on_accelerator", lambda data: True)
+    monkeypatch.setattr("gda.trees.written_blocks.is_host", lambda device: False)
+    array = cut(batch(8, 6), mesh, P("x")).array
+    with gda.offer({"w": array}) as offer:
+        blocks = offer._versions._held[1]._data[0]
+        assert {type(block).__module__ for block in blocks.values()} != {"numpy"}
+        for _ in range(2):
+            np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6))
+        assert all(isinstance(block, np.ndarray) for block in blocks.values())
