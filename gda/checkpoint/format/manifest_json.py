@@ -109,7 +109,14 @@ def load(file: bytes, where: str) -> Manifest:
 
 def leaves_of_json(value: Any, where: str) -> tuple[Leaf, ...]:
     """Return the records of leaves in JSON; raise ``CorruptionError`` if they are not valid."""
-    return _checked(lambda: _READERS["leaves"][1](value), where)
+
+    def read() -> tuple[Leaf, ...]:
+        try:
+            return _READERS["leaves"][1](value)
+        except _Invalid as inner:
+            raise _Invalid(f".leaves{inner}") from None
+
+    return _checked(read, where)
 
 
 def _checked(read: Callable[[], T], where: str) -> T:

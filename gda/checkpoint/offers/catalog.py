@@ -106,7 +106,7 @@ def catalog_of(text: str, peer: str) -> Catalog:
         if not isinstance(name, str) or type(version) is not int:
             raise ValueError("it has no name or no version")
         catalog = Catalog(
-            leaves=leaves_of_json(value["leaves"], peer),
+            leaves=leaves_of_json(value["leaves"], "it"),
             structure=value["structure"],
             name=name,
             version=version,

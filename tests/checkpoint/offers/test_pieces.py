@@ -1,0 +1,126 @@
+"""The pieces that processes pull: every element once, from near and idle processes."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gda
+from gda.checkpoint.offers.pieces import Needed, PulledPiece, number_at, pulled_pieces
+from gda.layout.reshard.flow import tiling_of
+from gda.layout.spec import start_of
+from gda.testing.strategies import mesh_shapes, partition_specs
+
+
+@st.composite
+def grids(draw: st.DrawFn, shape: tuple[int, ...]) -> gda.ShardGrid:
+    mesh = draw(mesh_shapes(max_devices=12))
+    spec = draw(partition_specs(mesh, max_entries=len(shape)))
+    devices = math.prod(mesh.values())
+    process_of = draw(st.permutations([device // 2 for device in range(devices)]))
+    return gda.ShardGrid(shape, mesh, spec, pad=True, process_of=process_of)
+
+
+@st.composite
+def both_grids(draw: st.DrawFn) -> tuple[gda.ShardGrid, gda.ShardGrid]:
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+    return draw(grids(shape)), draw(grids(shape))
+
+
+def needed_by(grid: gda.ShardGrid, process: int) -> Needed:
+    """Return the blocks of a process, found one device after another."""
+    processes: Any = grid.processes
+    holders: dict[int, set[int]] = {}
+    starts = {}
+    for device in range(grid.num_devices):
+        index = grid.index(device)
+        if all(
+            len(range(*each.indices(n))) for each, n in zip(index, grid.global_shape, strict=True)
+        ):
+            start = start_of(index)
+            number = number_at(tiling_of(grid), start)
+            holders.setdefault(number, set()).add(int(processes.process_of[device]))
+            starts[number] = start
+    mine = [number for number in holders if process in holders[number]]
+    return Needed(
+        tiling_of(grid),
+        tuple([starts[number] for number in mine]),
+        tuple([sorted(holders[number]).index(process) for number in mine]),
+        max(map(len, holders.values()), default=1),
+    )
+
+
+def place(piece: PulledPiece) -> tuple[slice, ...]:
+    return tuple([slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True)])
+
+
+@given(both_grids())
+def test_every_element_is_pulled_once_from_a_process_that_has_it(
+    both: tuple[gda.ShardGrid, gda.ShardGrid],
+) -> None:
+    source, target = both
+    processes: Any = source.processes
+    held: dict[int, set[Any]] = {}
+    for device in range(source.num_devices):
+        held.setdefault(int(processes.process_of[device]), set()).add(
+            tuple(
+                each.indices(n)[:2]
+                for each, n in zip(source.index(device), source.global_shape, strict=True)
+            )
+        )
+    for process in target.processes.numbers:  # pyright: ignore
+        needed = needed_by(target, process)
+        counts = np.zeros(source.global_shape, int)
+        expected = np.zeros_like(counts)
+        for start in needed.starts:
+            steps = zip(start, needed.tiling.shard_shape, strict=True)
+            expected[tuple([slice(a, a + n) for a, n in steps])] += 1
+        for piece in pulled_pieces(source, needed):
+            counts[place(piece)] += 1
+            assert any(
+                all(
+                    a <= s.start and s.stop <= b
+                    for s, (a, b) in zip(place(piece), box, strict=True)
+                )
+                for box in held[piece.server]
+            )
+        np.testing.assert_array_equal(counts, expected)
+
+
+def load(source: gda.ShardGrid, target: gda.ShardGrid, near: frozenset[int] = frozenset()) -> Any:
+    """Return the elements that each process of the source sends to those of the target."""
+    sent: Counter[int] = Counter()
+    for process in target.processes.numbers:  # pyright: ignore
+        for piece in pulled_pieces(source, needed_by(target, process), near):
+            sent[piece.server] += math.prod(piece.shape)
+    return sent
+
+
+def test_replicas_share_what_many_processes_need() -> None:
+    source = gda.ShardGrid((64, 4), {"data": 4, "model": 2}, ("model",), process_of=range(8))
+    target = gda.ShardGrid((64, 4), {"x": 16}, (), process_of=range(16))
+    assert {*load(source, target).values()} == {64 * 4 * 16 // 8}
+
+
+def test_replicas_share_the_pieces_of_one_block() -> None:
+    source = gda.ShardGrid((64, 4), {"x": 4}, (), process_of=range(4))
+    target = gda.ShardGrid((64, 4), {"x": 8}, ("x",), process_of=range(8))
+    assert load(source, target) == dict.fromkeys(range(4), 64)
+
+
+def test_those_on_this_machine_are_asked_before_others() -> None:
+    source = gda.ShardGrid((64, 4), {"data": 4, "model": 2}, ("model",), process_of=range(8))
+    target = gda.ShardGrid((64, 4), {"x": 8}, (), process_of=range(8))
+    # Processes 1 and 3 have one block, and 2 the other.
+    sent = load(source, target, frozenset([1, 2, 3]))
+    assert sent == {1: 512, 2: 1024, 3: 512}
+
+
+def test_devices_of_one_process_ask_once_for_a_block() -> None:
+    source = gda.ShardGrid((8,), {"x": 2}, ("x",), process_of=[0, 1])
+    target = gda.ShardGrid((8,), {"x": 4}, (), process_of=[0, 0, 0, 0])
+    pieces = pulled_pieces(source, needed_by(target, 0))
+    assert pieces == [PulledPiece(0, 0, (0,), (4,)), PulledPiece(1, 0, (4,), (4,))]
