@@ -49,10 +49,10 @@ _MODULE_OF = {
     "Traffic": "gda.compiled.hlo",
     # Move, save, and exchange with other programs.
     "reshard_tree": "gda.trees.resharding",
-    "checkpoint": "gda.checkpoint",
     "offer": "gda.checkpoint.offers.offering",
     "Offer": "gda.checkpoint.offers.offering",
     "pull": "gda.checkpoint.offers.pulling",
+    "checkpoint": "gda.checkpoint",
     "store": "gda.trees.files.store",
     "store_tree": "gda.trees.files.store",
     # Many processes.

@@ -40,10 +40,10 @@ from gda.compiled.hlo import Traffic as Traffic
 
 # Move, save, and exchange with other programs.
 from gda.trees.resharding import reshard_tree as reshard_tree
-from gda import checkpoint as checkpoint
 from gda.checkpoint.offers.offering import offer as offer
 from gda.checkpoint.offers.offering import Offer as Offer
 from gda.checkpoint.offers.pulling import pull as pull
+from gda import checkpoint as checkpoint
 from gda.trees.files.store import store as store
 from gda.trees.files.store import store_tree as store_tree
 
@@ -139,10 +139,10 @@ __all__ = [  # noqa: RUF022
     "Traffic",
     # Move, save, and exchange with other programs.
     "reshard_tree",
-    "checkpoint",
     "offer",
     "Offer",
     "pull",
+    "checkpoint",
     "store",
     "store_tree",
     # Many processes.

@@ -85,6 +85,17 @@ def test_load_safetensors_reads_only_needed_data(tmp_path: Path) -> None:
     ]
 
 
+def test_train_and_sample_sends_the_weights_to_the_other_program() -> None:
+    done = run("train_and_sample.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = re.findall(
+        r"^\[0\] step (\d+): bfloat16, P\(None, 'model'\), error 0", done.stdout, re.M
+    )
+    steps = [int(step) for step in shown]
+    assert steps == sorted({*steps})
+    assert steps[-1] == 20
+
+
 def test_convert_llama_gives_every_bit_back() -> None:
     done = run("convert_llama.py")
     assert done.returncode == 0, done.stdout + done.stderr
