@@ -26,7 +26,7 @@ _LESS = (
     *("op_sharding_to_indices over an AbstractMesh (private), no", "64 objects", "s.data of"),
     *("each block read once", "the step alone", "their bytes", "their paths", "python -c"),
     *("a shape that divides", "GlobalArray", "import jax", "XOR of all bits", "views of"),
-    *("the same collectives", "the same reads", "TensorStore, each chunk decoded"),
+    *("the same collectives", "the same reads", "TensorStore, each chunk decoded", "plain sockets"),
 )
 _HIDDEN = (
     *("memcpy into fresh memory", "CRC-32C"),

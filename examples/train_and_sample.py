@@ -27,11 +27,9 @@ SIZE = 64
 def main() -> int:
     """Start both programs, and wait for them; if one fails, end the other."""
     with tempfile.TemporaryDirectory() as folder:
+        launch = [sys.executable, "-m", "gda.launch", "--devices-per-process", "2"]
         programs = [
-            subprocess.Popen(
-                [sys.executable, "-m", "gda.launch", "-n", processes, "--timeout", "200"]
-                + ["--devices-per-process", "2", __file__, role, folder]
-            )
+            subprocess.Popen([*launch, "-n", processes, "--timeout", "200", __file__, role, folder])
             for role, processes in [("trainer", "4"), ("sampler", "2")]
         ]
         while None in (codes := [program.poll() for program in programs]):
