@@ -65,7 +65,7 @@ def offer(
     Raises:
       TypeError: a leaf cannot be offered; a note has its path.
       ValueError: the address is no ``host:port``, or it is missing although the processes are on
-        several machines.
+        several machines; or the token is empty.
       OSError: the address cannot be listened on.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
@@ -83,6 +83,8 @@ def offer(
         raise ValueError(
             f"{address} is every address of this machine; pass the one by which pullers reach it"
         )
+    if token == "":
+        raise ValueError("token is empty, and so is that of every puller; pass a secret, or None")
     said = {"address": address, "name": name, "token": _said_of(token)}
     check_same_call("gda.offer", tree, said)
     versions: Versions[HeldTree] = Versions()

@@ -1,6 +1,7 @@
 """Peers that are no offers, or no pullers, or hostile: errors that name them, and nothing else."""
 
 import json
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -163,6 +164,21 @@ def test_a_piece_that_ends_too_early_is_an_error() -> None:
     with listening(serve) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises(ConnectionError, match="ended the connection: it has ended"):
             gda.pull(address, timeout=10)
+
+
+def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
+    def serve(given: socket.socket) -> None:
+        connection = Connection(given, "the test", Deadline(20))
+        assert connection.accept(None)
+        connection.message(2**20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        until_the_end(given)
+
+    before = {*threading.enumerate()}
+    with listening(serve) as pieces, offering(pieces) as address:  # noqa: SIM117
+        with pytest.raises(KeyboardInterrupt):
+            gda.pull(address)
+    assert {*threading.enumerate()} == before
 
 
 # Pullers.

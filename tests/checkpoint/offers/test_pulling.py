@@ -44,6 +44,7 @@ def tree_of(mesh: Mesh) -> Any:
         ),
         "numpy": batch(5, 2),
         "scalar": jnp.float32(2.5),
+        "number": np.int64(7),
         "empty": cut(batch(8, 0), mesh, P("x")),
         "kinds": [jnp.arange(8).astype(kind) for kind in kinds],
         "nested": ({"step": 3, "name": "run", "rate": 0.5, "none": None}, [True, b"bytes"]),
@@ -293,6 +294,8 @@ def test_leaves_that_cannot_be_offered(tmp_path: Any) -> None:
     with pytest.raises(TypeError, match="a source cannot be offered; load it") as error:
         gda.offer({"w": np.load(tmp_path / "w.npy", mmap_mode="r")})
     assert error.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match="token is empty"):
+        gda.offer({}, token="")
     with pytest.raises(ValueError, match="every address of this machine"):
         gda.offer({}, "0.0.0.0:0")
     with gda.offer({}) as offer, pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
