@@ -6,7 +6,7 @@ reads, and a manifest that is written last, with size and checksum of every file
 
 Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
 over ``writing``, ``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources),
-``inspecting``, ``comparing``, ``converting``.
+``inspecting``, ``comparing``, ``converting``; and ``offers``, of trees that another program has.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -30,6 +30,7 @@ from gda.multihost.meeting import one_line
 _SECONDS_TO_GREET = 10.0
 MOST_SECONDS = 86400.0
 _MOST_QUESTION_BYTES = 2**26
+_LOOK_EVERY = 0.25  # seconds, for the end of the offer
 # Errors of a question, and their names on the way to the puller.
 ERRORS = {
     each.__name__: each
@@ -138,7 +139,7 @@ class OfferServer(socketserver.ThreadingTCPServer):
             said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
             raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
         self._thread = threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.05}, name="gda-offer", daemon=True
+            target=self.serve_forever, args=(_LOOK_EVERY,), name="gda-offer", daemon=True
         )
         self._thread.start()
 
