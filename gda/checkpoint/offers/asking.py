@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gda.arrays.fingerprints.formula import digest_of
+from gda.arrays.fingerprints.formula import LANES, Words, digest_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.offers.catalog import Catalog
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
@@ -20,7 +20,6 @@ from gda.checkpoint.offers.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.checkpoint.offers.serving import ERRORS
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.restored_leaves import saved_type
-from gda.layout.strict_json import parse_json
 
 _MOST_CATALOG_BYTES = 2**28
 _MOST_ANSWER_BYTES = 2**26
@@ -75,7 +74,7 @@ class OfferToPull:
         )
         text = connection.text(_MOST_CATALOG_BYTES)
         if text.startswith('{"error"'):
-            _raise_error(parse_json(text), peer)
+            _raise_error(connection.object_of(text), peer)
         return text
 
     def pull(self, catalog: Catalog, pieces: Pieces) -> None:
@@ -105,8 +104,11 @@ class OfferToPull:
                     pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
 
         def receive(connection: Connection, asked: list[PieceToPull]) -> None:
-            for each, words in zip(asked, _answer(connection)["sums"], strict=True):
-                sums[each.leaf].append(words)
+            words = _words_of(_answer(connection).get("sums"))
+            if words.shape != (len(asked), LANES):
+                raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
+            for each, part in zip(asked, words, strict=True):
+                sums[each.leaf].append(part)
 
         self._ask_all("sums", catalog, pieces, receive)
 
@@ -157,8 +159,17 @@ def _answer(connection: Connection) -> dict[str, Any]:
     return answer
 
 
-def _raise_error(answer: Any, peer: str) -> None:
+def _raise_error(answer: dict[str, Any], peer: str) -> None:
     """Raise the error in an answer, if it is one."""
-    if "error" in answer:
-        kind, said = answer["error"]
-        raise ERRORS.get(kind, ConnectionError)(f"{peer} {said:.1000}")
+    match answer:
+        case {"error": [str(kind), str(said)]}:
+            raise ERRORS.get(kind, ConnectionError)(f"{peer} {said:.1000}")
+        case {"error": other}:
+            raise ConnectionError(f"{peer} sent an error without a text: {other!r:.80}")
+
+
+def _words_of(given: Any) -> Words:
+    try:
+        return np.array(given, np.uint32)
+    except (TypeError, ValueError, OverflowError):
+        return np.empty(0, np.uint32)

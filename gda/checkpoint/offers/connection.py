@@ -8,6 +8,7 @@ side says before it is compared with a bound.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import json
 import os
@@ -57,11 +58,13 @@ class Address(NamedTuple):
         """Return the address in a text such as ``10.0.0.1:7700`` or ``[::1]:7700``."""
         host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         host = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-        if not (host and colon and port.isdecimal() and int(port) < 2**16):
-            raise ValueError(
-                f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
-            )
-        return cls(host, int(port))
+        with suppress(UnicodeError):
+            host.encode("idna")  # as a socket does it, without the address in its error
+            if host and colon and port.isdecimal() and int(port) < 2**16:
+                return cls(host, int(port))
+        raise ValueError(
+            f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
+        )
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -106,7 +109,10 @@ class Connection:
         while True:
             try:
                 given = socket.create_connection(address, max(deadline.left(), 0.01))
-                break
+                if not _is_to_itself(given):
+                    break
+                given.close()
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             except socket.gaierror as error:
                 raise ConnectionError(f"{peer}: no address of {address.host!r}: {error}") from None
             except TimeoutError:
@@ -186,8 +192,12 @@ class Connection:
 
     def message(self, most_bytes: int) -> dict[str, Any]:
         """Return the next message, which must be an object."""
+        return self.object_of(self.text(most_bytes))
+
+    def object_of(self, text: str) -> dict[str, Any]:
+        """Return the object in a message."""
         try:
-            message = parse_json(self.text(most_bytes))
+            message = parse_json(text)
         except ValueError as error:
             raise ConnectionError(f"{self.peer} sent a message that is no JSON: {error}") from None
         if not isinstance(message, dict):
@@ -277,6 +287,13 @@ class Connection:
                 said = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
         raise ConnectionError(f"the connection to {self.peer} was given up")
+
+
+def _is_to_itself(given: socket.socket) -> bool:
+    """Return True if the system chose the port that it connects to, where nothing listens."""
+    with suppress(OSError):
+        return given.getsockname() == given.getpeername()
+    return False
 
 
 def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:

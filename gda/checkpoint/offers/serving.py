@@ -132,8 +132,8 @@ class OfferServer(socketserver.ThreadingTCPServer):
     ) -> None:
         self._name, self._token = name, token
         self._versions, self._catalog = versions, catalog
-        self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         try:
+            self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
             super().__init__(address, socketserver.BaseRequestHandler)
         except OSError as error:
             said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"

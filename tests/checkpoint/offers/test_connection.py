@@ -116,8 +116,16 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(meshes=[[[["process", 2**40]], [0]]])), "has 1 devices"),
         (answers(catalog(meshes=[[[["process", 1]], [3]]])), "processes without an address"),
         (answers(catalog(layouts=[[0, ["model"]]])), "a catalog that is not valid"),
+        (answers(catalog(meshes=[[[["a", 2], ["a", 2]], [0] * 4]])), "but the mesh {'a': 2} has 2"),
+        (answers(catalog(meshes=[[[["a", 0]], []]])), "has an axis without devices"),
+        (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
+        (answers(catalog(servers=[["trainer..local:1", ""]])), "must be a text host:port"),
+        (answers(b"\x00\x03\x0d\x40" + b"[" * 200_000), "it is nested too deeply"),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
+        (answers({"error": 3}), "sent an error without a text: 3"),
+        (answers({"error": ["ValueError", None]}), "sent an error without a text"),
+        (answers(b'\x00\x00\x00\x08{"error"'), "sent a message that is no JSON"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "peer",
 )
@@ -145,12 +153,43 @@ def offering(pieces: str) -> AbstractContextManager[str]:
         ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes"),
         ({"nbytes": None}, "has None bytes for pieces of 16 bytes"),
         ({"error": ["ValueError", "is tired"]}, "is tired"),
+        ({"error": 5}, "sent an error without a text: 5"),
+        ([3], "sent a message that is no object"),
     ],
 )
 def test_pieces_of_another_size_are_refused(answer: Any, message: str) -> None:
     with listening(answers(answer)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises((ConnectionError, ValueError), match=message):
             gda.pull(address, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "sums", [None, [], ["x"], [[1]], [[1, 2, 3, 2**70]], [[1, 2, 3, -1]], [[1, 2, 3, 4]] * 2]
+)
+def test_sums_that_are_none_are_refused(sums: Any) -> None:
+    with listening(answers({"sums": sums})) as pieces, offering(pieces) as address:
+        said = f"the offer at {address} sent no sums of the pieces"
+        with pytest.raises(ConnectionError, match=said):
+            gda.pull(address, verify=True, timeout=10)
+
+
+def test_a_pull_never_takes_itself_for_the_offer(
+    offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that nothing listens on can be the one that the system chooses to connect from."""
+    connect, made = socket.create_connection, []
+
+    def to_itself_first(*given: Any) -> socket.socket:
+        if made:
+            return connect(*given)
+        made.append(socket.socket())
+        made[0].bind(("127.0.0.1", 0))
+        made[0].connect(made[0].getsockname())
+        return made[0]
+
+    monkeypatch.setattr(socket, "create_connection", to_itself_first)
+    assert gda.pull(offer.address, token="secret", timeout=20)["step"] == 3
+    assert made[0].fileno() == -1
 
 
 def test_a_piece_that_ends_too_early_is_an_error() -> None:

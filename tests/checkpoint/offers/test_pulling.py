@@ -257,6 +257,7 @@ def test_a_closed_offer_is_not_there() -> None:
         ("localhost", "must be a text host:port"),
         ("127.0.0.1:99999", "must be a text host:port"),
         (7700, "must be a text host:port"),
+        ("trainer..local:7700", "must be a text host:port"),
     ],
 )
 def test_addresses_that_are_none(address: Any, message: str) -> None:
@@ -300,6 +301,8 @@ def test_leaves_that_cannot_be_offered(tmp_path: Any) -> None:
         gda.offer({}, "0.0.0.0:0")
     with gda.offer({}) as offer, pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
         gda.offer({}, offer.address)
+    with pytest.raises(OSError, match="cannot listen on .fe80::1%none.:7700"):
+        gda.offer({}, "[fe80::1%none]:7700")
 
 
 def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -> None:
