@@ -16,18 +16,20 @@ from gda.testing.strategies import mesh_shapes, partition_specs
 
 
 @st.composite
-def grids(draw: st.DrawFn, shape: tuple[int, ...]) -> gda.ShardGrid:
+def grids(draw: st.DrawFn, shape: tuple[int, ...], devices_of_each: int = 2) -> gda.ShardGrid:
     mesh = draw(mesh_shapes(max_devices=12))
     spec = draw(partition_specs(mesh, max_entries=len(shape)))
     devices = math.prod(mesh.values())
-    process_of = draw(st.permutations([device // 2 for device in range(devices)]))
+    process_of = draw(st.permutations([device // devices_of_each for device in range(devices)]))
     return gda.ShardGrid(shape, mesh, spec, pad=True, process_of=process_of)
 
 
 @st.composite
-def both_grids(draw: st.DrawFn) -> tuple[gda.ShardGrid, gda.ShardGrid]:
+def both_grids(draw: st.DrawFn, own_processes: bool = False) -> tuple[gda.ShardGrid, gda.ShardGrid]:
+    """Two grids of one shape; each device has a process of its own, or two have one."""
     shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
-    return draw(grids(shape)), draw(grids(shape))
+    each = grids(shape, 1 if own_processes else 2)
+    return draw(each), draw(each)
 
 
 def needed_by(grid: gda.ShardGrid, process: int) -> Needed:
@@ -57,9 +59,9 @@ def place(piece: PulledPiece) -> tuple[slice, ...]:
     return tuple([slice(a, a + n) for a, n in zip(piece.start, piece.shape, strict=True)])
 
 
-@given(both_grids())
-def test_every_element_is_pulled_once_from_a_process_that_has_it(
-    both: tuple[gda.ShardGrid, gda.ShardGrid],
+@given(both_grids(), st.frozensets(st.integers(0, 5)))
+def test_every_element_is_pulled_once_from_a_near_process_if_any_has_it(
+    both: tuple[gda.ShardGrid, gda.ShardGrid], near: frozenset[int]
 ) -> None:
     source, target = both
     processes: Any = source.processes
@@ -78,15 +80,20 @@ def test_every_element_is_pulled_once_from_a_process_that_has_it(
         for start in needed.starts:
             steps = zip(start, needed.tiling.shard_shape, strict=True)
             expected[tuple([slice(a, a + n) for a, n in steps])] += 1
-        for piece in pulled_pieces(source, needed):
+        for piece in pulled_pieces(source, needed, near):
             counts[place(piece)] += 1
-            assert any(
-                all(
-                    a <= s.start and s.stop <= b
-                    for s, (a, b) in zip(place(piece), box, strict=True)
+            servers = {
+                server
+                for server, boxes in held.items()
+                if any(
+                    all(
+                        a <= s.start and s.stop <= b
+                        for s, (a, b) in zip(place(piece), box, strict=True)
+                    )
+                    for box in boxes
                 )
-                for box in held[piece.server]
-            )
+            }
+            assert piece.server in (servers & near or servers)
         np.testing.assert_array_equal(counts, expected)
 
 
@@ -97,6 +104,21 @@ def load(source: gda.ShardGrid, target: gda.ShardGrid, near: frozenset[int] = fr
         for piece in pulled_pieces(source, needed_by(target, process), near):
             sent[piece.server] += math.prod(piece.shape)
     return sent
+
+
+@given(both_grids(own_processes=True))
+def test_replicas_of_a_block_get_nearly_equally_many_requests(
+    both: tuple[gda.ShardGrid, gda.ShardGrid],
+) -> None:
+    source, target = both
+    requests: dict[int, Counter[int]] = {}
+    for process in target.processes.numbers:  # pyright: ignore
+        for piece in pulled_pieces(source, needed_by(target, process)):
+            block = number_at(tiling_of(source), piece.start)
+            requests.setdefault(block, Counter())[piece.server] += 1
+    for counts in requests.values():
+        least = min(counts.values()) if len(counts) == source.num_replicas else 0
+        assert max(counts.values()) - least <= 2
 
 
 def test_replicas_share_what_many_processes_need() -> None:

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def tree_of(mesh: Mesh, shape: tuple[int, int] = SHAPE) -> Any:
         return np.repeat(np.arange(shape[0], dtype=np.float32)[index[0], None], shape[1], axis=1)
 
     return {
-        "rows": gda.GlobalArray.from_callback(shape, mesh, ROWS, rows),
+        "rows": gda.GlobalArray.from_callback(shape, mesh, ROWS, rows, dtype=np.float32),
         "whole": cut(batch(4, 4), mesh, P()),
         "numpy": batch(3),
         "step": 1,
@@ -94,7 +96,9 @@ def pulled_in_two_ways(address: str) -> Outcome:
     )
 
 
-def pulled_with_a_pause(address: str, folder: Path, **options: Any) -> Outcome:
+def pulled_with_a_pause(
+    address: str, folder: Path, done: Path = Path(os.devnull), **options: Any
+) -> Outcome:
     """Pull, and wait before the first block arrives until a file says that it may."""
     receive = Connection.receive_blocks
 
@@ -105,7 +109,9 @@ def pulled_with_a_pause(address: str, folder: Path, **options: Any) -> Outcome:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "receive_blocks", pause)
-        return pulled(address, **options)
+        found = pulled(address, **options)
+    done.touch()
+    return found
 
 
 def assert_right(outcomes: list[Outcome]) -> None:
@@ -249,6 +255,34 @@ def test_all_processes_that_pull_raise_one_error(
         assert message in said
 
 
+def test_no_offer_at_the_address_is_an_error_in_all(process_pool: Callable[..., Pool]) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    for kind, said in process_pool(2, devices=4).run(pulled, address, seconds=1):
+        assert kind == "ConnectionError"
+        assert f"the offer at {address} is not there: Connection refused for 1 s" in said
+
+
+def test_arrays_that_only_some_processes_hold(programs: tuple[Pool, Pool]) -> None:
+    offering, pulling = programs
+    address = offering.run(offered_by_the_last)[0]
+    first, second = pulling.run(pulled_by_the_last, address)
+    assert first == ("whole", {})
+    assert_right([second])
+    assert len(second[1]) == 2
+
+
+def offered_by_the_last() -> str:
+    mesh = Mesh(np.array(jax.devices()[4:]), "x")
+    _offers.append(gda.offer({"rows": tree_of(mesh)["rows"]}))
+    return _offers[-1].address
+
+
+def pulled_by_the_last(address: str) -> Outcome:
+    mesh = Mesh(np.array(jax.devices()[6:]), "x")
+    return outcome(lambda: gda.pull(address, mesh, COLUMNS))
+
+
 # Failures in the middle.
 
 
@@ -334,6 +368,32 @@ def test_the_offer_outlives_a_process_that_pulls(
         assert offering.run(num_pulls_soon) == [0, 0, 0, 0]
     finally:
         offering.run(ended)
+
+
+def test_a_process_that_pulls_hears_of_one_that_is_stopped(
+    programs: tuple[Pool, Pool], tmp_path: Path
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered, LARGE)[0]
+    pid = pulling.run(os.getpid)[1]
+    done = tmp_path / "done"
+
+    def stop_until_the_other_has_an_error() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        (tmp_path / "go").touch()
+        try:
+            wait_for([done])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    first, second = in_the_middle(
+        pulling, address, tmp_path, stop_until_the_other_has_an_error, done=done, seconds=SHORT
+    )
+    assert first[0] == "LateProcessError", first[1]
+    assert "process 1" in first[1]
+    assert second[0] != "whole"
+    assert offering.run(num_pulls_soon) == [0, 0, 0, 0]
+    assert_right(pulling.run(pulled, address))
 
 
 def num_pulls() -> int:
