@@ -20,6 +20,7 @@ from meshes import batch, cut, mesh_of
 from running import wait_for
 
 import gda
+from gda.checkpoint.offers import offering
 from gda.checkpoint.offers.connection import Connection
 from gda.testing import Pool
 
@@ -281,6 +282,31 @@ def offered_by_the_last() -> str:
 def pulled_by_the_last(address: str) -> Outcome:
     mesh = Mesh(np.array(jax.devices()[6:]), "x")
     return outcome(lambda: gda.pull(address, mesh, COLUMNS))
+
+
+@pytest.mark.parametrize("address", [None, "127.0.0.1:0"])
+def test_processes_on_several_machines_need_an_address(
+    programs: tuple[Pool, Pool], address: str | None
+) -> None:
+    offering, pulling = programs
+    outcomes = offering.run(offered_on_machines_of_their_own, address)
+    if address is None:
+        assert {kind for kind, _ in outcomes} == {"ValueError"}
+        assert all("several machines, which 127.0.0.1 does not connect" in x for _, x in outcomes)
+    else:
+        (found,) = {address for _, address in outcomes}
+        assert_right(pulling.run(pulled, found))
+
+
+def offered_on_machines_of_their_own(address: str | None) -> Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offering, "machine", lambda: f"machine {jax.process_index()}")
+        try:
+            tree = tree_of(mesh_of({"x": jax.device_count()}))
+            _offers.append(gda.offer(tree, address))
+            return "whole", _offers[-1].address
+        except Exception as error:
+            return type(error).__name__, str(error)
 
 
 # Failures in the middle.
