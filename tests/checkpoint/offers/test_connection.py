@@ -291,11 +291,13 @@ def test_nothing_is_served_without_the_token(offer: gda.Offer, token: str | None
 )
 def test_garbage_gets_no_answer(offer: gda.Offer, data: bytes) -> None:
     with closing(socket.create_connection(Address.of(offer.address), 20)) as connection:
-        connection.sendall(data)
-        connection.shutdown(socket.SHUT_WR)
         received = b""
-        while more := connection.recv(2**10):
-            received += more
+        with suppress(OSError):  # the offer may end the connection before it has read everything
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while more := connection.recv(2**10):
+                received += more
     assert received[: len(GREETING)] == GREETING
     assert len(received) in (len(GREETING) + 32, len(GREETING) + 64)
     assert received[len(GREETING) + 32 :] == bytes(len(received) - len(GREETING) - 32)
