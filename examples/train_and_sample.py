@@ -75,7 +75,7 @@ def sample(folder: Path) -> None:
     address = (folder / "address").read_text()
     mesh = jax.make_mesh((jax.device_count(),), ("model",))
     specs = {"weights": P(None, "model"), "step": P()}
-    number = 0
+    number, error = 0, 1.0
     while number < STEPS:
         # Version 1 has the weights before the first step.
         tree = gda.pull(

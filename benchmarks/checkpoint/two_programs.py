@@ -123,7 +123,7 @@ _listening: list[Any] = []
 
 def send_to_all(nbytes: int) -> int:
     """Let every process that connects have so many bytes; return the port."""
-    data = memoryview(np.ones(nbytes, np.uint8)).cast("B")
+    data = np.ones(nbytes, np.uint8).data
     server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -143,7 +143,7 @@ def send_to_all(nbytes: int) -> int:
 @cache
 def _links(ports: tuple[int, ...], nbytes: int) -> list[tuple[socket.socket, memoryview]]:
     connections = [socket.create_connection(("127.0.0.1", port)) for port in ports]
-    return [(each, memoryview(np.ones(nbytes, np.uint8)).cast("B")) for each in connections]
+    return [(each, np.ones(nbytes, np.uint8).data) for each in connections]
 
 
 def receive_from_all(ports: tuple[int, ...], nbytes: int) -> float:
