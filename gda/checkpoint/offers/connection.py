@@ -31,6 +31,7 @@ _GREETING = b"gda offer 1\n"
 _NONCE_BYTES = 32
 _LENGTH_BYTES = 4
 _LOOK_EVERY = 0.25  # seconds
+_CONNECTING = 5.0  # seconds of an attempt, for packets that were lost to be sent again
 # A part of a block is still in the cache when it is copied the second time.
 _PART_BYTES = 256 * 1024
 
@@ -106,9 +107,11 @@ class Connection:
         waits: bool = False,
     ) -> Connection:
         """Connect to a process that offers; with ``waits``, until it listens."""
+        is_stopped = is_stopped or threading.Event()
         while True:
             try:
-                given = socket.create_connection(address, max(deadline.left(), 0.01))
+                seconds = max(min(deadline.left(), _CONNECTING), 0.01)
+                given = socket.create_connection(address, seconds)
                 if not _is_to_itself(given):
                     break
                 given.close()
@@ -116,6 +119,8 @@ class Connection:
             except socket.gaierror as error:
                 raise ConnectionError(f"{peer}: no address of {address.host!r}: {error}") from None
             except TimeoutError:
+                if deadline.left() and not is_stopped.is_set():
+                    continue
                 raise TimeoutError(
                     f"{peer} did not answer for {deadline.seconds:g} s; check the address, and "
                     "that no firewall is in between"

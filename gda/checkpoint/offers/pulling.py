@@ -92,7 +92,8 @@ def pull(
       token: that of the offer.
       max_bytes: bound on host memory beyond the arrays, for blocks on their way to an accelerator;
         one array is always allowed. On CPU devices the bytes arrive in the memory of the arrays.
-      timeout: seconds until the whole call has succeeded or failed.
+      timeout: seconds until the whole call has succeeded or failed; 5 more if another process of
+        this program does not come.
 
     Returns:
       the tree.
