@@ -568,7 +568,7 @@ def test_lasting_faults_are_given_up(
         with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
             look(patient, timeout=0.2)
     assert len(caplog.messages) == len(LOOKS)
-    assert all("manifest.json: no answer yet (for 0 s, at most" in each for each in caplog.messages)
+    assert all("manifest.json: no answer yet (for " in each for each in caplog.messages)
     proxy.fault = lambda request: "503"
     said = r"no success within 0.5 s, in \d+ attempts?; the last failure was: Injected .*503"
     with pytest.raises(TimeoutError, match=said):
