@@ -4,6 +4,7 @@ After a change of the calls or of the results, write it again with
 ``XLA_FLAGS=--xla_force_host_platform_device_count=8 python tests/test_plain_page.py``.
 """
 
+import contextlib
 import inspect
 import re
 import tempfile
@@ -34,6 +35,8 @@ CALLS = [
     "gda.checkpoint.restore(saved(x))",
     "gda.checkpoint.save(folder, x)", "gda.checkpoint.save_async(folder, x).result()",
     "gda.checkpoint.diff(saved(x), x)",
+    "gda.offer(x)", "gda.pull(offered(x), mesh, P('x'))",
+    "gda.pull(offered(x), mesh, P('x'), plain=True)",
     "gda.to_jax(x)", "gda.to_numpy(x)", "gda.fingerprint(x)", "gda.check_replicas_agree(x)",
     "gda.check_processes_agree(x)", "gda.memory(x=x)", "gda.explaining_oom(x=x)",
     "gda.layouts(x)", "gda.assert_sharded(x)",
@@ -82,7 +85,11 @@ def rows() -> list[str]:
 
 def called(call: str, x: Any) -> Any:
     """Return the result of a call, of an iterator its first element."""
-    with tempfile.TemporaryDirectory() as folder, jax.set_mesh(MESH):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        jax.set_mesh(MESH),
+        contextlib.ExitStack() as offers,
+    ):
         names = {
             "gda": gda,
             "P": P,
@@ -92,10 +99,13 @@ def called(call: str, x: Any) -> Any:
             "folder": folder,
             "file": f"{folder}/model.safetensors",
             "saved": partial(saved, f"{folder}/saved"),
+            "offered": lambda x: offers.enter_context(gda.offer(x)).address,
             "target": np.empty_like(DATA),
             "targets": {"w": np.empty_like(DATA)},
         }
         result = eval(call, names)
+        if isinstance(result, gda.Offer):
+            result.close()
         return next(result) if isinstance(result, gda.Prefetched) else result
 
 
