@@ -381,17 +381,23 @@ def peak_of(run: Callable[[], Any]) -> int:
     """Return how many bytes this process holds at most while it runs, beyond those it held."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that is used again would not be seen
-    Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak is a new one
-    before = _memory("VmHWM")
+    before = begin_peak()
     result = jax.block_until_ready(run())
-    peak = _memory("VmHWM")
+    peak = peak_bytes()
     delete(result)
     return peak - before
 
 
-def _memory(field: str) -> int:
+def begin_peak() -> int:
+    """Begin a new peak of the memory of this process; return what it holds."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_bytes()
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has held since then."""
     status = Path("/proc/self/status").read_text()
-    return int(re.findall(rf"{field}:\s+(\d+) kB", status)[0]) * 1024
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
 
 
 def _remembering(phase: str, scale: Scale, ways: Sequence[str]) -> list[Side]:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 import gda
-from benchmarks.checkpoint.checkpoints import peak_of
+from benchmarks.checkpoint.checkpoints import begin_peak, peak_bytes, peak_of
 from benchmarks.pairs import Side
 from benchmarks.work import Faster, OfFloor, Within, WithinMiB, Work
 from gda.checkpoint.offers.pieces import Needed, number_at, pulled_pieces
@@ -101,19 +100,8 @@ def peak_of_pull(address: str, mebibytes: int) -> float:
     return max(peak_of(pulled) / MIB - mebibytes / PULLING, 1)
 
 
-def begin_peak() -> int:
-    Path("/proc/self/clear_refs").write_text("5")
-    return _peak()
-
-
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (line,) = [line for line in lines if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
-
-
 def peak_since(before: int) -> float:
-    return max((_peak() - before) / MIB, 1)
+    return max((peak_bytes() - before) / MIB, 1)
 
 
 # Sockets: as many bytes, from each process to each.

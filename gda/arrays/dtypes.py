@@ -34,6 +34,22 @@ class DoesNotFitError(ValueError, OverflowError):
     """
 
 
+def is_float(dtype: Any) -> bool:
+    """Return True for a dtype of floating point, those that JAX adds to NumPy's included."""
+    return bool(jax.numpy.issubdtype(dtype, np.floating))
+
+
+def dtype_of_floats(name: Any) -> np.dtype[Any]:
+    """Return the dtype that a user wants arrays of floats to be cast to; ``TypeError`` if none."""
+    dtype = as_dtype(name)
+    if not is_float(dtype):
+        raise TypeError(
+            f"dtype={name} is not of floats; arrays of floats are cast, such as to bf16, and all "
+            "others stay as they are"
+        )
+    return dtype
+
+
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
     """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from gda.arrays.dtypes import dtype_of_floats, is_float
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.structure import flatten, format_path
 from gda.checkpoint.saving import MAX_BYTES, save
@@ -18,7 +19,6 @@ from gda.checkpoint.stores.directory import LOCK
 from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
 from gda.checkpoint.writing.saved_leaves import saved_leaves
-from gda.layout.dtype_names import as_dtype
 from gda.layout.text import join_some, typed_shape
 from gda.storage.options import Options, ProgressLike
 from gda.storage.views.lazy import bytes_to_read, lazy
@@ -176,19 +176,9 @@ def _is_array(leaf: Any) -> bool:
     return is_source(leaf) or is_array(leaf) or isinstance(leaf, np.ndarray)
 
 
-def dtype_of_floats(name: Any) -> np.dtype[Any]:
-    dtype = as_dtype(name)
-    if not jax.numpy.issubdtype(dtype, np.floating):
-        raise TypeError(
-            f"dtype={name} is not of floats; arrays of floats are cast, such as to bf16, and all "
-            "others stay as they are"
-        )
-    return dtype
-
-
 def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
     """Return a leaf in a dtype, if it is an array of floats."""
-    if not _is_array(leaf) or not jax.numpy.issubdtype(leaf.dtype, np.floating):
+    if not _is_array(leaf) or not is_float(leaf.dtype):
         return leaf
     return (lazy(leaf) if is_source(leaf) else leaf).astype(dtype)
 

@@ -104,7 +104,8 @@ def body_of(file: bytes, where: str) -> memoryview:
 
 def load(file: bytes, where: str) -> Manifest:
     """Return the manifest in the file ``where``; raise ``CorruptionError`` if it is not valid."""
-    return _checked(lambda: _manifest(parse_json(str(body_of(file, where), "utf-8"))), where)
+    body = body_of(file, where)
+    return _checked(lambda: _manifest(parse_json(str(body, "utf-8"))), where)
 
 
 def leaves_of_json(value: Any, where: str) -> tuple[Leaf, ...]:
@@ -123,8 +124,6 @@ def _checked(read: Callable[[], T], where: str) -> T:
     try:
         with _without_collections():
             return read()
-    except CorruptionError:
-        raise
     except _Invalid as invalid:
         said = str(invalid)
         said = said[1:] if said[0] == "." else f"the manifest{said}"

@@ -20,14 +20,14 @@ import numpy.typing as npt
 from jax.sharding import Mesh, Sharding
 
 from gda.arrays.buffers import Buffers
-from gda.checkpoint.converting import dtype_of_floats
+from gda.arrays.dtypes import dtype_of_floats, is_float
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path, subtree, unflatten
 from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
 from gda.checkpoint.offers.catalog import Catalog, catalog_of
 from gda.checkpoint.offers.connection import Address, Deadline
 from gda.checkpoint.offers.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
-from gda.checkpoint.offers.serving import ERRORS, MOST_SECONDS, are_floats
+from gda.checkpoint.offers.serving import ERRORS, MOST_SECONDS
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.fingerprints import check_fingerprints
 from gda.checkpoint.reading.read_once import layout_to_share
@@ -255,7 +255,7 @@ def _together(
 
 def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
     """Return an array of floats in the dtype that it is cast to, and any other leaf as it is."""
-    if cast is None or not isinstance(leaf, ArrayLeaf) or not are_floats(leaf.dtype):
+    if cast is None or not isinstance(leaf, ArrayLeaf) or not is_float(leaf.dtype):
         return leaf
     return replace(leaf, dtype=cast)
 

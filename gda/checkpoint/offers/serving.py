@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from gda.arrays.dtypes import is_float
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.checkpoint.format.manifest import ValueLeaf
 from gda.checkpoint.format.manifest_json import dtype_named
@@ -207,7 +207,7 @@ class OfferServer(socketserver.ThreadingTCPServer):
             (block, dtype_named(piece.dtype)) for piece, block in self._asked(question, deadline)
         ]
         for block, dtype in found:
-            if dtype != block.dtype and not (are_floats(dtype) and are_floats(block.dtype)):
+            if dtype != block.dtype and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
 
         def reply(connection: Connection) -> None:
@@ -228,11 +228,6 @@ class OfferServer(socketserver.ThreadingTCPServer):
         pieces = [Piece.of_json(value) for value in question["pieces"]]
         tree = self._versions.get(int(question["version"]), _sooner(deadline))
         return [(piece, tree.elements(piece)) for piece in pieces]
-
-
-def are_floats(dtype: np.dtype[Any]) -> bool:
-    """Return True for the dtypes that a pull casts."""
-    return bool(jax.numpy.issubdtype(dtype, np.floating))
 
 
 def _deadline(question: Any) -> Deadline:
