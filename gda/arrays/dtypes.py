@@ -17,7 +17,6 @@ from gda.layout.text import format_index
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
-WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
 
 
 @set_module("gda")

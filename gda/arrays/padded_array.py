@@ -84,7 +84,8 @@ class PaddedArray(Container):
             return array
         self = object.__new__(cls)
         object.__setattr__(self, "array", array)
-        object.__setattr__(self, "shape", tuple(shape))
+        # JAX passes back the tuple that it was given.
+        object.__setattr__(self, "shape", shape if type(shape) is tuple else check_shape(shape))
         return self
 
     @classmethod
