@@ -234,7 +234,7 @@ def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
             )
 
 
-def _may_be_of_numpy(array: object) -> bool:
+def _may_be_of_numpy(array: Any) -> bool:
     """Return True for a block of JAX in whose memory NumPy may write."""
     is_block = isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted()
     if not is_block or is_extended(array.dtype) or not array.size:
