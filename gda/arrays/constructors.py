@@ -165,7 +165,8 @@ class ArrayConstructors:
 
         Raises:
           TypeError: blocks have different dtypes, or one that JAX does not have.
-          ValueError: the spec does not fit the shape and the mesh, or a block has another shape.
+          ValueError: the spec does not fit the shape and the mesh, or a block has another shape or
+            is held by several processes, as ``g[index]`` of such an array is.
           DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
             ``ValueError`` and an ``OverflowError``.
           ImportError: ``progress=True`` without rich.
@@ -242,7 +243,8 @@ class ArrayConstructors:
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
-          ValueError: the spec does not fit, or a block has another shape than requested.
+          ValueError: the spec does not fit, a block has another shape than requested, or other
+            processes hold parts of the source: ``gda.reshard_tree`` moves such an array.
           DoesNotFitError, ImportError: as in ``from_callback``.
           DisagreementError, LateProcessError: with ``read_once``, another process failed, asked for
             something else, or did not arrive.

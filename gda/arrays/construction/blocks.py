@@ -36,7 +36,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
-from gda.storage.sources import as_numpy
+from gda.storage.sources import array_here, as_numpy
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -173,6 +173,7 @@ class BlockReader:
             if isinstance(value, jax.Array):
                 if value.is_deleted():
                     raise deleted_error(value, f"the block at {format_index(index)}, a jax.Array")
+                value = array_here(value)
                 if not is_on_cpu(value):
                     return self.settle_jax(index, value, is_sole)
                 # JAX may also read the memory later that the callback is about to fill again.
