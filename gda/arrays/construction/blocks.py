@@ -173,11 +173,11 @@ class BlockReader:
             if isinstance(value, jax.Array):
                 if value.is_deleted():
                     raise deleted_error(value, f"the block at {format_index(index)}, a jax.Array")
-                value = array_here(value)
-                if not is_on_cpu(value):
-                    return self.settle_jax(index, value, is_sole)
+                here: jax.Array = array_here(value)
+                if not is_on_cpu(here):
+                    return self.settle_jax(index, here, is_sole)
                 # JAX may also read the memory later that the callback is about to fill again.
-                return jax.block_until_ready(self.settle_jax(index, value, is_sole=False))
+                return jax.block_until_ready(self.settle_jax(index, here, is_sole=False))
             array = as_numpy(value, index)
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
