@@ -36,6 +36,7 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
+from gda.multihost.settings import own_settings
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
 
@@ -362,7 +363,8 @@ class PaddedArray(Container):
         >>> gda.PaddedArray.from_array(np.arange(3.0), mesh, ['x']).filled(-1).tolist()
         [0.0, 1.0, 2.0, -1.0]
         """
-        return jax.numpy.where(self.mask(), self.array, value)
+        with own_settings():
+            return jax.numpy.where(self.mask(), self.array, value)
 
     # As a Python object.
 

@@ -150,7 +150,11 @@ class _Slicing:
         self.chunks = chunks_of(value, "chunks")
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        block = _sliceable(self._value)[bounded(index, self.shape)]
+        source, index = _sliceable(self._value), bounded(index, self.shape)
+        if isinstance(source, jax.Array):
+            with jax.transfer_guard("allow"):  # of the index
+                return source[index]
+        block = source[index]
         # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data

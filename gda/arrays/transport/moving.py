@@ -117,7 +117,7 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
 
 def _moved_by_jax(each: Relayout, name: str) -> jax.Array:
     def move() -> jax.Array:
-        with own_settings():
+        with own_settings(), jax.enable_x64(True):
             array = _over_auto_axes(each.array, each.sharding.mesh)
             return jax.device_put(array, each.sharding)
 
