@@ -223,16 +223,16 @@ class BlockReader:
         if self.asked is not None and value.dtype != self.dtype:
             value, is_sole = value.astype(self.dtype), True
         self._check_dtype(index, value.dtype)
-        return self._own(value, is_sole)
+        return self._own(index, value, is_sole)
 
-    def _own(self, value: jax.Array, is_sole: bool) -> Block:
+    def _own(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return a block that lives on when others that share its memory are deleted."""
         is_whole = value.shape == self.shape
         if is_whole and (self.copy is False or (is_sole and not self.copy)):
             return value
         is_key = is_extended(value.dtype)
         if is_on_cpu(value) and not is_key:
-            return self._copied(np.asarray(value), value.dtype)
+            return self._from_numpy(index, np.asarray(value), sole=False)
         if not is_whole:
             return padded(value, self.shape, 0 if is_key else fill_of(self._fill, value.dtype))
         return jax.device_put(value, value.sharding, may_alias=False)

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.dtypes import is_extended
+from gda.arrays.fingerprints.fingerprint import fingerprint_of
 from gda.arrays.liveness import elsewhere_error
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.carrying import Relayout, carry
@@ -24,6 +25,7 @@ from gda.layout.reshard.rounds import Piece
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
     MeshLike,
+    devices_of,
     grid_of_array,
     mesh_and_spec,
     mesh_of_all,
@@ -63,15 +65,23 @@ def reshard(
 
 
 def reshard_all(
-    relayouts: Sequence[Relayout], name: str, max_bytes: int | None = None, donate: bool = False
+    relayouts: Sequence[Relayout],
+    name: str,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    copies: Sequence[Relayout] = (),
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts.
 
     JAX moves an array whose blocks stay whole on the same devices, and within this process a small
-    one. ``carry`` moves the others.
+    one. ``carry`` moves the others. Every process has a value of ``copies``, which do not move:
+    the processes compare them.
     """
     between = [each for each in relayouts if not each.is_local]
-    mesh = mesh_of_all(device for each in between for device in each.devices)
+    devices = [device for each in between for device in each.devices]
+    copies = [each for each in copies if processes_of(each.sharding.mesh).numbers[1:]]
+    devices += [device for each in copies for device in devices_of(each.sharding.mesh)]
+    mesh = mesh_of_all(devices)
     processes = () if mesh is None else processes_of(mesh).numbers
 
     def prepare() -> int:
@@ -81,8 +91,12 @@ def reshard_all(
 
     def asked(most: int) -> Description:
         layouts = {each.path: each.described() for each in between}
+        layouts |= {each.path: {"wanted": each.sharding} for each in copies}
         layouts = layouts.get("", layouts)
-        return call_fields(layouts, {"max_bytes": most, "donate": donate})
+        given: dict[str, object] = {"max_bytes": most, "donate": donate}
+        for each in copies:
+            given[f"value of {each.path}"] = fingerprint_of(each.array, each.source)
+        return call_fields(layouts, given)
 
     max_bytes = done_by_all(prepare, asked, name, processes)
     wait_for_arrays(name, [each.array for each in between], processes)
