@@ -49,6 +49,7 @@ from trials import (  # noqa: F401, hooks and a fixture
 )
 
 from gda.launch.children import Children
+from gda.layout.distribution import install_command
 
 sys.dont_write_bytecode = False
 
@@ -92,7 +93,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for kind in () if marker is None else marker.args or ("tpu",):
         module, extra = _COMPILERS[kind]
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
-            pytest.skip(f"needs {module}: pip install 'gda[{extra}]'")
+            pytest.skip(f"needs {module}: {install_command(extra)}")
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
