@@ -100,7 +100,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def mesh(request: pytest.FixtureRequest) -> Mesh:
     """The (4, 2) mesh of axes x and y over 8 devices, with Auto or with Explicit axes.
 
-    The name of a test chooses the kind (``order.choose_axes``); ``--all-axes`` runs it with both.
+    In some folders the name of a test chooses the kind (``order.choose_axes``), unless
+    ``--all-axes`` is given.
     """
     return mesh_of({"x": 4, "y": 2}, request.param)
 
