@@ -49,7 +49,7 @@ def check_files(package: str) -> None:
                 f"{folder} has the distributions {DISTRIBUTION} and {name} {number}, and each has "
                 f"overwritten files of the other in {package}. {name} on the package index is "
                 f"another project: use one environment for each of them. Here, run: pip uninstall "
-                f"{name} {DISTRIBUTION}, and then: pip install {DISTRIBUTION}",
+                f"{name} {DISTRIBUTION}, and then install {DISTRIBUTION} again",
                 name=name,
             )
 

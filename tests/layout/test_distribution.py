@@ -107,7 +107,7 @@ def test_mixed_files_of_two_distributions_are_an_error(
         f"ImportError: {site} has the distributions jax-gda and gda 0.24.1, and each has "
         f"overwritten files of the other in {site / 'gda'}. gda on the package index is another "
         "project: use one environment for each of them. Here, run: pip uninstall gda jax-gda, and "
-        "then: pip install jax-gda"
+        "then install jax-gda again"
     )
 
 
