@@ -15,8 +15,12 @@ from gda.layout.distribution import DISTRIBUTION, install_command
 pytestmark = pytest.mark.no_jax
 
 ROOT = Path(gda.__file__).parents[1]
-# A requirement that is the other project, and no path. [i], because this file is searched too.
-_STRANGER = re.compile(r"(?<![\w/-])gda\[|p[i]p install [^\n]*(?<![\w/-])gda(?![\w/.\[-])")
+# The other project as a requirement, which is no path, or in a question for a version. [i], because
+# this file is searched too.
+_OTHER = re.compile(
+    r"(?<![\w/-])gda\[|p[i]p install [^\n]*(?<![\w/-])gda(?![\w/.\[-])"
+    r"|\b(version|distribution)\(.gda\W"
+)
 
 
 def installed(folder: Path) -> Path:
@@ -30,7 +34,7 @@ def installed(folder: Path) -> Path:
     return site
 
 
-def with_stranger(site: Path, record: str) -> None:
+def with_other_project(site: Path, record: str) -> None:
     (site / "gda-0.24.1.dist-info").mkdir()
     (site / "gda-0.24.1.dist-info" / "RECORD").write_text(record)
 
@@ -63,7 +67,7 @@ def test_only_one_module_writes_the_command() -> None:
     assert found == ["distribution.py"]
 
 
-def test_nothing_installs_the_stranger() -> None:
+def test_nothing_names_the_other_project_for_ours() -> None:
     folders = [ROOT / name for name in ("benchmarks", "docs", "examples", "gda", "tests")]
     files = [
         path
@@ -74,7 +78,7 @@ def test_nothing_installs_the_stranger() -> None:
     found = {
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in [*files, ROOT / ".ci" / "run"]
-        for match in _STRANGER.finditer(path.read_text())
+        for match in _OTHER.finditer(path.read_text())
     }
     assert found == set()
 
@@ -98,7 +102,7 @@ def test_mixed_files_of_two_distributions_are_an_error(
     tmp_path: Path, is_ours: bool, code: str
 ) -> None:
     site = installed(tmp_path)
-    with_stranger(site, "gda/__init__.py,sha256=0,0\n")
+    with_other_project(site, "gda/__init__.py,sha256=0,0\n")
     if not is_ours:  # which was installed last
         (site / "gda" / "__init__.py").unlink()
         (site / "gda" / "__init__.py").touch()
@@ -111,8 +115,8 @@ def test_mixed_files_of_two_distributions_are_an_error(
     )
 
 
-def test_a_stranger_with_other_files_is_none_of_ours(tmp_path: Path) -> None:
+def test_another_gda_that_installs_other_files_is_no_error(tmp_path: Path) -> None:
     site = installed(tmp_path)
-    with_stranger(site, "godot_gda/__init__.py,sha256=0,0\n../../../bin/gda,sha256=0,0\n")
+    with_other_project(site, "godot_gda/__init__.py,sha256=0,0\n../../../bin/gda,sha256=0,0\n")
     (site / "gda-notes").mkdir()
     assert run_in(site, "import gda").stderr == ""
