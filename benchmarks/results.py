@@ -17,7 +17,7 @@ import numpy as np
 PATH = Path(__file__).with_name("results.json")
 
 _PACKAGES = (
-    *("jax", "jaxlib", "numpy", "gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
+    *("jax", "jaxlib", "numpy", "jax-gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
     *("safetensors", "torch", "rich", "libtpu"),
 )
 
