@@ -24,6 +24,9 @@ from gda.launch.children import Children, signal_name
 
 MINUTES = 15
 LONGEST = 120.0  # seconds for one work, with the start of its process
+_LAST_ROUND = (
+    0.6  # of that time has gone when the last round begins: on a slow disk, some are better
+)
 _AROUND = 20.0  # seconds for the imports before all works, and for the pages after them
 _PREPARING = 2.0  # seconds, about, until a small work is measured
 
@@ -69,7 +72,7 @@ class Measuring:
         if self._process is None or self._key != _key(work):
             self.close()
             self._key, self._process = _key(work), _Process(work.devices)
-        message = work, self._quick, time.monotonic() + share
+        message = work, self._quick, time.monotonic() + min(share, _LAST_ROUND * LONGEST)
         outcome = self._process.ask(message, min(LONGEST, left))
         self.log = self._process.log
         if self._process.is_over:

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import time
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
@@ -74,6 +75,14 @@ def test_a_work_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) -
         "hangs": "stopped after 2 s",
     }
     assert all(len(found[name][0]) == 2 for name in found if name.startswith("fine"))
+
+
+def test_a_slow_work_has_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "LONGEST", 10.0)
+    work = Work("slow", partial(list, [Side(partial(time.sleep, 3))]), seconds=60)
+    with Measuring([work], quick=False) as running:
+        (found,) = running.measure(work)
+    assert 1 <= len(found) < 5
 
 
 def test_after_the_last_minute_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
