@@ -24,9 +24,9 @@ from gda.launch.children import Children, signal_name
 
 MINUTES = 15
 LONGEST = 120.0  # seconds for one work, with the start of its process
-_LAST_ROUND = (
-    0.6  # of that time has gone when the last round begins: on a slow disk, some are better
-)
+# When the last round of a work begins, this share of that time has gone: few rounds are better than
+# the loss of its line.
+_LAST_ROUND = 0.6
 _AROUND = 20.0  # seconds for the imports before all works, and for the pages after them
 _PREPARING = 2.0  # seconds, about, until a small work is measured
 

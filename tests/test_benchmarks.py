@@ -78,8 +78,8 @@ def test_a_work_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_slow_work_has_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "LONGEST", 10.0)
-    work = Work("slow", partial(list, [Side(partial(time.sleep, 3))]), seconds=60)
+    monkeypatch.setattr(measuring, "LONGEST", 8.0)
+    work = Work("slow", partial(list, [Side(partial(time.sleep, 2))]), seconds=60)
     with Measuring([work], quick=False) as running:
         (found,) = running.measure(work)
     assert 1 <= len(found) < 5
