@@ -175,8 +175,8 @@ def _measured(work: Work, quick: bool, until: float) -> list[list[float]]:
     assert len(sides) == len(work.ways)
     if quick:
         return measure(sides, 0, least=2)
-    # A peak of memory varies little.
-    least = LEAST_ROUNDS if work.unit == "s" else 2
+    # A peak of memory varies little, and some works have theirs from one process.
+    least = LEAST_ROUNDS if work.unit == "s" else 1
     return measure(sides, work.seconds, least, until=until)
 
 
