@@ -28,7 +28,7 @@ LESS = {
     "their paths and bytes in JAX": "no layout, no bytes per device",
     "their bytes in JAX": "no layout, no bytes per device",
     "python -c 'import jax', what any answer with JAX costs": "no answer",
-    "python -c 'import numpy', the floor": "no answer",
+    "python -c 'import numpy'": "no answer",
     "import jax": "gda is not imported",
     "a shape that divides": "gda itself: no block is padded",
     "GlobalArray": "gda itself: no padding",

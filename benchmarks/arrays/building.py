@@ -271,7 +271,7 @@ _KEPT = f"{_CALLBACK}, same callback, which keeps each block in a dictionary"
 _RECIPES: dict[str, Recipe] = {
     "device_put of lists": _by_lists,
     "device_put in a loop": _by_loop,
-    # The floor under any function that looks at blocks on their way to JAX.
+    # At least this any function costs that looks at blocks on their way to JAX.
     f"{_CALLBACK}, one call more around the callback": _by_nested_callback,
 }
 _REPLICATING: dict[str, Recipe] = {

@@ -84,8 +84,8 @@ def _only_objects(array: Any) -> list[Any]:
     return [(s.device, s.index, s.replica_id) for s in records]
 
 
-def _shards(read: Read, floor: Read) -> list[Side]:
-    """Return the sides that read what ``read`` reads of all shards, and the floor under them."""
+def _shards(read: Read, less: Read) -> list[Side]:
+    """Return the sides that read what ``read`` reads of all shards, and the way that does less."""
     sizes, devices = (8, 8), jax.devices()[:64]
     calls = 5  # arrays in one sample
 
@@ -109,7 +109,7 @@ def _shards(read: Read, floor: Read) -> list[Side]:
     array = cold_array()
     assert described(gda.GlobalArray.from_array(array)) == described(array)
     assert _only_objects(array) == described(array)
-    return [side(each) for each in (ours, read, floor)]
+    return [side(each) for each in (ours, read, less)]
 
 
 _IMPORT = """

@@ -1,4 +1,4 @@
-"""Whole trees restored, against the least that a program must do: read the bytes and place them.
+"""Whole trees restored, against a plain way: read the bytes, and place as many.
 
 The model has the shape of Llama 2 7B, with widths for which its weights take 2 GiB.
 """

@@ -146,7 +146,7 @@ def _eight_local() -> list[Side]:
         replica_ids = count(indices)
         return [[(indices[i], replica_ids[i] if replica_ids else 0) for i in local]]
 
-    def floor(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
+    def plain(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
         answers = []
         for rows, columns in shapes:
             high, wide = rows // side, columns // side
@@ -159,13 +159,13 @@ def _eight_local() -> list[Side]:
         return answers
 
     rivals = [partial(rival, count) for count in _COUNTS]
-    for each in (*rivals, floor):
+    for each in (*rivals, plain):
         assert each(shapes) == ours(shapes)
     # The rival walks over all devices and leaves the processor's caches empty, so one sample of
     # gda's is twenty shapes.
     twenty = Side(ours, lambda: ([unseen_shape(sizes) for _ in range(20)],), calls=20)
     one = [Side(each, lambda: ([unseen_shape(sizes)],)) for each in rivals]
-    return [twenty, *one, replace(twenty, run=floor)]
+    return [twenty, *one, replace(twenty, run=plain)]
 
 
 def _a_million(mesh_shape: dict[str, int], spec: PartitionSpec) -> list[Side]:
