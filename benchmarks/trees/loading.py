@@ -49,7 +49,7 @@ def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
 
     def pooled() -> jax.Array:
         indices = sharding.devices_indices_map(data.shape).values()
-        distinct = {index[0].start: index for index in indices}
+        distinct = {index[0].start: index for index in indices if index}
         with ThreadPoolExecutor(workers) as pool:
             known = dict(zip(distinct, pool.map(read, distinct.values()), strict=True))
         return jax.make_array_from_callback(
