@@ -52,9 +52,11 @@ def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
         distinct = {index[0].start: index for index in indices if index}
         with ThreadPoolExecutor(workers) as pool:
             known = dict(zip(distinct, pool.map(read, distinct.values()), strict=True))
-        return jax.make_array_from_callback(
-            data.shape, sharding, lambda index: known[index[0].start]
-        ).block_until_ready()
+
+        def block(index: Any) -> np.ndarray[Any, Any]:
+            return known[index[0].start]
+
+        return jax.make_array_from_callback(data.shape, sharding, block).block_until_ready()
 
     for each in (rival, pooled):
         assert np.array_equal(np.asarray(ours()), np.asarray(each()))
