@@ -21,6 +21,7 @@ from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.orbax_runs.run_folder import MARKS
 from gda.storage.safetensors import open_safetensors
+from gda.storage.sources import Unreadable
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
 
@@ -36,7 +37,7 @@ class Kind(Enum):
 
 
 class OpenedTree(NamedTuple):
-    """The tree at a path, with a ``LazyArray`` for each array."""
+    """The tree at a path, with a ``LazyArray`` or an ``Unreadable`` for each array."""
 
     kind: Kind
     url: str
@@ -84,18 +85,17 @@ def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
 def _record(path: Path, leaf: Any) -> Leaf:
     if isinstance(leaf, LazyArray):
         return ArrayLeaf(path, "source", leaf.shape, leaf.dtype)
-    try:
-        (saved,) = saved_leaves([(path, leaf)], Options())
-    except (TypeError, ValueError):
-        return ValueLeaf(path, repr(leaf))  # of a leaf that cannot be read, the reason
+    if isinstance(leaf, Unreadable):
+        return ValueLeaf(path, repr(leaf))
+    (saved,) = saved_leaves([(path, leaf)], Options())
     return saved.record if isinstance(saved, SavedLeaf) else saved
 
 
 def _lazy(leaf: Any) -> Any:
     try:
         return lazy(leaf) if is_source(leaf) else leaf
-    except (TypeError, ValueError):
-        return leaf  # without data, or of a dtype that is not read: it raises when it is used
+    except (TypeError, ValueError) as error:
+        return Unreadable(str(error))
 
 
 def _manifest_of(store: Store) -> Any:

@@ -228,6 +228,33 @@ def test_verify_reads_every_kind(run: Run, sources: Path, tmp_path: Path) -> Non
     assert err.startswith("array ['w']: ")
 
 
+def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:
+    entries = {"q": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
+    entries |= {"w": {"dtype": "U8", "shape": [3], "data_offsets": [1, 4]}}
+    header = json.dumps(entries).encode()
+    file = tmp_path / "packed.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
+    code, out, err = run("verify", file)
+    assert (code, out) == (2, "")
+    assert f"{file} was verified but for 1 of 2 leaves, which gda cannot read: tensor 'q'" in err
+    code, out, _ = run("inspect", file)
+    assert (code, "['q']" in out) == (0, True)
+
+    write_orbax(tmp_path / "run", {("w",): W, ("other",): W})
+    metadata = json.loads((tmp_path / "run" / "_METADATA").read_text())
+    metadata["tree_metadata"]["('other',)"]["value_metadata"]["value_type"] = "MyType"
+    (tmp_path / "run" / "_METADATA").write_text(json.dumps(metadata))
+    code, out, err = run("verify", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "1 of 2 leaves, which gda cannot read: leaf 'other' of " in err
+    for command in (
+        ["convert", tmp_path / "run", tmp_path / "new"],
+        ["diff", *[tmp_path / "run"] * 2],
+    ):
+        code, out, err = run(*command)
+        assert (code, out, "'MyType', which gda does not read" in err) == (2, "", True)
+
+
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
     code, out, err = run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from gda.storage.orbax_runs.metadata import (
     tree_of,
 )
 from gda.storage.orbax_runs.run_folder import OrbaxFolder, folder_of_tree
+from gda.storage.sources import Unreadable
 
 T = TypeVar("T")
 
@@ -90,22 +91,6 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
         raise ValueError(f"{folder.url}_METADATA is damaged: {error}") from None
 
 
-class _NoData:
-    """A leaf without data, which raises ``ValueError`` when it is used."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def _raise(self, *_: object, **__: object) -> NoReturn:
-        raise ValueError(self._reason)
-
-    shape = dtype = property(_raise)
-    __getitem__ = __array__ = _raise
-
-    def __repr__(self) -> str:
-        return f"<{self._reason}>"
-
-
 def _values_of(folder: OrbaxFolder, tree: OrbaxTree) -> dict[OrbaxLeaf, Any]:
     """Return the value or the source of each leaf."""
     written = [leaf for leaf in tree.leaves if leaf.is_written]
@@ -131,7 +116,7 @@ def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
     why = f"has the type {leaf.kind!r:.80}, which gda does not read"
     if not leaf.is_written:
         why = "was not written: its entry in _METADATA has skip_deserialize"
-    return _NoData(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
+    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
@@ -209,7 +194,7 @@ def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
     try:
         return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:
-        return _NoData(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
+        return Unreadable(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 
 
 def _parsed(folder: OrbaxFolder, name: str, parse: Callable[[bytes], T]) -> T | None:
