@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,15 @@ from gda.layout.text import join_some, typed_shape
 from gda.storage.options import Options, ProgressLike
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
-from gda.trees.leaves import as_dicts, is_array, is_container, is_source, is_value
+from gda.trees.leaves import (
+    are_keys,
+    as_dicts,
+    held_by,
+    is_array,
+    is_container,
+    is_source,
+    is_value,
+)
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}
@@ -109,14 +117,17 @@ def plan_conversion(
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
     if kind is Kind.SAFETENSORS:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
-    names, num_files = _checked(target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes)
+    metadata = _METADATA | opened.metadata
+    names, num_files = _checked(
+        target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes, metadata
+    )
     # All sources of an opened tree are read by any thread.
     workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
     arguments = {"max_workers": workers, "max_bytes": max_bytes}
     if kind is Kind.CHECKPOINT:
         saver = partial(save, target, tree, timeout=timeout, **arguments)
     else:
-        files = {"max_file_bytes": max_file_bytes, "metadata": _METADATA}
+        files = {"max_file_bytes": max_file_bytes, "metadata": metadata}
         saver = partial(save_safetensors, target, tree, **files, **arguments)
     return Conversion(
         source=opened,
@@ -155,17 +166,28 @@ def _check_is_new(store: Store) -> None:
 
 
 def _checked(
-    target: str, kind: Kind, tree: Any, options: Options, max_file_bytes: int
+    target: str,
+    kind: Kind,
+    tree: Any,
+    options: Options,
+    max_file_bytes: int,
+    metadata: Mapping[str, str],
 ) -> tuple[Sequence[str], int]:
     """Return the names of leaves and the number of files; raise if the tree cannot be written."""
     if kind is Kind.SAFETENSORS:
         for path, leaf in flatten(tree)[1]:
+            if are_keys(leaf):
+                raise TypeError(
+                    f"{format_path(path)} is an array of PRNG keys, and safetensors files have no "
+                    "keys; write jax.random.key_data(keys) in the function of the map or omit it, "
+                    "or write a checkpoint"
+                )
             if is_value(leaf) and not isinstance(leaf, np.generic):
                 raise TypeError(
                     f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
                     "only; omit it in the function of the map, or write a checkpoint"
                 )
-        plan = planned_save(target, tree, max_file_bytes, _METADATA, None, options)
+        plan = planned_save(target, tree, max_file_bytes, metadata, None, options)
         return plan.names, len(plan.files)
     leaves = flatten(tree)[1]
     saved_leaves(leaves, options)
@@ -191,6 +213,8 @@ def _number_as_array(leaf: Any) -> Any:
 def _converted(name: str, leaf: Any) -> ConvertedLeaf:
     if not _is_array(leaf):
         return ConvertedLeaf(name, type(leaf).__name__, 0, 0)
+    if are_keys(leaf):
+        leaf = jax.random.key_data(held_by(leaf))
     nbytes = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
     needed = bytes_to_read(lazy(leaf)) if is_source(leaf) else 0
     return ConvertedLeaf(name, typed_shape(leaf.dtype, leaf.shape), needed, nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ class OpenedTree(NamedTuple):
     kind: Kind
     url: str
     tree: Any
+    metadata: Mapping[str, str] = {}  # of safetensors files
 
 
 def kind_at(store: Store) -> Kind:
@@ -68,13 +69,16 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
+    metadata: Mapping[str, str] = {}
     if kind is Kind.SAFETENSORS:
-        tree: Any = dict(open_safetensors(store.url))
+        files = open_safetensors(store.url)
+        tree: Any = dict(files)
+        metadata = files.metadata
     elif kind is Kind.ORBAX:
         tree = open_orbax(path)
     else:
         tree = tree_of_sources(store, _manifest_of(store))
-    return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree))
+    return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
 
 
 def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -153,6 +154,45 @@ def test_a_map_of_views(convert: Callable[..., Any], tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["w"], np.stack([W.T, W.T[::-1]], axis=1))
         np.testing.assert_array_equal(found["row"], W[1])
         np.testing.assert_array_equal(found["big"], BIG[:8])
+
+
+def test_keys_stay_keys(run: Run, tmp_path: Path) -> None:
+    keys = {"fry": jax.random.key(1), "rbg": jax.random.split(jax.random.key(2, impl="rbg"), 3)}
+    gda.checkpoint.save(tmp_path / "keys", {**keys, "w": W})
+    command = ["convert", tmp_path / "keys"]
+    code, out, err = run(*command, tmp_path / "new", "--dtype", "bf16", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "['rbg']  uint32[3,4]" in out
+    assert run(*command, tmp_path / "new", "--dtype", "bf16")[0] == 0
+    restored = gda.checkpoint.restore(tmp_path / "new")
+    assert restored["w"].dtype == ml_dtypes.bfloat16
+    for name, key in keys.items():
+        assert restored[name].dtype == key.dtype
+        np.testing.assert_array_equal(*map(jax.random.key_data, (restored[name], key)))
+    code, _, err = run(*command, tmp_path / "new.safetensors")
+    said = "gda: ['fry'] is an array of PRNG keys, and safetensors files have no keys; write jax."
+    assert (code, err.startswith(said)) == (2, True)
+    # As the message says.
+    (tmp_path / "map.py").write_text(
+        "import jax\n"
+        "def data(tree):\n"
+        "    return tree | {name: jax.random.key_data(tree[name]) for name in ('fry', 'rbg')}\n"
+    )
+    of_map = ["--map", f"{tmp_path}/map.py:data"]
+    assert run(*command, tmp_path / "new.safetensors", *of_map)[0] == 0
+    data = gda.storage.open_safetensors(tmp_path / "new.safetensors")["rbg"]
+    np.testing.assert_array_equal(data, jax.random.key_data(keys["rbg"]), strict=True)
+
+
+def test_metadata_of_safetensors_files_is_kept(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"w": W}, source, {"format": "mlx", "license": "MIT"})
+    assert run("convert", source, target, "--dtype", "bf16")[0] == 0
+    kept = gda.storage.open_safetensors(target).metadata
+    assert kept == {"format": "mlx", "license": "MIT"}
+    gda.checkpoint.save(tmp_path / "checkpoint", {"w": W})
+    assert run("convert", tmp_path / "checkpoint", tmp_path / "c.safetensors")[0] == 0
+    assert gda.storage.open_safetensors(tmp_path / "c.safetensors").metadata == {"format": "pt"}
 
 
 def test_a_dry_run_writes_nothing(
