@@ -62,9 +62,9 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
 
     Raises:
       FileNotFoundError, NotADirectoryError: the folder or the run is missing.
-      ValueError: the folder is no Orbax run, or one that is unfinished, damaged or leads out of its
-        folder; it has several items, and ``item`` is not one of them; or it holds several runs. The
-        message has the files that were found.
+      ValueError: the folder is no Orbax run, or one that is unfinished or damaged, or with names
+        that lead out of it; it has several items, and ``item`` is not one of them; or it holds
+        several runs. The message has the files that were found.
       OSError: a store cannot be reached.
       ImportError: TensorStore is not installed.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,11 +37,8 @@ def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
     folder = _folder_at(path)
     folder.check_finished()
     if item is None and folder.has(_METADATA):
-        folder.check_files()
         return folder
-    found = folder.within(_item(folder, item))
-    found.check_files()
-    return found
+    return folder.within(_item(folder, item))
 
 
 def _folder_at(path: Any) -> OrbaxFolder:
@@ -158,9 +154,6 @@ class OrbaxFolder:
                 "complete"
             )
 
-    def check_files(self) -> None:
-        """Raise ``ValueError`` if something in the folder leads out of it."""
-
     def begin_to_open(
         self, spec: dict[str, Any], names: Iterable[str], in_ocdbt: bool
     ) -> list[Any]:
@@ -195,12 +188,12 @@ class OrbaxFolder:
 class _Directory(OrbaxFolder):
     """A folder on a disk."""
 
-    def __init__(self, path: str, root: str | None = None) -> None:
-        self._path, self._root = os.path.abspath(path), root or path
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
         super().__init__({"driver": "file", "path": f"{self._path}/"}, os.path.join(path, ""))
 
     def within(self, name: str) -> OrbaxFolder:
-        return _Directory(os.path.join(self._path, name), self._root)
+        return _Directory(os.path.join(self._path, name))
 
     def read(self, name: str) -> bytes | None:
         if not self.has(name):
@@ -221,30 +214,6 @@ class _Directory(OrbaxFolder):
     def check_finished(self) -> None:
         super().check_finished()
         os.scandir(self._path).close()  # FileNotFoundError, NotADirectoryError
-
-    def check_files(self) -> None:
-        # The metadata does not say which files there are, and TensorStore follows links.
-        root = os.path.realpath(self._root)
-        pending = [self._path]
-        self._check_link(self._path, root)
-        while pending:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif not entry.is_file(follow_symlinks=False):
-                        self._check_link(entry.path, root)
-
-    def _check_link(self, path: str, root: str) -> None:
-        real = os.path.realpath(path)
-        if os.path.commonpath([root, real]) != root:
-            raise ValueError(
-                f"{path} is a link to {real}, outside of the run; if you trust it, copy the run "
-                "with its links followed: cp -rL"
-            )
-        mode = os.stat(real).st_mode if os.path.exists(real) else 0
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ValueError(f"{path} is not a file; the run is damaged: copy it again")
 
 
 class _StoredFolder(OrbaxFolder):
