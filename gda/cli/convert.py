@@ -110,6 +110,7 @@ def convert(options: argparse.Namespace) -> int:
         print(*_plan(conversion), sep="\n")
     else:
         conversion.write(shows_progress())
+        options.needs_output = False  # the tree is at its target
         print(f"wrote {_target(conversion)}")
     return OK
 
