@@ -18,9 +18,11 @@ from gda.checkpoint.saving import MAX_BYTES, save
 from gda.checkpoint.stores.directory import LOCK
 from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
+from gda.checkpoint.writing.claim import left_by_killed_saves
 from gda.checkpoint.writing.saved_leaves import saved_leaves
 from gda.layout.text import join_some, typed_shape
 from gda.storage.options import Options, ProgressLike
+from gda.storage.safetensors_model import left_by_killed_save
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
 from gda.trees.leaves import (
@@ -87,7 +89,7 @@ def plan_conversion(
 
     Args:
       source: the path of a checkpoint, of safetensors files or of an Orbax run.
-      target: a path where nothing is.
+      target: a path where nothing is, or what a conversion to the same kind left that was killed.
       kind: of the files at the target; by default safetensors files if the name ends with
         ``.safetensors``, and a checkpoint otherwise.
       change: takes the tree at the source, with a ``LazyArray`` for each array; returns the tree to
@@ -103,7 +105,7 @@ def plan_conversion(
       Exception: any other error of ``open_tree``, or of ``change``.
     """
     kind = _kind_of_target(target, kind)
-    _check_is_new(open_store(target, timeout))
+    _check_is_new(open_store(target, timeout), kind)
     opened = open_tree(source, timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
@@ -149,16 +151,17 @@ def _kind_of_target(target: str, kind: Kind | None) -> Kind:
     return kind or (Kind.SAFETENSORS if is_file else Kind.CHECKPOINT)
 
 
-def _check_is_new(store: Store) -> None:
+def _check_is_new(store: Store, kind: Kind) -> None:
     try:
-        names = [name for name in store.entries() if name != LOCK]
+        names = store.entries()
     except FileNotFoundError:
         return
     except NotADirectoryError:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    if names:
+    left = left_by_killed_saves if kind is Kind.CHECKPOINT else left_by_killed_save
+    if names := sorted({*names} - {LOCK} - left(names)):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"

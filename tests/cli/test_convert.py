@@ -1,6 +1,7 @@
 """``gda convert`` as a user runs it, and the other commands at the files that it makes."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 from commands import Run
+from running import python
 from safetensors.numpy import save_file
 
 import gda
@@ -50,6 +52,17 @@ class Unread:
 
 def unread(tree):
     return {"a": tree["big"], "w": Unread(OSError("the disk is gone"))}
+
+class Killing(Unread):
+    def __getitem__(self, index):
+        import os
+        os.kill(os.getpid(), 9)
+
+def killed(tree):
+    return {"a": tree["big"], "w": Killing(None)}
+
+def twice(tree):
+    return {"a": tree["big"][0], "big": tree["big"]}
 
 def interrupted(tree):
     return {"a": tree["big"], "w": Unread(KeyboardInterrupt())}
@@ -340,6 +353,45 @@ def test_ctrl_c_leaves_no_tree(convert: Callable[..., Any], tmp_path: Path, targ
     assert convert("checkpoint", target, by="interrupted")[0] == 130
     assert {*tmp_path.glob("new/*")} <= {tmp_path / "new" / ".lock"}
     assert not (tmp_path / "new.safetensors").exists()
+
+
+KILLED = """
+import sys
+from gda.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "safetensors"])
+def test_a_killed_conversion_can_be_started_again(
+    convert: Callable[..., Any], sources: Path, tmp_path: Path, kind: str
+) -> None:
+    words = ["convert", sources / "checkpoint", tmp_path / "new", "--to", kind]
+    of_map = ["--map", f"{sources}/map.py:killed"]
+    assert python("-c", KILLED, *words, *of_map).returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "new").iterdir()}
+    assert left - {".lock"}
+    # The other kind would leave these files where they are.
+    other = "safetensors" if kind == "checkpoint" else "checkpoint"
+    code, _, err = convert("checkpoint", "new", "--to", other)
+    assert (code, "new is not empty: it has " in err) == (2, True)
+    assert convert("checkpoint", "new", "--to", kind, by="twice")[0] == 0
+    assert not left & {path.name for path in (tmp_path / "new").iterdir()} - {".lock"}
+    assert {*read(tmp_path / "new")} == {"a", "big"}
+    code, _, err = convert("checkpoint", "new", "--to", kind)
+    assert (code, "new is not empty: it has " in err) == (2, True)
+
+
+def test_a_conversion_killed_while_it_commits_can_be_started_again(
+    convert: Callable[..., Any], tmp_path: Path
+) -> None:
+    # As the steps of replace_model leave it: the index, and one of two parts in its place.
+    gda.storage.save_safetensors(tmp_path / "new", {"a": W, "b": W}, max_file_bytes=50)
+    partial = tmp_path / "new" / ".model.safetensors.0123456789abcdef.partial"
+    partial.mkdir()
+    (tmp_path / "new" / "model-00002-of-00002.safetensors").rename(partial / "b")
+    assert convert("checkpoint", "new", "--to", "safetensors")[0] == 0
+    assert {*read(tmp_path / "new")} == {*ARRAYS, "step"}
 
 
 def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from gda.checkpoint.format import manifest_json
@@ -19,6 +19,13 @@ from gda.layout.text import join_some
 # The array of a large leaf, one of packed leaves, and the document of their group.
 _OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
+
+
+def left_by_killed_saves(names: Collection[str]) -> set[str]:
+    """Return the files that saves which were killed left in a directory without a checkpoint."""
+    if manifest_json.NAME in names:
+        return set()
+    return {name for name in names if name == NEW or manifest_json.DATA_PATTERN.fullmatch(name)}
 
 
 @dataclass(frozen=True)
