@@ -18,11 +18,11 @@ from gda.checkpoint.saving import MAX_BYTES, save
 from gda.checkpoint.stores.directory import LOCK
 from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
-from gda.checkpoint.writing.claim import left_by_killed_saves
+from gda.checkpoint.writing import claim
 from gda.checkpoint.writing.saved_leaves import saved_leaves
 from gda.layout.text import join_some, typed_shape
+from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
-from gda.storage.safetensors_model import left_by_killed_save
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
 from gda.trees.leaves import (
@@ -160,8 +160,8 @@ def _check_is_new(store: Store, kind: Kind) -> None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    left = left_by_killed_saves if kind is Kind.CHECKPOINT else left_by_killed_save
-    if names := sorted({*names} - {LOCK} - left(names)):
+    files = claim if kind is Kind.CHECKPOINT else safetensors_model
+    if names := sorted({*names} - {LOCK} - files.left_by_killed_saves(names)):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"

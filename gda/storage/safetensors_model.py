@@ -27,13 +27,11 @@ _PARTIAL = re.compile(rf"\.{re.escape(MODEL)}\.[0-9a-f]{{16}}\.partial")
 _REPLACED = "replaces"  # in the metadata of an index: files that are being removed
 
 
-def left_by_killed_save(names: Collection[str]) -> set[str]:
-    """Return the files that a save which was killed left in a folder that was empty before."""
-    if not any(map(_PARTIAL.fullmatch, names)):
+def left_by_killed_saves(names: Collection[str]) -> set[str]:
+    """Return the files that saves which were killed left in a folder that was empty before."""
+    if not (folders := {name for name in names if _PARTIAL.fullmatch(name)}):
         return set()
-    return {
-        name for name in names if _PARTIAL.fullmatch(name) or name == INDEX or _is_of_model(name)
-    }
+    return folders | {name for name in names if name == INDEX or _is_of_model(name)}
 
 
 def files_of_model(
