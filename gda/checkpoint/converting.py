@@ -84,6 +84,7 @@ def plan_conversion(
     max_bytes: int = MAX_BYTES,
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 600,
+    item: str | None = None,
 ) -> Conversion:
     """Return what a conversion will read and write; nothing of it is done, and all is checked.
 
@@ -98,6 +99,7 @@ def plan_conversion(
       max_bytes: bound on host memory, as for ``checkpoint.save``.
       max_file_bytes: as for ``save_safetensors``.
       timeout: as for ``checkpoint.save``.
+      item: that of ``open_orbax``.
 
     Raises:
       FileExistsError: something is at the target.
@@ -106,7 +108,7 @@ def plan_conversion(
     """
     kind = _kind_of_target(target, kind)
     _check_is_new(open_store(target, timeout), kind)
-    opened = open_tree(source, timeout)
+    opened = open_tree(source, timeout, item)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"

@@ -196,18 +196,26 @@ def verify(
     return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
 
 
-def contents_at(path: Any, timeout: float) -> Contents:
+def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
 
-    The last two have no ``data`` and no ``arrays``. Errors are those of ``open_tree``.
+    The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
+    ``open_tree``.
     """
     store = open_store(path, timeout)
-    if kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is Kind.CHECKPOINT:
         return _contents(store, load_complete(store))
-    return _contents_of(open_tree(path, timeout))
+    return _contents_of(open_tree(path, timeout, item))
 
 
-def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints: bool) -> Contents:
+def verify_at(
+    path: Any,
+    timeout: float,
+    progress: ProgressLike,
+    *,
+    fingerprints: bool,
+    item: str | None = None,
+) -> Contents:
     """Read all data at a path, of a checkpoint as ``verify``; return its contents.
 
     Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
@@ -219,9 +227,9 @@ def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints
         is for checkpoints only.
     """
     store = open_store(path, timeout)
-    if kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is Kind.CHECKPOINT:
         return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
-    opened = open_tree(path, timeout)
+    opened = open_tree(path, timeout, item)
     if fingerprints:
         raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
     leaves = flatten(opened.tree)[1]

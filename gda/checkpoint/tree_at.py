@@ -19,7 +19,7 @@ from gda.checkpoint.stores.opening import Store, open_store
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.orbax_runs.run_folder import AGGREGATE, MARKS, OCDBT
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.views.lazy import LazyArray, lazy
@@ -61,21 +61,23 @@ def kind_at(store: Store) -> Kind:
     return kinds[0] if kinds else Kind.CHECKPOINT
 
 
-def open_tree(path: Any, timeout: float) -> OpenedTree:
+def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
     """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
 
-    ``path`` and ``timeout`` are as for ``checkpoint.save``. Errors are those of ``kind_at``,
-    ``inspect``, ``open_safetensors`` and ``open_orbax``.
+    ``path`` and ``timeout`` are as for ``checkpoint.save``, ``item`` is that of ``open_orbax``.
+    Errors are those of ``kind_at``, ``inspect``, ``open_safetensors`` and ``open_orbax``.
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
+    if item is not None and kind is not Kind.ORBAX:
+        raise ValueError(f"{store.url} is {kind.value}, which has no items; omit item {item!r}")
     metadata: Mapping[str, str] = {}
     if kind is Kind.SAFETENSORS:
         files = open_safetensors(store.url)
         tree: Any = dict(files)
         metadata = files.metadata
     elif kind is Kind.ORBAX:
-        tree = open_orbax(path)
+        tree = open_orbax(path, item=item)
     else:
         tree = tree_of_sources(store, _manifest_of(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
@@ -127,8 +129,9 @@ def _kinds_at(store: Store) -> list[Kind]:
             kinds.append(Kind.CHECKPOINT)
         if any(name.endswith((".safetensors", _INDEX)) for name in names):
             kinds.append(Kind.SAFETENSORS)
-    # Also a folder that holds runs, of which open_orbax tells the names.
-    if not {*MARKS}.isdisjoint(names) or (not kinds and _holds_runs(store, names)):
+    # Also a run of an old release, and a folder of runs, of which open_orbax tells the names.
+    may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
+    if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
         kinds.append(Kind.ORBAX)
     return kinds
 

@@ -308,6 +308,27 @@ def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:
         assert (code, out, "'MyType', which gda does not read" in err) == (2, "", True)
 
 
+def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> None:
+    write_orbax(tmp_path / "run" / "state", {("w",): W})
+    write_orbax(tmp_path / "run" / "ema", {("w",): W + 1})
+    (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
+    path, item = tmp_path / "run", ("--item", "ema")
+    for command in (["inspect", path], ["verify", path], ["convert", path, tmp_path / "new"]):
+        code, _, err = run(*command)
+        assert (code, "has 2 items: 'ema'; 'state'; pass one of them" in err) == (2, True)
+        assert run(*command, *item)[0] == 0
+        code, _, err = run(*command[:1], sources / "checkpoint", tmp_path / "n", *item)
+        assert code == 2
+    assert gda.checkpoint.restore(tmp_path / "new")["w"].tolist() == (W + 1).tolist()
+    assert run("diff", path, path, "--values", "--item", "ema")[0] == 0
+    assert run("diff", tmp_path / "new", path, "--values", "--at", "w", *item)[0] == 0
+    assert run("diff", tmp_path / "new", path, "--values", "--item", "state")[0] == 1
+    code, _, err = run("diff", *[sources / "checkpoint"] * 2, *item)
+    assert (code, "is an Orbax run; omit item 'ema'" in err) == (2, True)
+    code, _, err = run("inspect", sources / "checkpoint", *item)
+    assert (code, "is a checkpoint of gda, which has no items; omit item 'ema'" in err) == (2, True)
+
+
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
     code, out, err = run(

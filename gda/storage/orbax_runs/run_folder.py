@@ -18,7 +18,10 @@ from gda.storage.paths import directory_named, require_tensorstore, url_named
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
 MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
-_METADATA, _COMMITTED, _PARTIAL = "_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
+METADATA = "_METADATA"
+AGGREGATE = "checkpoint"  # values of older releases
+OCDBT = "manifest.ocdbt"
+_COMMITTED, _PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", _COMMITTED)  # also of a run with items
 _STEP = re.compile(r"(.*[_-])?\d+")  # the name of the run of a step
 
@@ -32,11 +35,16 @@ _DAMAGED = re.compile(
 )
 
 
-def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
-    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``."""
+def folder_of_tree(path: Any, item: str | None, *, has_like: bool) -> OrbaxFolder:
+    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``.
+
+    With ``has_like``, a folder needs no metadata.
+    """
     folder = _folder_at(path)
     folder.check_finished()
-    if item is None and folder.has(_METADATA):
+    if has_like:
+        return folder if item is None else folder.within(item)
+    if item is None and folder.has_tree():
         return folder
     return folder.within(_item(folder, item))
 
@@ -61,9 +69,7 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
     items = [
         name
         for name in names
-        if (of_run or not _STEP.fullmatch(name))
-        and _PARTIAL not in name
-        and folder.has(f"{name}/{_METADATA}")
+        if (of_run or not _STEP.fullmatch(name)) and _PARTIAL not in name and folder.has_tree(name)
     ]
     if item in items:
         return item
@@ -77,29 +83,31 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
             f"{folder.url} has {len(items)} items: {there}; pass one of them, such as "
             f"item={items[-1]!r}, or the path of its folder"
         )
-    if item is not None and _METADATA in names:
+    if item is not None and folder.has_tree():
         raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")
     raise ValueError(
-        f"{folder.url} is not an Orbax run, which has {_METADATA}: {_found(folder, names)}"
+        f"{folder.url} is not an Orbax run, which has {METADATA}: {_found(folder, names)}"
     )
 
 
 def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (_METADATA, *_OF_RUN)
+    marks = (METADATA, *_OF_RUN)
     runs = [
         name
         for name in names
         if _STEP.fullmatch(name)
         and (
             any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{_METADATA}") for each in folder.entries(name))
+            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
         )
     ]
     if runs:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
+    if OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names):
+        return "it has arrays, but no structure; pass like=, a tree of the structure that was saved"
     if any(_PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
     if "manifest.json" in names:
@@ -134,13 +142,18 @@ class OrbaxFolder:
         """Return a folder in this one."""
         raise NotImplementedError
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         """Return a file, or ``None`` if it is missing; ``ValueError`` if it is too large."""
         raise NotImplementedError
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of this name."""
         raise NotImplementedError
+
+    def has_tree(self, within: str = "") -> bool:
+        """Return True if there are metadata or values of a tree, here or in a folder within."""
+        prefix = f"{within}/" if within else ""
+        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
 
     def entries(self, within: str = "") -> list[str]:
         """Return the names in this folder, or in one within."""
@@ -195,17 +208,22 @@ class _Directory(OrbaxFolder):
     def within(self, name: str) -> OrbaxFolder:
         return _Directory(os.path.join(self._path, name))
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         if not self.has(name):
             return None
         with open(os.path.join(self._path, name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MOST_BYTES:
+            if size > most_bytes:
                 raise _too_large(self.url + name, size)
             return file.read(size)
 
     def has(self, name: str) -> bool:
         return os.path.isfile(os.path.join(self._path, name))
+
+    def has_tree(self, within: str = "") -> bool:
+        """Return True if there are metadata or values of a tree, here or in a folder within."""
+        prefix = f"{within}/" if within else ""
+        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
 
     def entries(self, within: str = "") -> list[str]:
         path = os.path.join(self._path, within)
@@ -222,10 +240,10 @@ class _StoredFolder(OrbaxFolder):
     def within(self, name: str) -> OrbaxFolder:
         return _StoredFolder(self._spec | {"path": f"{self._spec['path']}{name}/"})
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         try:
             # Read the byte after the last allowed one: a file that is too large is not transferred.
-            found = self._read(name, slice(MOST_BYTES, MOST_BYTES + 1))
+            found = self._read(name, slice(most_bytes, most_bytes + 1))
         except ValueError as error:
             if "OUT_OF_RANGE" not in str(error):
                 raise
@@ -233,10 +251,15 @@ class _StoredFolder(OrbaxFolder):
             return found.value
         if found.state == "missing":
             return None
-        raise _too_large(self.url + name, MOST_BYTES + 1)
+        raise _too_large(self.url + name, most_bytes + 1)
 
     def has(self, name: str) -> bool:
         return self._read(name, slice(0, 0)).state == "value"
+
+    def has_tree(self, within: str = "") -> bool:
+        """Return True if there are metadata or values of a tree, here or in a folder within."""
+        prefix = f"{within}/" if within else ""
+        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
 
     def entries(self, within: str = "") -> list[str]:
         # TensorStore cannot list one level.
@@ -252,7 +275,7 @@ class _StoredFolder(OrbaxFolder):
         names = self.entries()
         if not names:
             raise FileNotFoundError(f"there is nothing at {self.url}")
-        if not {_METADATA, *_OF_RUN}.isdisjoint(names):
+        if not {METADATA, AGGREGATE, *_OF_RUN}.isdisjoint(names):
             raise ValueError(
                 f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
                 f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
