@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -114,21 +114,22 @@ def _manifest_of(store: Store) -> Any:
 
 
 def _kinds_at(store: Store) -> list[Kind]:
-    if store.is_remote and _has_manifest(store):
-        return [Kind.CHECKPOINT]  # without a list of all its objects
+    if store.is_remote:  # ask for some keys, because a list has all of them
+        if _has_manifest(store):
+            return [Kind.CHECKPOINT]
+        return [Kind.ORBAX] if any(map(partial(_has, store), (*MARKS, AGGREGATE, OCDBT))) else []
     try:
         names = store.entries()
-    except (FileNotFoundError, io.UnsupportedOperation):  # the latter of a web server
+    except FileNotFoundError:
         return []
     except NotADirectoryError:
         is_tensors = os.path.isfile(store.url) and store.url.endswith((".safetensors", _INDEX))
         return [Kind.SAFETENSORS] if is_tensors else []
     kinds = []
-    if not store.is_remote:
-        if manifest_json.NAME in names and _has_manifest(store):
-            kinds.append(Kind.CHECKPOINT)
-        if any(name.endswith((".safetensors", _INDEX)) for name in names):
-            kinds.append(Kind.SAFETENSORS)
+    if manifest_json.NAME in names and _has_manifest(store):
+        kinds.append(Kind.CHECKPOINT)
+    if any(name.endswith((".safetensors", _INDEX)) for name in names):
+        kinds.append(Kind.SAFETENSORS)
     # Also a run of an old release, and a folder of runs, of which open_orbax tells the names.
     may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
     if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
@@ -146,6 +147,14 @@ def _has_manifest(store: Store) -> bool:
 
 
 def _holds_runs(store: Store, names: Sequence[str]) -> bool:
-    return not store.is_remote and any(
+    return any(
         os.path.lexists(os.path.join(store.url, name, mark)) for name in names for mark in MARKS
     )
+
+
+def _has(store: Store, name: str) -> bool:
+    try:
+        store.head(name, 0)
+    except FileNotFoundError:
+        return False
+    return True

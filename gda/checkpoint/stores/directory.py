@@ -164,8 +164,11 @@ class FileStore:
             directory, file = self._directory_of(name, handles)
             return _size_at(file, directory)
 
-    def entries(self, directory: str = "") -> list[str]:
-        """Return the names in a directory, by default at the top level."""
+    def entries(self, directory: str = "", known: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level.
+
+        An object store does not list the keys within ``known``, a directory that is there.
+        """
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
     def remove(self, name: str) -> None:

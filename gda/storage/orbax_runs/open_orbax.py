@@ -32,6 +32,7 @@ from gda.storage.orbax_runs.run_folder import (
     AGGREGATE,
     METADATA,
     MOST_BYTES,
+    MOST_FILES,
     OCDBT,
     OrbaxFolder,
     folder_of_tree,
@@ -207,13 +208,17 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
     }
     found: dict[str, str | None] = {}
-    process = 0
-    while names - found.keys():  # an array is in the file of each process that has written of it
-        kinds = _parsed(folder, f"array_metadatas/process_{process}", parse_key_kinds)
-        if kinds is None:
+    # An array is in the file of each process that has written of it: mostly all are in the first.
+    numbers = range(1)
+    while names - found.keys():
+        files = [f"array_metadatas/process_{process}" for process in numbers]
+        texts = folder.read_each(files)
+        for file, text in zip(files, texts, strict=True):
+            if text is not None:
+                found |= _parsed_by(folder, file, lambda text=text: parse_key_kinds(text))
+        if None in texts:
             break
-        found |= kinds
-        process += 1
+        numbers = range(numbers.stop, numbers.stop + MOST_FILES)
     return found
 
 

@@ -7,14 +7,20 @@ there a run is finished when it has ``commit_success.txt``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from gda.layout.text import join_some
+from gda.storage import tasks
+from gda.storage.options import Options
+from gda.storage.orbax_runs.metadata import parse_items
 from gda.storage.paths import directory_named, require_tensorstore, url_named
 
+MOST_FILES = 32  # read at a time
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
 MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
@@ -64,15 +70,16 @@ def _folder_at(path: Any) -> OrbaxFolder:
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
     """Return the item to open; ``ValueError`` says which there are, or which other files."""
-    names = folder.entries()
-    of_run = not {*_OF_RUN}.isdisjoint(names)
+    if item and _PARTIAL not in item and folder.has_tree(item):
+        return item
+    named = folder.named_items()
+    names = named or folder.entries()
+    of_run = bool(named) or not {*_OF_RUN}.isdisjoint(names)
     items = [
         name
         for name in names
         if (of_run or not _STEP.fullmatch(name)) and _PARTIAL not in name and folder.has_tree(name)
     ]
-    if item in items:
-        return item
     if item is None and len(items) == 1:
         return items[0]
     there = join_some([repr(name) for name in items])
@@ -158,6 +165,20 @@ class OrbaxFolder:
     def entries(self, within: str = "") -> list[str]:
         """Return the names in this folder, or in one within."""
         raise NotImplementedError
+
+    def named_items(self) -> list[str]:
+        """Return the names of the items by the metadata, if that costs less than ``entries``."""
+        return []
+
+    def read_each(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return several files, read at the same time, as ``read`` does."""
+        found: list[bytes | None] = [None] * len(names)
+        each = (
+            tasks.Task(0, partial(self.read, name), partial(found.__setitem__, number))
+            for number, name in enumerate(names)
+        )
+        tasks.run(each, Options(max_workers=MOST_FILES))
+        return found
 
     def check_finished(self) -> None:
         """Raise if the run does not exist, or its save has not finished."""
@@ -264,22 +285,26 @@ class _StoredFolder(OrbaxFolder):
     def entries(self, within: str = "") -> list[str]:
         # TensorStore cannot list one level.
         prefix = f"{within}/" if within else ""
-        keys = [key.decode(errors="backslashreplace") for key in self._kv.list().result()]
-        below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-        return sorted({key.partition("/")[0] for key in below})
+        below = self._tensorstore.KvStore.KeyRange(prefix, f"{within}0" if within else "")
+        keys = self._kv.list(below, strip_prefix_length=len(prefix.encode())).result()
+        return sorted({key.decode(errors="backslashreplace").partition("/")[0] for key in keys})
+
+    def named_items(self) -> list[str]:
+        with contextlib.suppress(ValueError):
+            return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
+        return []
 
     def check_finished(self) -> None:
         super().check_finished()
         if self.has(_COMMITTED):
             return
-        names = self.entries()
-        if not names:
-            raise FileNotFoundError(f"there is nothing at {self.url}")
-        if not {METADATA, AGGREGATE, *_OF_RUN}.isdisjoint(names):
+        if self.has_tree() or any(map(self.has, _OF_RUN)):
             raise ValueError(
                 f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
                 f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
             )
+        if not self.entries():
+            raise FileNotFoundError(f"there is nothing at {self.url}")
 
     def _read(self, name: str, byte_range: slice | None) -> Any:
         try:

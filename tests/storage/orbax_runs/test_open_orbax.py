@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from counting_store import CountingStore
 from jax.sharding import PartitionSpec as P
 from links import as_links
 from meshes import batch, cut, mesh_of, one_folder
@@ -23,6 +25,7 @@ from running import python
 from s3_server import ENVIRONMENT, Server, open_kv, spec_of
 
 import gda
+from gda.storage.orbax_runs.run_folder import OrbaxFolder
 
 
 class Pair(NamedTuple):
@@ -170,6 +173,65 @@ def test_a_run_in_an_object_store_is_read(runs: Path, monkeypatch: pytest.Monkey
         assert np.array_equal(tree["w"].read().result(), W)
         with pytest.raises(FileNotFoundError, match="there is nothing at"):
             gda.storage.open_orbax(spec | {"path": "elsewhere/"})
+
+
+def test_the_keys_of_a_run_are_not_listed(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[bytes] = []
+    opened = OrbaxFolder._opened
+
+    monkeypatch.setattr(
+        OrbaxFolder, "_opened", lambda self, spec: CountingStore(opened(self, spec), listed)
+    )
+
+    def stored(path: Path, item: str | None = None) -> Any:
+        return gda.storage.open_orbax({"driver": "file", "path": f"{path}/"}, item=item)
+
+    assert np.array_equal(stored(runs / "items" / "1", "params")["p"], W)
+    assert np.array_equal(stored(runs / "manager" / "10")["w"], W)
+    assert stored(runs / "v1")["name"] == "run 7"
+    with pytest.raises(ValueError, match="has 2 items: 'params'; 'state'; pass one of them"):
+        stored(runs / "items" / "1")
+    assert listed == []
+    with pytest.raises(ValueError, match="has no item 'none' with arrays; it has 'params'"):
+        stored(runs / "items" / "1", "none")
+    assert listed == []
+    shutil.copytree(runs / "items" / "1", tmp_path / "run")
+    for content in ("{", '{"item_handlers": {"../params": ""}}', "{}"):  # then the names are listed
+        (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text(content)
+        del listed[:]
+        with pytest.raises(ValueError, match="has 2 items: 'params'; 'state'"):
+            stored(tmp_path / "run")
+        assert listed
+
+
+def test_files_of_processes_are_read_at_the_same_time(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "files", tmp_path / "run")
+    folder = tmp_path / "run" / "array_metadatas"
+    content = json.loads((folder / "process_0").read_text())
+    arrays = content["array_metadatas"]
+    keys = [each for each in arrays if each["array_metadata"]["ext_metadata"]]
+    assert len(keys) == 2
+    (folder / "process_0").write_text(json.dumps({"array_metadatas": []}))
+    for number in range(1, 40):
+        last = {36: keys[:1], 38: keys[1:]}.get(number, [])
+        (folder / f"process_{number}").write_text(json.dumps({"array_metadatas": last}))
+    together, read = threading.Barrier(8), OrbaxFolder.__subclasses__()[0].read
+
+    def waiting(self: Any, name: str, *most: int) -> bytes | None:
+        if name in [f"array_metadatas/process_{number}" for number in range(1, 9)]:
+            together.wait(60)
+        return read(self, name, *most)
+
+    monkeypatch.setattr(OrbaxFolder.__subclasses__()[0], "read", waiting)
+    tree = gda.storage.open_orbax(tmp_path / "run")
+    for name in ("key", "keys"):
+        np.testing.assert_array_equal(
+            *[jax.random.key_data(each[name]) for each in (tree, state())]
+        )
 
 
 # Runs of old releases, whose files are made of those of new ones. Orbax reads them still.
