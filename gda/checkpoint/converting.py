@@ -121,7 +121,7 @@ def plan_conversion(
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
     if kind is Kind.SAFETENSORS:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
-    metadata = _METADATA | opened.metadata
+    metadata = {**_METADATA, **opened.metadata}
     names, num_files = _checked(
         target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes, metadata
     )

@@ -66,13 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``--help``, ``--version`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
-    for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
-        if getattr(sys, name) is None:  # closed, as by `>&-`: the next file would take its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed, as by `>&-`: the next file would take its number
+            os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
-    output: Any = _Output(sys.stdout)
-    messages: Any = _Output(sys.stderr)
+    output: Any = _Output(sys.stdout or io.StringIO())
+    messages: Any = _Output(sys.stderr or io.StringIO())
     options = argparse.Namespace(needs_output=True)
     end = None
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):

@@ -64,7 +64,7 @@ def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.inspecting import contents_at
 
-    contents = contents_at(options.path, options.timeout, options.item)
+    contents = contents_at(options.path, timeout=options.timeout, item=options.item)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():

@@ -88,7 +88,6 @@ def is_placeholder(value: Any) -> bool:
 def value_at(values: Any, path: tuple[Key, ...]) -> Any:
     """Return a value of the tree in the file; ``LookupError`` if there is none."""
     for key in path:
-        if not isinstance(values, dict | list):
-            raise LookupError(key)
-        values = values[key]  # pyright: ignore[reportArgumentType]
+        node: Any = values if isinstance(values, dict | list) else {}
+        values = node[key]
     return values
