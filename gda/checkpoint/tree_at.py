@@ -42,7 +42,7 @@ class OpenedTree(NamedTuple):
     kind: Kind
     url: str
     tree: Any
-    metadata: Mapping[str, str] = {}  # of safetensors files
+    metadata: Mapping[str, str]  # of safetensors files
 
 
 def kind_at(store: Store) -> Kind:

@@ -23,8 +23,8 @@ from gda.storage.paths import directory_named, require_tensorstore, url_named
 MOST_FILES = 32  # read at a time
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
-MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
 METADATA = "_METADATA"
+MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
 AGGREGATE = "checkpoint"  # values of older releases
 OCDBT = "manifest.ocdbt"
 _COMMITTED, _PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
@@ -241,11 +241,6 @@ class _Directory(OrbaxFolder):
     def has(self, name: str) -> bool:
         return os.path.isfile(os.path.join(self._path, name))
 
-    def has_tree(self, within: str = "") -> bool:
-        """Return True if there are metadata or values of a tree, here or in a folder within."""
-        prefix = f"{within}/" if within else ""
-        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
-
     def entries(self, within: str = "") -> list[str]:
         path = os.path.join(self._path, within)
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
@@ -276,11 +271,6 @@ class _StoredFolder(OrbaxFolder):
 
     def has(self, name: str) -> bool:
         return self._read(name, slice(0, 0)).state == "value"
-
-    def has_tree(self, within: str = "") -> bool:
-        """Return True if there are metadata or values of a tree, here or in a folder within."""
-        prefix = f"{within}/" if within else ""
-        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
 
     def entries(self, within: str = "") -> list[str]:
         # TensorStore cannot list one level.

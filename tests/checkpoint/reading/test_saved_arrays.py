@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut, mesh_of, one_folder
 from trials import rarely
 
 import gda
@@ -78,6 +78,18 @@ def test_leaves_are_renamed_and_loaded_onto_another_mesh(mesh: Mesh, tmp_path: P
         np.testing.assert_array_equal(data, jax.random.key_data(jax.random.split(key, 8)))
         jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert loaded["kernel"].sharding.spec == P(None, "z")
+
+
+@pytest.mark.processes(2, devices=4)
+def test_each_process_reads_the_blocks_that_it_needs() -> None:
+    mesh, data = mesh_of({"x": 4, "y": 2}), batch(512, 512)  # of several chunks
+    path = one_folder() + "/run"
+    gda.checkpoint.save(path, {"w": cut(data, mesh, P("x", "y")), "key": jax.random.key(7)})
+    tree = gda.checkpoint.open(path)
+    assert jax.random.key_data(tree["key"]).tolist() == [0, 7]
+    for read_once in (False, True):
+        loaded = gda.load_tree({"t": tree["w"].T}, mesh, P(None, "x"), read_once=read_once)
+        np.testing.assert_array_equal(loaded["t"].gather(), data.T)
 
 
 def test_a_checkpoint_is_saved_over_itself(tmp_path: Path) -> None:
