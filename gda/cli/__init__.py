@@ -53,7 +53,8 @@ examples:
 exit code:
   0 for success, 1 for a damaged checkpoint, a program that does not fit or two
   checkpoints that differ, 2 for a wrong command, a path without a checkpoint,
-  an unreadable path, or an error in the program to rehearse, 130 after Ctrl-C.
+  an unreadable path, output that cannot be written, or an error in the program
+  to rehearse, 130 after Ctrl-C.
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
