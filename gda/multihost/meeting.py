@@ -3,17 +3,15 @@
 Through JAX's coordination service a meeting never hangs: every process raises an error with the
 numbers of late processes. A meeting costs each process three small messages, for any number of
 processes; only its first process reads all payloads. While it waits, a process looks at the places
-of others: one that has ended, or that waits elsewhere for this one, will not come. Without the
-service, a collective with a watchdog takes its place.
+of others: one that has ended, or that waits elsewhere for this one, will not come. A process that
+fails before it comes refuses the meeting, and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import json
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,16 +20,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.allgather import all_gather
 from gda.multihost.background import Background, is_done, wait_and_look
 from gda.multihost.places import Place, ended, is_near, places, post
 
 Judge = Callable[[dict[int, bytes]], bytes]
+
+END_OF = "end of "
 
 _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
@@ -105,15 +103,33 @@ def meet(
         processes = tuple(range(jax.process_count()))
     if processes == (jax.process_index(),):
         return judge({processes[0]: payload})
-    service = coordination.service()
-    if service is None:
-        entries = _by_collective(_entry(0, kind, what, payload), processes, what, timeout)
-        return _open(_judged(entries, judge), what)
-    thread = threading.current_thread().name
-    _held[thread, processes] += 1
-    number = _held[thread, processes]
-    meeting = _Meeting(service, thread, processes, number, what, timeout)
-    return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
+    passed: _PassedError | None = None
+    while True:
+        meeting = _next_meeting(processes, what, timeout)
+        try:
+            return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
+        except _PassedError as error:
+            passed = error
+        except Exception as error:
+            if passed is not None:
+                error.add_note(f"gda: before that, {passed}")
+            raise
+
+
+def refuse(reason: str, *, what: str, processes: tuple[int, ...], timeout: float) -> None:
+    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait.
+
+    The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
+    for another call pass over this meeting to the next one.
+    """
+    if processes[1:] and jax.process_index() in processes:
+        _next_meeting(processes, what, timeout).refuse(reason)
+
+
+def count_of_meetings() -> int:
+    """Return the number of meetings that this thread has come to or refused."""
+    name = threading.current_thread().name
+    return sum(number for (thread, _), number in _held.items() if thread == name)
 
 
 def one_line(error: BaseException) -> str:
@@ -162,6 +178,23 @@ def _open(verdict: bytes, what: str) -> bytes:
     return verdict[1:]
 
 
+def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Meeting:
+    service = coordination.service()
+    if service is None:
+        raise RuntimeError(
+            f"{what}: JAX has {jax.process_count()} processes, and gda does not find its "
+            "coordination service, through which they meet. Call gda.launch.initialize() or "
+            "jax.distributed.initialize() first"
+        )
+    thread = threading.current_thread().name
+    _held[thread, processes] += 1
+    return _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
+
+
+class _PassedError(Exception):
+    """A meeting of another call has failed, to which this process did not come."""
+
+
 @dataclass(frozen=True)
 class _Meeting:
     service: coordination.Service
@@ -195,8 +228,7 @@ class _Meeting:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
 
         def come() -> bytes:
-            some = None if len(self.processes) == jax.process_count() else self.processes
-            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
+            self._wait_for_all()
             if jax.process_index() == self.processes[0]:
                 return b""
             return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
@@ -217,14 +249,40 @@ class _Meeting:
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
         if not verdict and (failure := self._failure_heard()):
-            raise failure  # others have come and left, before the last one came
+            # Others have come and left before the last one came, or one has refused.
+            self._let_all_hear()
+            raise failure
         return verdict
+
+    def _wait_for_all(self) -> None:
+        some = None if len(self.processes) == jax.process_count() else self.processes
+        self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
+
+    def _let_all_hear(self) -> None:
+        """Let those that wait for a verdict look for the failure at once."""
+        if jax.process_index() == self.processes[0]:
+            self.service.put(self._key(f"verdict/{self.number}"), b"")
 
     def _entries(self) -> dict[int, bytes]:
         entries = self.service.list(self._key("entry/"))
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     # A meeting that fails.
+
+    def refuse(self, reason: str) -> None:
+        """Fail the meeting, and let the others, whose threads wait at its barrier, leave that."""
+        post(self.service, Place(f"{self.what}, which failed: {reason}"))
+        message = f"{self.what}: process {jax.process_index()} failed: {reason}"
+        if self._claims(self._group, self.number):
+            self._say(_Failure(message, is_late=False, calls=[_call_of(self.what)]))
+        self._let_all_hear()
+        background = Background("gda-refusal")
+        background.begin(self._wait_for_all)
+        background.close()
+
+    def _say(self, failure: _Failure) -> None:
+        said = json.dumps(failure).encode()
+        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
 
     def _failed(self, describe: Callable[[], _Failure]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
@@ -240,7 +298,7 @@ class _Meeting:
             group = _group_of(self.thread, tuple(processes))
             if self._claims(group, number):
                 self.service.put(f"{_failure_folder(group, number)}said", said)
-        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+        self._say(failure)
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
@@ -258,7 +316,13 @@ class _Meeting:
         return None if said is None else self._taken_in(_Failure(*json.loads(said)))
 
     def _taken_in(self, failure: _Failure) -> Exception:
-        """Return the error, after counting the meetings that fail with this one as held."""
+        """Return the error, after counting the meetings that fail with this one as held.
+
+        If this process is here for another call than those whose meeting it was, it came too late
+        for that, or did not make that call. So it passes over this meeting, and is in step again.
+        """
+        if _call_of(self.what) not in failure.calls:
+            raise _PassedError(failure.message)
         for processes, number in failure.also:
             key = self.thread, tuple(processes)
             if jax.process_index() in processes:
@@ -295,18 +359,12 @@ class _Meeting:
             f"{mine}. Give all processes the same mesh and the same order of calls"
         )
         also = [[list(self.processes), self.number], [list(place.processes), place.number]]
-        return _Failure(message, is_late=False, also=also)
+        calls = [*map(_call_of, [place.what, *self._waiting()])]
+        return _Failure(message, is_late=False, calls=calls, also=also)
 
     def _late(self, reason: Exception | None, gone: Sequence[int] = ()) -> _Failure:
-        found = places(self.service)
-        waiting: dict[str, list[int]] = {}
-        late = set(self.processes)
-        for process, entry in self._entries().items():
-            number, _, what = json.loads(entry.partition(b"\n")[0])
-            if number == self.number and process not in gone:
-                waiting.setdefault(what, []).append(process)
-                late.discard(process)
-        named = gone or sorted(late)
+        found, waiting = places(self.service), self._waiting(gone)
+        named = gone or sorted(set(self.processes).difference(*waiting.values()))
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
         for process in named[:MOST_NAMED]:
             place = found.get(process)
@@ -318,7 +376,17 @@ class _Meeting:
             f"{self.what}: {who} {did}. {'; '.join(lines)}. Look for the reason in the output of "
             f"{who}{'' if gone else self._because(reason, found, named)}"
         )
-        return _Failure(message, is_late=True, processes=[*named])
+        calls = [*map(_call_of, waiting)]
+        return _Failure(message, is_late=True, calls=calls, processes=[*named])
+
+    def _waiting(self, gone: Sequence[int] = ()) -> dict[str, list[int]]:
+        """Return the processes that have come, by their places."""
+        waiting: dict[str, list[int]] = {}
+        for process, entry in self._entries().items():
+            number, _, what = json.loads(entry.partition(b"\n")[0])
+            if number == self.number and process not in gone:
+                waiting.setdefault(what, []).append(process)
+        return waiting
 
     def _because(
         self, reason: Exception | None, found: dict[int, Place], late: Sequence[int]
@@ -339,11 +407,13 @@ class _Meeting:
 class _Failure(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
-    ``also`` has processes and number of each meeting that fails for the same reason.
+    ``calls`` are those whose meeting it was. ``also`` has processes and number of each meeting that
+    fails for the same reason.
     """
 
     message: str
     is_late: bool
+    calls: Sequence[str]
     processes: Sequence[int] = ()
     also: Sequence[Any] = ()
 
@@ -358,39 +428,14 @@ def _failure_folder(group: str, number: int) -> str:
     return f"{_FOLDER}/{group}/failure/{number}/"
 
 
+def _call_of(what: str) -> str:
+    """Return the text of a place without the line of the program, which may be another.
+
+    The meeting at the end of a call is of that call: it may be the only one.
+    """
+    return (what.rpartition(" (")[0] or what).removeprefix(END_OF)
+
+
 def _group_of(thread: str, processes: tuple[int, ...]) -> str:
     """Return a short name for the meetings of some processes in threads of this name."""
     return coordination.short_name((thread, processes))
-
-
-def _by_collective(
-    payload: bytes, processes: tuple[int, ...], what: str, timeout: float
-) -> dict[int, bytes]:
-    """Return the payloads of all processes; wait for all of them, without a limit."""
-
-    def alarm() -> None:
-        logging.getLogger("gda").error(
-            "%s: waiting for %s for %g s, in a collective, because JAX's coordination service was "
-            "not found; the stack of this process follows",
-            what,
-            format_processes(processes),
-            timeout,
-        )
-        faulthandler.dump_traceback(all_threads=True)
-
-    watchdog = threading.Timer(timeout, alarm)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        # All processes know both sizes beforehand, so that no disagreement hangs.
-        size = np.frombuffer(np.int64(len(payload)).tobytes(), np.uint8)
-        sizes = all_gather(size, processes).view(np.int64).ravel()
-        padded = np.zeros(max(int(sizes.max()), 1), np.uint8)
-        padded[: len(payload)] = np.frombuffer(payload, np.uint8)
-        rows = all_gather(padded, processes)
-    finally:
-        watchdog.cancel()
-    return {
-        process: row[:size].tobytes()
-        for process, row, size in zip(processes, rows, sizes.tolist(), strict=True)
-    }

@@ -22,16 +22,19 @@ from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape
 from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
-from gda.multihost.agreement import together, user_location
+from gda.multihost.agreement import communicates, if_checked, together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container
 from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
+_NAME = "host_local_array_to_global_array"
+
 
 @set_module("gda")
 @public
+@communicates(_NAME, if_checked("global_mesh", "check_replicas"))
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
 ) -> Any:
@@ -74,15 +77,15 @@ def host_local_array_to_global_array(
     def work(_: object) -> Any:
         return place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
 
-    name = "host_local_array_to_global_array"
-    result = together(name, global_mesh, work, describe, always=check_replicas)
+    result = together(_NAME, global_mesh, work, describe, always=check_replicas)
     if check_replicas and len(processes_of(global_mesh).numbers) > 1:
-        _check_replicas(result, local_inputs, name)
+        _check_replicas(result, local_inputs, _NAME)
     return result
 
 
 @set_module("gda")
 @public
+@communicates("GlobalArray.reshard", lambda given: [given["global_inputs"]])
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
