@@ -38,10 +38,9 @@ from gda.multihost.meeting import (
     DisagreementError,
     count_of_meetings,
     meet,
-    one_line,
     refuse,
 )
-from gda.multihost.places import introduce
+from gda.multihost.places import introduce, one_line
 from gda.multihost.steps import all_do
 
 P = ParamSpec("P")

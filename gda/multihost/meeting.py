@@ -9,12 +9,14 @@ fails before it comes refuses the meeting, and goes on.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,11 +27,12 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.background import Background, is_done, wait_and_look
-from gda.multihost.places import Place, ended, is_near, places, post
+from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
 Judge = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
+_SECONDS_AT_EXIT = 5.0
 
 _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
@@ -132,11 +135,6 @@ def count_of_meetings() -> int:
     return sum(number for (thread, _), number in _held.items() if thread == name)
 
 
-def one_line(error: BaseException) -> str:
-    """Return kind and message of an error as one line that is short enough to be sent."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
-
-
 def forget() -> None:
     """Remove all that is kept of the meetings of this thread; no later thread may have its name."""
     name, service = threading.current_thread().name, coordination.service()
@@ -228,7 +226,8 @@ class _Meeting:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
 
         def come() -> bytes:
-            self._wait_for_all()
+            some = None if len(self.processes) == jax.process_count() else self.processes
+            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
             if jax.process_index() == self.processes[0]:
                 return b""
             return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
@@ -249,19 +248,8 @@ class _Meeting:
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
         if not verdict and (failure := self._failure_heard()):
-            # Others have come and left before the last one came, or one has refused.
-            self._let_all_hear()
-            raise failure
+            raise failure  # others have come and left, before the last one came
         return verdict
-
-    def _wait_for_all(self) -> None:
-        some = None if len(self.processes) == jax.process_count() else self.processes
-        self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
-
-    def _let_all_hear(self) -> None:
-        """Let those that wait for a verdict look for the failure at once."""
-        if jax.process_index() == self.processes[0]:
-            self.service.put(self._key(f"verdict/{self.number}"), b"")
 
     def _entries(self) -> dict[int, bytes]:
         entries = self.service.list(self._key("entry/"))
@@ -270,15 +258,12 @@ class _Meeting:
     # A meeting that fails.
 
     def refuse(self, reason: str) -> None:
-        """Fail the meeting, and let the others, whose threads wait at its barrier, leave that."""
+        """Fail the meeting, for those that wait there and those that will come."""
         post(self.service, Place(f"{self.what}, which failed: {reason}"))
         message = f"{self.what}: process {jax.process_index()} failed: {reason}"
         if self._claims(self._group, self.number):
             self._say(_Failure(message, is_late=False, calls=[_call_of(self.what)]))
-        self._let_all_hear()
-        background = Background("gda-refusal")
-        background.begin(self._wait_for_all)
-        background.close()
+        _release(self.service, self._group, self.number)
 
     def _say(self, failure: _Failure) -> None:
         said = json.dumps(failure).encode()
@@ -327,6 +312,7 @@ class _Meeting:
             key = self.thread, tuple(processes)
             if jax.process_index() in processes:
                 _held[key] = max(_held[key], number)
+                _release(self.service, _group_of(*key), number)
         return failure.error
 
     def _failure_seen(self) -> Callable[[], _Failure] | None:
@@ -335,8 +321,8 @@ class _Meeting:
         # The first process looks at all and the others at the first, to ask little of the service.
         first = self.processes[0]
         found = places(self.service, None if me == first else first)
-        if gone := ended(found, self.processes):
-            return functools.partial(self._late, None, gone)
+        if ended(self.service, found, self.processes):
+            return functools.partial(self._late, None)
         for process in self.processes:
             place = found.get(process)
             if place is not None and self._is_waited_for_at(place):
@@ -362,24 +348,26 @@ class _Meeting:
         calls = [*map(_call_of, [place.what, *self._waiting()])]
         return _Failure(message, is_late=False, calls=calls, also=also)
 
-    def _late(self, reason: Exception | None, gone: Sequence[int] = ()) -> _Failure:
-        found, waiting = places(self.service), self._waiting(gone)
-        named = gone or sorted(set(self.processes).difference(*waiting.values()))
+    def _late(self, reason: Exception | None) -> _Failure:
+        found = places(self.service)
+        gone = ended(self.service, found, self.processes)
+        waiting = self._waiting(gone)
+        named = [*gone] or sorted(set(self.processes).difference(*waiting.values()))
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
         for process in named[:MOST_NAMED]:
             place = found.get(process)
             last = f"was last at {place.what}" if place else "has not met others"
             lines.append(f"process {process} {last}")
         who = format_processes(named) if named else "a process"
-        did = "ended" if gone else f"did not come within {self.timeout:g} s"
+        did = text_of_end(gone) if gone else f"did not come within {self.timeout:g} s"
         message = (
             f"{self.what}: {who} {did}. {'; '.join(lines)}. Look for the reason in the output of "
             f"{who}{'' if gone else self._because(reason, found, named)}"
         )
         calls = [*map(_call_of, waiting)]
-        return _Failure(message, is_late=True, calls=calls, processes=[*named])
+        return _Failure(message, is_late=True, calls=calls, processes=named)
 
-    def _waiting(self, gone: Sequence[int] = ()) -> dict[str, list[int]]:
+    def _waiting(self, gone: Collection[int] = ()) -> dict[str, list[int]]:
         """Return the processes that have come, by their places."""
         waiting: dict[str, list[int]] = {}
         for process, entry in self._entries().items():
@@ -422,6 +410,38 @@ class _Failure(NamedTuple):
         if self.is_late:
             return LateProcessError(self.message, self.processes)
         return DisagreementError(self.message)
+
+
+def _release(service: coordination.Service, group: str, number: int) -> None:
+    """Let those that wait at the barrier of a meeting, and those that come to it, leave it at once.
+
+    It fails because this process, which has not come, waits there for itself alone. Otherwise their
+    threads would wait on, and JAX ends a program whose threads wait in it.
+    """
+    with contextlib.suppress(Exception):
+        service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
+
+
+# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
+# may wait for this one.
+@atexit.register
+def _refuse_all() -> None:
+    """Tell the others that this process ends, and keep none waiting.
+
+    The service ends with process 0, so that waits a moment for the others to hear and end.
+    """
+    service = coordination.service()
+    if service is None or not coordination.has_backends():
+        return
+    with contextlib.suppress(Exception):
+        post_end(service)
+        for (thread, processes), number in _held.items():
+            _release(service, _group_of(thread, processes), number + 1)
+        if jax.process_index() == 0:
+            limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
+            found = places(service)
+            while len(ended(service, found, others)) < len(others) and time.monotonic() < limit:
+                time.sleep(0.05)
 
 
 def _failure_folder(group: str, number: int) -> str:
