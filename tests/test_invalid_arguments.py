@@ -1,7 +1,6 @@
 """Functions that communicate, called with an invalid argument in one process: all hear at once.
 
 The process that fails raises its own error, and the others one that names process and reason.
-A function is missing here if it communicates and is not in ``CASES``.
 """
 
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch
+from test_other_arguments import CASES as OTHERS
 from test_other_arguments import (
     ME,
     World,
@@ -236,3 +236,7 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
 
 def caught_kind(kind: type[Exception]) -> str:
     return "CheckpointNotFoundError" if kind is FileNotFoundError else kind.__name__
+
+
+def test_each_function_of_the_walk_over_other_arguments_is_walked_over_here() -> None:
+    assert {call.__name__ for call in OTHERS} <= {call.__name__ for call in CASES}

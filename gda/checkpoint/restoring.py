@@ -91,9 +91,8 @@ def restore(
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
         With ``read_once``, parts of chunks that were read for other processes come on top.
-      timeout: seconds to wait for each answer of an object store, as for ``save``, and for the
-        other processes, which at the beginning is at most as long as in
-        ``gda.check_processes_agree`` where checks are on.
+      timeout: seconds to wait for the other processes, and for each answer of an object store, as
+        for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 
 from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, public, set_module
 from gda.layout.text import MOST_NAMED, format_processes, join_some
-from gda.mesh import is_tracer, processes_of
+from gda.mesh import Device, is_tracer, processes_of
 from gda.multihost import coordination
 from gda.multihost.descriptions import (
     Description,
@@ -65,12 +65,10 @@ def communicates(
     """
 
     def decorate(function: FunctionT) -> FunctionT:
-        parameters = inspect.signature(function).parameters.values()
-        # An argument that is missing is None.
-        defaults = {each.name: each.default for each in parameters}
+        # A required argument that is missing is None.
         defaults = {
-            each: None if value is inspect.Parameter.empty else value
-            for each, value in defaults.items()
+            name: None if parameter.default is parameter.empty else parameter.default
+            for name, parameter in inspect.signature(function).parameters.items()
         }
 
         @functools.wraps(function)
@@ -102,20 +100,17 @@ def if_checked(layouts: str = "mesh", option: str = "") -> Callable[[dict[str, A
 def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
     if layouts is None or coordination.service() is None:
         return
-    devices: set[jax.Device] = set()
-    for leaf in jax.tree.leaves(layouts):
-        sharding = leaf if isinstance(leaf, Sharding) else getattr(leaf, "sharding", None)
-        if isinstance(leaf, Mesh):
-            devices.update(leaf.devices.flat)
-        elif isinstance(sharding, Sharding):
-            devices |= sharding.device_set
+    devices: set[Device] = set()
+    with suppress(Exception):  # of what is no tree, or has no devices
+        for leaf in jax.tree.leaves(layouts):
+            sharding = leaf if isinstance(leaf, Sharding) else getattr(leaf, "sharding", None)
+            if isinstance(leaf, Mesh):
+                devices.update(leaf.devices.flat)
+            elif isinstance(sharding, Sharding):
+                devices |= sharding.device_set
     processes = {device.process_index for device in devices} or range(jax.process_count())
-    refuse(
-        one_line(error),
-        what=f"{name} ({user_location()})",
-        processes=tuple(sorted(processes)),
-        timeout=timeout_of_checks(),
-    )
+    what = f"{name} ({user_location()})"
+    refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
 
 
 @set_module("gda")

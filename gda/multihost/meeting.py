@@ -99,7 +99,7 @@ def meet(
       DisagreementError: some processes brought another kind, because they are at another place,
         or wait for this one at a meeting of other processes.
       LateProcessError: a process did not come in time, or has ended. All others raise it, and so
-        does the late process if it comes later.
+        does the late process if it comes later, for the same call.
       ConnectionError: process 0, which runs the service, has ended.
     """
     if processes is None:
@@ -119,14 +119,14 @@ def meet(
             raise
 
 
-def refuse(reason: str, *, what: str, processes: tuple[int, ...], timeout: float) -> None:
+def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
     """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait.
 
     The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
     for another call pass over this meeting to the next one.
     """
     if processes[1:] and jax.process_index() in processes:
-        _next_meeting(processes, what, timeout).refuse(reason)
+        _next_meeting(processes, what, timeout=0).refuse(reason)
 
 
 def count_of_meetings() -> int:

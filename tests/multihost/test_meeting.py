@@ -133,7 +133,7 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
     what = "a call (program.py:3)"
     if jax.process_index() == 1:
         for reason in ("the first reason", "the second reason"):
-            meeting.refuse(reason, what=what, processes=(0, 1), timeout=20)
+            meeting.refuse(reason, what=what, processes=(0, 1))
     else:
         for reason in ("the first reason", "the second reason"):
             with pytest.raises(gda.DisagreementError) as caught:
@@ -146,10 +146,10 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
 @pytest.mark.parametrize("refuser", [0, 2])
 def test_those_that_make_another_call_pass_over_a_refused_one(refuser: int) -> None:
     if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3), timeout=20)
+        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
     meet(b"", join, kind="test", what="another call", timeout=20)
     if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3), timeout=20)
+        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
     else:
         with pytest.raises(gda.DisagreementError, match="failed: a reason"):
             meet(b"", join, kind="test", what="a call", timeout=20)

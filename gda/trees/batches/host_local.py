@@ -85,7 +85,6 @@ def host_local_array_to_global_array(
 
 @set_module("gda")
 @public
-@communicates("GlobalArray.reshard", lambda given: [given["global_inputs"]])
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
@@ -116,10 +115,12 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     >>> gda.global_array_to_host_local_array(batch, mesh, P('x'))['tokens'].tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    check_mesh(global_mesh)
-    return map_with_specs(
-        lambda leaf, spec: _to_local(leaf, global_mesh, spec), global_inputs, pspecs, "pspecs"
-    )
+
+    def local(array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        return array if array.is_fully_addressable else local_array_of(array, global_mesh, spec)
+
+    arrays = _moved(global_inputs, global_mesh, pspecs)
+    return map_with_specs(local, arrays, pspecs, "pspecs")
 
 
 def place(
@@ -159,18 +160,25 @@ def _is_global(leaf: Any) -> bool:
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 
 
-def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    if isinstance(leaf, PaddedArray):
-        raise TypeError(
-            "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
-            "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
-        )
-    array = array_of(leaf)
-    if array.is_fully_addressable:
-        return array
-    if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
-        array = reshard(array, mesh, spec)
-    return local_array_of(array, mesh, spec)
+@communicates("GlobalArray.reshard", lambda given: [given["tree"]])
+def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """Return the arrays of a tree in these layouts, except those of this process alone."""
+
+    def moved(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        if isinstance(leaf, PaddedArray):
+            raise TypeError(
+                "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
+                "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
+            )
+        array = array_of(leaf)
+        if array.is_fully_addressable:
+            return array
+        if array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
+            return array
+        return reshard(array, mesh, spec)
+
+    check_mesh(mesh)
+    return map_with_specs(moved, tree, specs, "pspecs")
 
 
 def _check_replicas(result: Any, local_inputs: Any, name: str) -> None:
