@@ -423,7 +423,8 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
 
 
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
-# may wait for this one.
+# may wait for this one. Hooks of the program that are registered later are called first, and may
+# communicate.
 @atexit.register
 def _refuse_all() -> None:
     """Tell the others that this process ends, and keep none waiting.

@@ -10,9 +10,10 @@ from running import python
 from gda.launch.children import Port
 
 PROGRAM = """
-import gda.launch, sys
+import atexit, gda.launch, sys
 gda.launch.initialize()
-import gda, jax
+import jax
+atexit.register(lambda: {hook})
 gda.check_processes_agree(0, name="the beginning")
 if jax.process_index() == {ends}:
     {end}
@@ -20,8 +21,8 @@ gda.check_processes_agree(0, name="the end", timeout=300)
 """
 
 
-def run_both(ends: int, end: str) -> list[CompletedProcess[str]]:
-    """Run a program of two processes, of which one ends before the other does."""
+def run_both(ends: int | None, end: str, hook: str = "None") -> list[CompletedProcess[str]]:
+    """Run a program of two processes, of which one, or none, ends before the other does."""
     port = Port()
 
     def run(process: int) -> CompletedProcess[str]:
@@ -31,7 +32,7 @@ def run_both(ends: int, end: str) -> list[CompletedProcess[str]]:
             "JAX_NUM_PROCESSES": "2",
             "JAX_PROCESS_ID": str(process),
         }
-        return python("-c", PROGRAM.format(ends=ends, end=end), **given)
+        return python("-c", PROGRAM.format(ends=ends, end=end, hook=hook), **given)
 
     with closing(port), ThreadPoolExecutor(2) as threads:
         return [*threads.map(run, range(2))]
@@ -51,3 +52,9 @@ def test_a_process_that_is_done_before_the_others_is_named() -> None:
     assert "LateProcessError: check 'the end'" in done[0].stderr
     assert "process 1 ended. process 0 waited" in done[0].stderr
     assert [each.returncode for each in done] == [1, 0]
+
+
+def test_exit_hooks_of_the_program_may_communicate() -> None:
+    done = run_both(None, "pass", "print(gda.check_processes_agree(0, name='in the hook'))")
+    assert [each.stdout.splitlines()[-1] for each in done] == ["None", "None"]
+    assert [each.returncode for each in done] == [0, 0]
