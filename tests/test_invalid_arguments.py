@@ -5,6 +5,7 @@ The process that fails raises its own error, and the others one that names proce
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch
+from running import wait_for
 from test_other_arguments import CASES as OTHERS
 from test_other_arguments import (
     ME,
@@ -236,6 +238,19 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
 
 def caught_kind(kind: type[Exception]) -> str:
     return "CheckpointNotFoundError" if kind is FileNotFoundError else kind.__name__
+
+
+@pytest.mark.processes(2, devices=4)
+def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path) -> None:
+    world = World()
+    _ = world.path
+    over = shared_tmp_path / "over"
+    if jax.process_index() != ME:
+        with gda.checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
+            restore_checked(world, timeout=1)
+        over.touch()
+    wait_for([over])
+    gda.check_processes_agree(0, name="in step again", timeout=SECONDS)
 
 
 def test_each_function_of_the_walk_over_other_arguments_is_walked_over_here() -> None:

@@ -244,7 +244,10 @@ def together(
         return work(prepare())
     if compares and timeout is None:
         timeout = timeout_of_checks()
-    prepared = done_by_all(prepare, asked, name, processes, timeout) if asked else prepare()
+    prepared = prepare()
+    if asked:
+        fields = asked(prepared)
+        done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     if not compares:
         return work(prepared)
 
@@ -269,9 +272,8 @@ def check_same_call(
     It is decorated with ``communicates``, for the errors that come before. Afterwards the arrays of
     the tree are computed; see ``wait_for_arrays``.
     """
-    done_by_all(
-        lambda: None, lambda _: call_fields(tree, arguments), name, processes, timeout=timeout
-    )
+    fields = call_fields(tree, arguments)
+    done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     wait_for_arrays(name, tree, processes)
 
 
