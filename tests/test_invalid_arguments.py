@@ -241,6 +241,24 @@ def caught_kind(kind: type[Exception]) -> str:
 
 
 @pytest.mark.processes(2, devices=4)
+def test_an_error_in_a_call_that_one_process_makes_alone_disturbs_no_other_call() -> None:
+    world = World()
+    if jax.process_index() == ME:
+        own = jax.device_put(batch(8, 2), jax.local_devices()[0])
+        for failing in (
+            lambda: gda.constrain(own, P("y")),
+            lambda: jax.jit(lambda x: gda.constrain(x, P("y"), mesh=world.mesh))(world.g.array),
+            lambda: gda.fingerprint(jax.random.key),
+            lambda: gda.GlobalArray.from_array(own).gather(9),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                failing()
+    world.g.reshard(P(None, "x"))
+    world.g.gather()
+    gda.check_processes_agree(0, timeout=SECONDS)
+
+
+@pytest.mark.processes(2, devices=4)
 def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path) -> None:
     world = World()
     _ = world.path

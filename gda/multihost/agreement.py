@@ -103,6 +103,8 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
     devices: set[Device] = set()
     with suppress(Exception):  # of what is no tree, or has no devices
         for leaf in jax.tree.leaves(layouts):
+            if is_tracer(leaf):
+                return  # in a trace nothing communicates
             sharding = leaf if isinstance(leaf, Sharding) else getattr(leaf, "sharding", None)
             if isinstance(leaf, Mesh):
                 devices.update(leaf.devices.flat)
