@@ -34,7 +34,7 @@ from gda.mesh import (
     is_tracer,
     named_sharding,
 )
-from gda.multihost.agreement import together
+from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
@@ -99,6 +99,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_callback", if_checked())
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -161,6 +162,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
         source: Any,
@@ -198,6 +200,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_process_local", if_checked())
     def from_process_local(
         cls,
         local_data: Any,
@@ -258,6 +261,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked())
     def from_array(
         cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
     ) -> Self:

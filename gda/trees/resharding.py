@@ -12,6 +12,7 @@ from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
+from gda.multihost.agreement import communicates
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
@@ -20,6 +21,7 @@ from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 @set_module("gda")
 @public
+@communicates("gda.reshard_tree", lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
     tree: Any,
     mesh: MeshLike | Any,

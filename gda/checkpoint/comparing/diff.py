@@ -26,19 +26,25 @@ from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, open_tree
 from gda.layout.boundary import public, set_module
-from gda.multihost.agreement import check_same_call
+from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.steps import all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 
+_NAME = "gda.checkpoint.diff"
 _MAX_BYTES = 256 * 2**20
 _DRIVERS = (GivenSide, OpenedSide, SavedSide)
 _BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
+def _are_paths(*sides: Any) -> bool:
+    return all(map(names_store, sides))
+
+
 @set_module("gda.checkpoint")
 @public
+@communicates(_NAME, lambda given: None if _are_paths(given["a"], given["b"]) else ())
 def diff(
     a: Any,
     b: Any,
@@ -140,7 +146,7 @@ def differences_at(
                 "at": where,
                 "values": values,
             }
-            check_same_call("gda.checkpoint.diff", given, asked)
+            check_same_call(_NAME, given, asked)
         following = iter(saved)
         of_a, of_b = (
             next(following) if kind is Kind.CHECKPOINT else side_of(given, tree)

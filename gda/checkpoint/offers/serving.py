@@ -25,7 +25,7 @@ from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
 from gda.layout.spec import Shape
-from gda.multihost.meeting import one_line
+from gda.multihost.places import one_line
 
 _SECONDS_TO_GREET = 10.0
 MOST_SECONDS = 86400.0
