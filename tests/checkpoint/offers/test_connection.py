@@ -15,7 +15,7 @@ from meshes import batch
 import gda
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 
-GREETING = b"gda offer 1\n"
+GREETING = b"gda offer 2\n"
 SHORT = 0.6  # seconds
 
 Peer = Callable[[socket.socket], object]
@@ -72,10 +72,22 @@ def answers(*messages: Any) -> Peer:
         for message in messages:
             connection.message(2**20)
             if isinstance(message, bytes):
-                given.sendall(message)
+                connection.send_text(message)
             else:
                 connection.send(message)
         until_the_end(given)
+
+    return serve
+
+
+def answers_with_length(length: int) -> Peer:
+    """Return a peer that answers with the length of a message, and ends the connection."""
+
+    def serve(given: socket.socket) -> None:
+        connection = Connection(given, "the test", Deadline(20))
+        assert connection.accept(None)
+        connection.message(2**20)
+        given.sendall(length.to_bytes(4, "big"))
 
     return serve
 
@@ -86,6 +98,7 @@ def catalog(**changes: Any) -> Any:
         "leaves": [leaf | changes.pop("leaf", {})],
         "structure": {"dict": [["w", 0]]},
         "name": "tree",
+        "run": "a",
         "version": 1,
         "meshes": [[[["process", 1]], [0]]],
         "layouts": [[0, []]],
@@ -103,11 +116,12 @@ def catalog(**changes: Any) -> Any:
         (says(b"gda offer 9\n" + bytes(32)), "is no offer of this version of gda"),
         (closes, "ended the connection"),
         (closes_after_its_greeting, "ended the connection"),
-        (answers(b"\xff\xff\xff\xff"), "sent a message of 4294967295 bytes; expected are at most"),
-        (answers(b"\x00\x00\x00\x02{]"), "a catalog that is not valid"),
+        (answers_with_length(2**32 - 1), "sent a message of 4294967295 bytes; expected are at mo"),
+        (answers(b"{]"), "a catalog that is not valid"),
         (answers([1, 2]), "a catalog that is not valid"),
         (answers({"name": "tree"}), "a catalog that is not valid"),
-        (answers(catalog(version="1")), "it has no name or no version"),
+        (answers(catalog(version="1")), "it has no name, no run or no version"),
+        (answers(catalog(run=1)), "it has no name, no run or no version"),
         (answers(catalog(leaf={"dtype": "object"})), r"leaves\[0\].dtype is 'object'"),
         (answers(catalog(leaf={"shape": [-1]})), r"leaves\[0\].shape is \[-1\]"),
         (answers(catalog(leaf={"shape": [2**40, 2**40]})), r"leaves\[0\].shape"),
@@ -121,11 +135,15 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
         (answers(catalog(servers=[["trainer..local:1", ""]])), "must be a text host:port"),
-        (answers(b"\x00\x03\x0d\x40" + b"[" * 200_000), "it is nested too deeply"),
+        (answers(b"[" * 200_000), "it is nested too deeply"),
+        (
+            answers(catalog(meshes=[[[["process", 2**18]], [0] * 2**18]])),
+            "it has 262144 devices; expected are at most 131072",
+        ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
         (answers({"error": ["ValueError", None]}), "sent an error without a text"),
-        (answers(b'\x00\x00\x00\x08{"error"'), "sent a message that is no JSON"),
+        (answers(b'{"error"'), "sent a message that is no JSON"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "peer",
 )
@@ -233,7 +251,7 @@ def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
     """Return the answer to a question."""
     connection = Connection.to(Address.of(offer.address), "the offer", token, Deadline(20))
     with closing(connection):
-        connection.send(question)
+        connection.send({"run": offer.run} | question)
         return json.loads(connection.text(2**20))
 
 
