@@ -141,6 +141,7 @@ class OfferToPull:
             for each in stops:
                 if each > server:
                     stops[each].set()
+
         same = {"ask": kind, "run": catalog.run, "version": catalog.version}
 
         def ask(server: int, asked: list[PieceToPull]) -> None:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, RecordedTree
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, RecordedTree
 from gda.checkpoint.format.manifest_json import leaves_of_json, written
 from gda.checkpoint.format.structure import check_structure
 from gda.checkpoint.offers.connection import Address, Deadline
@@ -23,6 +23,7 @@ from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json
 
 _MOST_DEVICES = 2**17  # of all meshes of a catalog
+_LEAVES_AT_A_TIME = 1000
 
 
 class Server(NamedTuple):
@@ -112,9 +113,8 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
         devices = sum([len(process_of) for _, process_of in value["meshes"]])
         if devices > _MOST_DEVICES:
             raise ValueError(f"it has {devices} devices; expected are at most {_MOST_DEVICES}")
-        deadline.check(peer)
         catalog = Catalog(
-            leaves=leaves_of_json(value["leaves"], "it"),
+            leaves=_leaves(value["leaves"], peer, deadline),
             structure=value["structure"],
             name=name,
             run=run,
@@ -130,6 +130,16 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
         said = error if isinstance(error, CorruptionError) else f"{type(error).__name__}: {error}"
         raise ConnectionError(f"{peer} sent a catalog that is not valid: {said}") from None
     return catalog
+
+
+def _leaves(values: Any, peer: str, deadline: Deadline) -> tuple[Leaf, ...]:
+    """Return the leaves in JSON; those of many take longer than the puller may wait."""
+    found: list[Leaf] = []
+    for first in range(0, len(values), _LEAVES_AT_A_TIME):
+        deadline.check(peer)
+        where = f"it, from leaf {first} on," if first else "it"
+        found += leaves_of_json(values[first : first + _LEAVES_AT_A_TIME], where)
+    return tuple(found)
 
 
 def _mesh(value: Any) -> MeshOfOffer:

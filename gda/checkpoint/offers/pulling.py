@@ -168,6 +168,9 @@ def pull(
 
         def found() -> _Wanted:
             catalog = catalog_of(text, peer, deadline)
+            if name not in (None, catalog.name) or (least and least.number > catalog.version):
+                given = f"version {catalog.version} of {catalog.name!r:.80}"
+                raise ConnectionError(f"{peer} sent {given}, which was not asked for")
             subtree(catalog.structure, where)
             tree = replace(catalog, leaves=tuple([_as_cast(x, cast) for x in catalog.leaves]))
             layout = layout_of(mesh, specs, tree, where)
