@@ -1,8 +1,13 @@
 """Pulls of every kind of leaf onto other layouts, and the updates of an offer, in one process."""
 
+import contextlib
+import errno
 import gc
+import os
+import signal
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +20,11 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 
 import gda
+from gda.checkpoint.offers import offering
+from gda.checkpoint.offers.asking import OfferToPull
 from gda.checkpoint.offers.catalog import catalog_of
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
@@ -110,6 +118,23 @@ def test_a_subtree_is_pulled_alone(offer: gda.Offer, mesh: Mesh) -> None:
     assert_equal(kinds, tree_of(mesh)["kinds"])
 
 
+@pytest.mark.parametrize("size", [3, 5, 6, 7])
+def test_a_padded_array_with_empty_blocks_has_its_fingerprint(size: int) -> None:
+    whole = batch(size)
+    padded = gda.PaddedArray.from_array(whole, mesh_of({"x": 8}), P("x"))
+    with gda.offer([padded]) as offer:
+        np.testing.assert_array_equal(gda.pull(offer.address, verify=True)[0], whole)
+
+
+def test_partial_omits_what_like_does_not_have(offer: gda.Offer) -> None:
+    like = {"numpy": batch(5, 2), "number": np.int64(0)}
+    with pytest.raises(ValueError, match=r"like has no .*partial=True omits them"):
+        gda.pull(offer.address, like=like)
+    tree = gda.pull(offer.address, like=like, partial=True)
+    assert [*tree] == ["number", "numpy"]
+    np.testing.assert_array_equal(tree["numpy"], batch(5, 2))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_floats_are_cast(offer: gda.Offer, mesh: Mesh, dtype: str) -> None:
     with jax.enable_x64(True):
@@ -183,13 +208,13 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
 def assert_version(offer: gda.Offer, version: int, whole: np.ndarray) -> None:
     connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
     try:
-        pieces = [[0, [0, 0], [2, 6], "float32"]]
+        pieces = [[0, [0] * whole.ndim, [2, *whole.shape[1:]], "float32"]]
         question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
         connection.send(question | {"pieces": pieces})
         answer = connection.message(2**20)
         if "error" in answer:
             raise ValueError(answer["error"][1])
-        rows = np.empty((2, 6), np.float32)
+        rows = np.empty_like(whole[:2])
         connection.receive_blocks([rows])
         np.testing.assert_array_equal(rows, whole[:2])
     finally:
@@ -209,6 +234,68 @@ def test_min_version_waits_for_an_update(mesh: Mesh) -> None:
         assert gda.pull(offer.address, min_version=2) == {"step": 2}
         with pytest.raises(TimeoutError, match="has version 2 and no later one"):
             gda.pull(offer.address, min_version=3, timeout=0.3)
+
+
+def test_run_and_version_come_with_the_tree() -> None:
+    with gda.offer({"step": 1}) as offer:
+        offer.update({"step": 2})
+        tree, version = gda.pull(offer.address, with_version=True)
+        assert (tree, version) == ({"step": 2}, (offer.run, 2))
+        assert version.run == offer.run
+        assert gda.pull(offer.address, min_version=version) == {"step": 2}
+        with pytest.raises(TimeoutError, match="has version 2 and no later one"):
+            gda.pull(offer.address, min_version=(version.run, 3), timeout=0.3)
+
+
+def test_another_run_at_the_same_address_is_named_at_once() -> None:
+    """A trainer that is started again counts from 1, and would never have the later version."""
+    with gda.offer({"step": 1}) as offer:
+        _, (run, number) = gda.pull(offer.address, with_version=True)
+    with gda.offer({"step": 1}, offer.address) as again:
+        assert again.run != run
+        said = f"is another run of its program, {again.run}, and not '{run}': it was started again"
+        with pytest.raises(LookupError, match=said):
+            gda.pull(offer.address, min_version=(run, number + 1))
+        assert gda.pull(offer.address) == {"step": 1}
+
+
+def test_pulls_leave_nothing_in_a_long_training() -> None:
+    with gda.offer({"step": 0}) as offer:
+        for step in range(1, 20):
+            gda.pull(offer.address)
+            offer.update({"step": step})
+        wait_until_no_pull_holds(offer)
+        assert not offer._versions._pulls
+
+
+def test_silent_pullers_hold_few_versions() -> None:
+    with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
+        for number in range(1, 13):
+            catalogs = OfferToPull(Address.of(offer.address), None, Deadline(60))
+            catalogs.catalog(None, None, silent)
+            offer.update({"w": batch(4) + number})
+        assert [*offer._versions._held] == [*range(5, 14)]
+        with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
+            assert_version(offer, 4, batch(4))
+
+
+def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 has judged, and the verdict does not reach the others."""
+    do = offering.all_do
+
+    def lost(*given: Any, **options: Any) -> Any:
+        do(*given, **options)
+        raise ConnectionError("the verdict is lost")
+
+    with gda.offer({"step": 1}) as offer:
+        with monkeypatch.context() as patch:
+            patch.setattr(offering, "all_do", lost)
+            with pytest.raises(ConnectionError, match="the verdict is lost"):
+                offer.update({"step": 2})
+        assert offer.version == 1
+        assert gda.pull(offer.address) == {"step": 1}
+        offer.update({"step": 3})
+        assert gda.pull(offer.address, min_version=2) == {"step": 3}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +339,52 @@ def test_a_closed_offer_is_not_there() -> None:
         offer.update({"w": batch(4)})
 
 
+# The end of the program.
+
+
+def test_an_offer_ends_before_the_handlers_that_were_there_before_it(tmp_path: Path) -> None:
+    """JAX's own waits at exit for other processes; until then nobody may get old weights."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, socket, gda\n"
+        "def waits():\n"
+        "    host, port = offer.address.split(':')\n"
+        "    print(socket.socket().connect_ex((host, int(port))))\n"
+        "atexit.register(waits)\n"
+        "offer = gda.offer({'step': 1})\n"
+        "raise RuntimeError('the step failed')\n"
+    )
+    ended = python(program)
+    assert "the step failed" in ended.stderr
+    assert ended.stdout == f"{errno.ECONNREFUSED}\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # of JAX and of Python: the child does nothing
+def test_a_forked_process_has_no_port_of_the_offer() -> None:
+    read, write = os.pipe()
+    with gda.offer({"step": 1}) as offer, open(read, "rb") as said:
+        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        child = os.fork()
+        if not child:
+            try:
+                offer.close()
+                os.write(write, b"closed")
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(write)
+        try:
+            assert said.read(6) == b"closed"
+            assert gda.pull(offer.address) == {"step": 1}
+            offer.close()
+            with contextlib.closing(connection), pytest.raises(ConnectionError):
+                connection.message(2**10)
+            gda.offer({"step": 2}, offer.address).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
 # Mistakes.
 
 
@@ -284,7 +417,12 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
         ({"at": "w"}, TypeError, "at must be a list"),
+        ({"min_version": ("a", 0)}, ValueError, "min_version must be a whole number"),
+        ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
+        ({"name": 5}, TypeError, "name must be a text, not 5"),
+        ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
+        ({"partial": True}, TypeError, "partial was given without like"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -301,12 +439,33 @@ def test_leaves_that_cannot_be_offered(tmp_path: Any) -> None:
     assert error.value.__notes__ == ["gda: at ['w'] of the tree"]
     with pytest.raises(ValueError, match="token is empty"):
         gda.offer({}, token="")
-    with pytest.raises(ValueError, match="every address of this machine"):
-        gda.offer({}, "0.0.0.0:0")
+    with pytest.raises(TypeError, match="token must be a text, not bytes"):
+        gda.offer({}, token=b"secret")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="name must be a text, not 5"):
+        gda.offer({}, name=5)  # pyright: ignore[reportArgumentType]
     with gda.offer({}) as offer, pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
         gda.offer({}, offer.address)
     with pytest.raises(OSError, match="cannot listen on .fe80::1%none.:7700"):
         gda.offer({}, "[fe80::1%none]:7700")
+
+
+EVERY = ["0.0.0.0:0", "0:0", "0x0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:0:0]:0"]
+
+
+@pytest.mark.parametrize("address", EVERY)
+def test_every_address_of_the_machine_needs_one_to_advertise_and_a_token(address: str) -> None:
+    for options in ({}, {"token": "secret"}, {"advertise": "127.0.0.1:0"}):
+        with pytest.raises(ValueError, match="is every address of this machine; pass the one by"):
+            gda.offer({}, address, **options)
+    with pytest.raises(ValueError, match="no puller can use advertise="):
+        gda.offer({}, advertise=address)
+
+
+def test_pullers_are_given_the_advertised_address() -> None:
+    with gda.offer({"w": batch(4)}, "0.0.0.0:0", advertise="localhost:0", token="secret") as offer:
+        assert offer.address == f"localhost:{offer._server.address.port}"
+        pulled = gda.pull(offer.address, token="secret", verify=True)
+        np.testing.assert_array_equal(pulled["w"], batch(4))
 
 
 def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -> None:
