@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 _NAME = "gda.pull"
 _MAX_BYTES = 128 * 2**20
-_SECONDS = 60.0
+_SECONDS = 60
 _GRACE = 5.0  # seconds for processes to hear what happened to others until the end of the timeout
 _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 

@@ -268,6 +268,17 @@ def test_pulls_leave_nothing_in_a_long_training() -> None:
         assert not offer._versions._pulls
 
 
+def test_arrays_of_one_mesh_share_its_devices_in_a_catalog(mesh: Mesh) -> None:
+    """The devices of a large mesh are hashed once, and not for each array."""
+    tree, deadline = [cut(batch(8, n), mesh, P("x")) for n in range(3)], Deadline(60)
+    with gda.offer(tree) as offer, contextlib.ExitStack() as held:
+        text = OfferToPull(Address.of(offer.address), None, deadline).catalog(None, None, held)
+    catalog = catalog_of(text, "offer", deadline)
+    grids = [catalog.grid_of(leaf) for leaf in catalog.array_leaves]
+    assert len({grid.global_shape for grid in grids}) == 3
+    assert len({id(grid.processes) for grid in grids}) == 1
+
+
 def test_silent_pullers_hold_few_versions() -> None:
     with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
         for number in range(1, 13):
