@@ -347,17 +347,13 @@ class Connection:
             moved = None
             try:
                 self._socket.settimeout(max(min(self.deadline.left(), _LOOK_EVERY), 0.001))
-                moved = step()
+                if not (moved := step()):
+                    raise OSError("it has ended, or failed")
             except TimeoutError:
                 pass
             except OSError as error:
                 said = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
-            else:
-                if not moved:
-                    raise ConnectionError(
-                        f"{self.peer} ended the connection: it has ended, or failed"
-                    )
             # After the step: that this connection has ended is an error of its own.
             self._check_not_given_up()
             if moved:

@@ -295,7 +295,8 @@ def _checked_version(least: Any) -> Version | None:
     """Return the run and the number that a user gave; the run of a number alone is empty."""
     if least is None:
         return None
-    run, number = least if isinstance(least, tuple) and len(least) == 2 else ("", least)
+    given: Any = least if isinstance(least, tuple) and len(least) == 2 else ("", least)
+    run, number = given
     if not isinstance(run, str):
         raise TypeError(f"min_version must be a number, or run and number, not {least!r:.80}")
     check_count(number, "min_version")

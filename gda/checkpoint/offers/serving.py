@@ -36,8 +36,8 @@ MOST_SECONDS = 86400.0
 MOST_PIECES = 1000  # of a question
 _MOST_QUESTION_BYTES = 2**20
 _MOST_CONNECTIONS = 1024  # and at most half of the files that the program may open
-_MOST_UNPROVEN = 64  # connections without a proof; another one waits until the oldest has had
-_SECONDS_OF_UNPROVEN = 0.5
+_MOST_UNPROVEN = 64  # connections without a proof
+_SECONDS_OF_UNPROVEN = 0.5  # until the oldest makes room for another one
 _LOOK_EVERY = 0.25  # seconds, for the end of the offer
 # Errors of a question, and their names on the way to the puller.
 ERRORS = {
@@ -138,8 +138,8 @@ class OfferServer:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = min(files // 2, _MOST_CONNECTIONS) if files > 0 else _MOST_CONNECTIONS
         self._guard = threading.Lock()
-        self._unproven: dict[Connection, float] = {}  # by the moment in which they came, in order
-        self._proven: set[Connection] = set()
+        # In the order in which they came, with the moment, or None after their proof.
+        self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
         self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
         self._thread.start()
@@ -161,19 +161,15 @@ class OfferServer:
         self._socket.close()
         if self._thread.is_alive():  # it is not in a process that was forked
             self._thread.join()
-        for connection in self._connections():
+        for connection in [*self._connections]:
             connection.close()
 
     def leave(self) -> None:
         """Let go of the sockets in a forked process: the port is that of the other process."""
         atexit.unregister(self.close)
         self._socket.close()
-        for connection in [*self._unproven, *self._proven]:
+        for connection in self._connections:
             connection.leave()
-
-    def _connections(self) -> list[Connection]:
-        with self._guard:
-            return [*self._unproven, *self._proven]
 
     def _listen(self) -> None:
         """Accept connections as long as there is room; others wait in the queue of the system."""
@@ -191,20 +187,20 @@ class OfferServer:
 
     def _has_room(self) -> bool:
         with self._guard:
-            most = min(_MOST_UNPROVEN, self._most // 2)
-            if len(self._unproven) >= most:
-                oldest, came = next(iter(self._unproven.items()))
+            unproven = [(came, each) for each, came in self._connections.items() if came]
+            if len(unproven) >= min(_MOST_UNPROVEN, self._most // 2):
+                came, oldest = unproven[0]
                 if time.monotonic() - came < _SECONDS_OF_UNPROVEN:
                     return False
-                del self._unproven[oldest]
+                del self._connections[oldest]
                 oldest.close()
-            return len(self._unproven) + len(self._proven) < self._most
+            return len(self._connections) < self._most
 
     def _begin(self, given: socket.socket, peer: str) -> None:
         """Answer the questions of a connection in a thread of its own."""
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
-            self._unproven[connection] = time.monotonic()
+            self._connections[connection] = time.monotonic()
         try:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
         except RuntimeError:
@@ -215,8 +211,7 @@ class OfferServer:
         try:
             if connection.accept(self._token):
                 with self._guard:
-                    del self._unproven[connection]
-                    self._proven.add(connection)
+                    self._connections[connection] = None
                 while self._answer(connection):
                     pass
         except Exception:  # the puller reports it
@@ -227,8 +222,7 @@ class OfferServer:
     def _end(self, connection: Connection) -> None:
         connection.close()
         with self._guard:
-            self._unproven.pop(connection, None)
-            self._proven.discard(connection)
+            self._connections.pop(connection, None)
 
     def _answer(self, connection: Connection) -> bool:
         """Answer one question; return False if there is none."""

@@ -16,7 +16,7 @@ from trials import Trials, tried
 
 import gda
 
-SECONDS = 0.5  # of timeout=
+SECONDS = 0.3  # of timeout=
 KINDS = ("dies", "stops", "drips", "flips a bit")
 
 

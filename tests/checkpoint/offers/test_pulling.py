@@ -25,7 +25,7 @@ from running import python
 import gda
 from gda.checkpoint.offers import offering
 from gda.checkpoint.offers.asking import OfferToPull
-from gda.checkpoint.offers.catalog import catalog_of
+from gda.checkpoint.offers.catalog import _grid, catalog_of
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
 
@@ -273,6 +273,7 @@ def test_arrays_of_one_mesh_share_its_devices_in_a_catalog(mesh: Mesh) -> None:
     tree, deadline = [cut(batch(8, n), mesh, P("x")) for n in range(3)], Deadline(60)
     with gda.offer(tree) as offer, contextlib.ExitStack() as held:
         text = OfferToPull(Address.of(offer.address), None, deadline).catalog(None, None, held)
+    _grid.cache_clear()
     catalog = catalog_of(text, "offer", deadline)
     grids = [catalog.grid_of(leaf) for leaf in catalog.array_leaves]
     assert len({grid.global_shape for grid in grids}) == 3
