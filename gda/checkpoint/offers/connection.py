@@ -123,7 +123,7 @@ class Connection:
         is_stopped: threading.Event | None = None,
     ) -> None:
         self.peer, self.deadline = peer, deadline
-        self._socket, self._is_stopped = given, is_stopped or threading.Event()
+        self._socket, self.is_stopped = given, is_stopped or threading.Event()
         self._begin(b"", b"", b"")
         # The last bytes of a block would wait for an answer to those before.
         given.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -226,7 +226,8 @@ class Connection:
 
     def send_text(self, text: bytes) -> None:
         """Send a value as JSON that is written already."""
-        self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + self._mac(0, text) + text)
+        self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + self._mac(0, text))
+        self._send(text)  # without a copy of it
 
     def _mac(self, side: int, text: bytes | bytearray) -> bytes:
         """Return the HMAC of the next message of one side: 0 for this one, 1 for the other."""
@@ -360,7 +361,7 @@ class Connection:
                 return moved
 
     def _check_not_given_up(self) -> None:
-        if self._is_stopped.is_set():
+        if self.is_stopped.is_set():
             raise GivenUpError(f"the connection to {self.peer} was given up")
 
 
@@ -368,7 +369,7 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
     with closing(Background("gda-resolver")) as resolver:  # which has no deadline
         found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-        places = [place[:2] for *_, place in found.result(deadline.left())]
+        places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
     while True:
         place = places.pop(0)
         try:

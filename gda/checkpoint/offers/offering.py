@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -121,10 +121,10 @@ def offer(
 
         def begin() -> tuple[HeldTree, OfferServer]:
             held, is_first = _held(tree), jax.process_index() == 0
-            catalog = partial(_catalog, versions, name, servers) if is_first else None
+            catalog = lru_cache(1)(partial(_catalog, versions, name, servers))
             reached = shown if shown is not None and place.is_every else place
             own = place if is_first else _address_towards(reached)
-            server = OfferServer(own, name, token, versions, catalog)
+            server = OfferServer(own, name, token, versions, catalog if is_first else None)
             after_an_error.callback(server.close)
             return held, server
 
@@ -300,7 +300,7 @@ def _catalog(
     versions: Versions[HeldTree], name: str, servers: Sequence[Server], version: int
 ) -> bytes:
     """Return the catalog of a version, in the first process."""
-    tree = versions.get(versions.run, version, Deadline(0))
+    tree, _ = versions.get(versions.run, version, Deadline(0))
     layouts, leaves = Layouts(len(servers)), []
     for leaf in tree.leaves:
         record: Any = _record(leaf)

@@ -227,6 +227,7 @@ class OfferServer:
     def _answer(self, connection: Connection) -> bool:
         """Answer one question; return False if there is none."""
         connection.deadline = Deadline(_SECONDS_TO_ASK)
+        connection.is_stopped = self._versions.is_closed
         try:
             question = connection.message(_MOST_QUESTION_BYTES)
         except ConnectionError:
@@ -286,7 +287,8 @@ class OfferServer:
         if len(pieces) > MOST_PIECES:
             raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
         number, deadline = int(question["version"]), _sooner(asker.deadline)
-        tree = self._versions.get(question["run"], number, deadline)
+        # A puller that takes nothing must not hold the blocks of a version that was let go.
+        tree, asker.is_stopped = self._versions.get(question["run"], number, deadline)
         return [(piece, tree.elements(piece)) for piece in pieces]
 
 

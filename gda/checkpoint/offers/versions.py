@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
@@ -39,7 +39,7 @@ class Versions(Generic[T]):
     def __init__(self) -> None:
         self.current, self.run = 0, ""
         self.is_closed = threading.Event()
-        self._held: dict[int, T] = {}
+        self._held: dict[int, tuple[T, threading.Event]] = {}  # which says that it was let go
         self._pulls: Counter[int] = Counter()
         self._is_updating = False
         self._changed = threading.Condition()
@@ -52,12 +52,12 @@ class Versions(Generic[T]):
             self._is_updating = True
             return [self.current + 1, *sorted(self._pulls)[-MOST_OLDER:]]
 
-    def update(self, number: int, tree: T, older: Iterable[int] = ()) -> None:
+    def update(self, number: int, tree: T, older: Collection[int] = ()) -> None:
         """Make a version the current one, and let go of all others but some older ones."""
         with self._changed:
-            kept = {n: held for n, held in self._held.items() if n in older}
-            self.current, self._held = number, kept | {number: tree}
-            self._changed.notify_all()
+            self._held[number] = tree, threading.Event()
+            self.current = number
+            self._keep({number, *older})
 
     def end_update(self) -> None:
         """Let pulls begin again, also if there was no update."""
@@ -69,14 +69,19 @@ class Versions(Generic[T]):
     def latest(self) -> T:
         """The current version."""
         with self._changed:
-            return self._held[self.current]
+            return self._held[self.current][0]
 
     def close(self) -> None:
         """Let go of all; whoever waits for a version gets a ``ConnectionError``."""
         with self._changed:
-            self._held.clear()
             self.is_closed.set()
-            self._changed.notify_all()
+            self._keep(())
+
+    def _keep(self, numbers: Collection[int]) -> None:
+        for number in [*self._held]:
+            if number not in numbers:
+                self._held.pop(number)[1].set()
+        self._changed.notify_all()
 
     @contextmanager
     def pulled(self, run: str | None, least: int, deadline: Deadline) -> Iterator[int]:
@@ -100,8 +105,11 @@ class Versions(Generic[T]):
     def _state(self) -> str:
         return f"has version {self.current or None} and no later one"
 
-    def get(self, run: str | None, number: int, deadline: Deadline) -> T:
-        """Return a version that a pull holds; wait until this process has it, too."""
+    def get(self, run: str | None, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
+        """Return a version that a pull holds, and what is set when it is let go.
+
+        It waits until this process has that version, too.
+        """
 
         def is_here() -> bool:
             self._check_run(run)

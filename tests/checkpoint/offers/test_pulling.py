@@ -191,7 +191,7 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
         connection.send({"ask": "tree", "name": None, "run": None, "least": None, "timeout": 60})
         catalog = catalog_of(connection.text(2**20), "offer", Deadline(60))
         offer.update({"w": second})
-        held = weakref.ref(offer._versions._held[1])
+        held = weakref.ref(offer._versions._held[1][0])
         assert offer.version == 2
         assert_version(offer, catalog.version, batch(8, 6))
         np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
@@ -289,6 +289,26 @@ def test_silent_pullers_hold_few_versions() -> None:
         assert [*offer._versions._held] == [*range(5, 14)]
         with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
             assert_version(offer, 4, batch(4))
+
+
+def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
+    """More than sockets hold, so that the offer is in the middle of sending it."""
+    whole = np.zeros((2048, 2048), np.float32)
+    question = {"ask": "pieces", "version": 1, "timeout": 3600}
+    with gda.offer({"w": whole}) as offer:
+        (block,) = offer._versions._held[1][0]._data[0].values()
+        held = weakref.ref(block)
+        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        with contextlib.closing(connection):
+            pieces = [[0, [0, 0], [2048, 2048], "float32"]]
+            connection.send(question | {"run": offer.run, "pieces": pieces})
+            assert connection.message(2**10) == {"nbytes": whole.nbytes}
+            del block
+            offer.update({"w": whole})
+            deadline = Deadline(30)
+            while held() is not None and deadline.left():
+                gc.collect()
+        assert held() is None
 
 
 def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +522,7 @@ def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> 
     monkeypatch.setattr("gda.trees.written_blocks.is_host", lambda device: False)
     array = cut(batch(8, 6), mesh, P("x")).array
     with gda.offer({"w": array}) as offer:
-        blocks = offer._versions._held[1]._data[0]
+        blocks = offer._versions._held[1][0]._data[0]
         assert {type(block).__module__ for block in blocks.values()} != {"numpy"}
         for _ in range(2):
             np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6))
