@@ -146,3 +146,8 @@ def test_an_interrupted_pull_gives_right_values_or_an_error_in_time(
             relay.end()
         relay.begin(None)
         assert outcome_of_pull(relay.address, 60) == "whole"
+        relay.end()
+        limit = time.monotonic() + 60
+        while offer._server._connections or offer._versions._pulls:
+            assert time.monotonic() < limit, "the offer still has connections"
+            time.sleep(0.02)
