@@ -254,6 +254,18 @@ def test_a_message_with_any_flipped_bit_is_an_error() -> None:
             receiver.message(2**20)
 
 
+def test_a_message_that_is_sent_again_is_an_error() -> None:
+    sent, received = connected()
+    with (
+        closing(Connection(received, "the sender", Deadline(20))) as receiver,
+        closing(Connection(sent, "the receiver", Deadline(20))) as sender,
+    ):
+        sent.sendall(2 * ((2).to_bytes(4, "big") + sender._mac(0, b"{}") + b"{}"))
+        assert receiver.message(2**20) == {}
+        with pytest.raises(ConnectionError, match="arrived with other bytes: its checksum differs"):
+            receiver.message(2**20)
+
+
 def offering(pieces: str) -> AbstractContextManager[str]:
     """Offer an array whose pieces another address has."""
     return listening(answers(catalog(servers=[[pieces, ""]])))
