@@ -129,41 +129,44 @@ class OfferToPull:
         pieces: Pieces,
         receive: Callable[[Connection, list[PieceToPull]], object],
     ) -> None:
-        """Ask processes for something about pieces, several at a time.
+        """Ask processes for something about pieces, by several connections at a time.
 
-        An error ends the questions to later processes, but not to earlier ones: of several errors
-        that of the first process is raised, and not the one that came first.
+        An error ends the questions after it, but not those before it: of several errors that of
+        the first question is raised, and not the one that came first.
         """
-        stops = {server: threading.Event() for server in pieces}
+        questions = [
+            (server, asked[first : first + MOST_PIECES], threading.Event())
+            for server, asked in sorted(pieces.items())
+            for first in range(0, len(asked), MOST_PIECES)
+        ]
         errors: dict[int, BaseException] = {}
 
-        def stop_after(server: int) -> None:
-            for each in stops:
-                if each > server:
-                    stops[each].set()
+        def stop_after(number: int) -> None:
+            for _, _, is_stopped in questions[number + 1 :]:
+                is_stopped.set()
 
-        same = {"ask": kind, "run": catalog.run, "version": catalog.version}
-
-        def ask(server: int, asked: list[PieceToPull]) -> None:
+        def ask(number: int) -> None:
+            server, asked, is_stopped = questions[number]
+            if is_stopped.is_set():
+                return
             place = catalog.servers[server].place
-            peer, deadline, is_stopped = self.peer(server, place), self.deadline, stops[server]
+            peer, deadline = self.peer(server, place), self.deadline
+            question = {"ask": kind, "run": catalog.run, "version": catalog.version}
             try:
                 connection = Connection.to(place, peer, self.token, deadline, is_stopped=is_stopped)
                 with contextlib.closing(connection):
-                    for first in range(0, len(asked), MOST_PIECES):
-                        some = asked[first : first + MOST_PIECES]
-                        places = [each.question for each in some]
-                        connection.send(same | {"timeout": deadline.left(), "pieces": places})
-                        receive(connection, some)
+                    places = [each.question for each in asked]
+                    connection.send(question | {"timeout": deadline.left(), "pieces": places})
+                    receive(connection, asked)
             except GivenUpError:
                 pass  # the error that ended it counts
             except BaseException as error:
-                errors[server] = error
-                stop_after(server)
+                errors[number] = error
+                stop_after(number)
 
         with ThreadPoolExecutor(_MOST_CONNECTIONS, "gda-pull") as pool:
             try:
-                wait([pool.submit(ask, *each) for each in pieces.items()])
+                wait([pool.submit(ask, number) for number in range(len(questions))])
             finally:
                 stop_after(-1)  # those that run, after Ctrl-C
         if errors:

@@ -1,8 +1,8 @@
 """The pull of an offered tree: every process gets what its devices need, and all or none succeed.
 
 The first process asks for the catalog, and holds the version that all then pull. Each process
-matches the catalog with what the caller wants, asks each process of the offer once for all that it
-needs of it, and receives the pieces in the memory that becomes the arrays.
+matches the catalog with what the caller wants, asks each process of the offer for what it needs of
+it, many pieces at a time, and receives them in the memory that becomes the arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server of a process that offers: it answers one question after another, in threads.
+"""The server of a process that offers: it answers one question of each connection, in threads.
 
 A puller asks the first process for the catalog, and keeps that connection open as long as it pulls:
 so long is its version held. It asks every process for pieces of blocks, or for their sums, which
@@ -197,7 +197,7 @@ class OfferServer:
             return len(self._connections) < self._most
 
     def _begin(self, given: socket.socket, peer: str) -> None:
-        """Answer the questions of a connection in a thread of its own."""
+        """Answer the question of a connection in a thread of its own."""
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
@@ -212,8 +212,7 @@ class OfferServer:
             if connection.accept(self._token):
                 with self._guard:
                     self._connections[connection] = None
-                while self._answer(connection):
-                    pass
+                self._answer(connection)
         except Exception:  # the puller reports it
             logging.getLogger("gda").debug("an offer lost a puller", exc_info=True)
         finally:
@@ -224,14 +223,10 @@ class OfferServer:
         with self._guard:
             self._connections.pop(connection, None)
 
-    def _answer(self, connection: Connection) -> bool:
-        """Answer one question; return False if there is none."""
+    def _answer(self, connection: Connection) -> None:
+        """Answer the question of a connection."""
         connection.deadline = Deadline(_SECONDS_TO_ASK)
-        connection.is_stopped = self._versions.is_closed
-        try:
-            question = connection.message(_MOST_QUESTION_BYTES)
-        except ConnectionError:
-            return False
+        question = connection.message(_MOST_QUESTION_BYTES)
         connection.deadline = _deadline(question)
         answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
         with contextlib.ExitStack() as held:
@@ -244,7 +239,6 @@ class OfferServer:
                 connection.send({"error": [kind, said]})
             else:
                 reply(connection)
-        return True
 
     def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Reply:
         """Hold the current version until the puller ends the connection, and send its catalog."""
