@@ -15,6 +15,7 @@ from gda.arrays.construction import from_callbacks, from_process_local
 from gda.layout.boundary import public
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike, after_spec, is_tracer, sharding_of
+from gda.multihost.agreement import communicates, if_checked
 from gda.storage.options import Options, ProgressLike, Retry
 
 
@@ -106,6 +107,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_callback", if_checked())
     def from_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -206,6 +208,7 @@ class ArrayConstructors:
 
     @classmethod
     @public
+    @communicates("GlobalArray.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
         source: Any,
@@ -283,6 +286,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_batched_callback", if_checked())
     def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -342,6 +346,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_batched_callback_with_devices", if_checked())
     def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -409,6 +414,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_process_local", if_checked())
     def from_process_local(  # pyright: ignore[reportInconsistentOverload]
         cls,
         local_data: Any,

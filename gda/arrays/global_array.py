@@ -28,6 +28,7 @@ from gda.mesh import (
     is_tracer,
     not_an_array_error,
 )
+from gda.multihost.agreement import communicates, if_checked
 
 _SUCCESSORS = {
     "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
@@ -264,6 +265,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         return self.addressable_data(i)
 
 
+@communicates("GlobalArray", if_checked())
 def _of_buffers(
     global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
 ) -> jax.Array:
@@ -278,7 +280,7 @@ def _of_buffers(
     return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
 
 
-# The quickest registration there is: design.md has the figures. JAX makes containers by calling
+# As a dataclass, which JAX flattens without a function of Python. JAX makes containers by calling
 # `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
 jax.export.register_pytree_node_serialization(

@@ -34,7 +34,7 @@ from gda.mesh import (
     is_tracer,
     named_sharding,
 )
-from gda.multihost.agreement import together
+from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options, ProgressLike, Retry
@@ -101,6 +101,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_callback", if_checked())
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -163,6 +164,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
         source: Any,
@@ -200,6 +202,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_process_local", if_checked())
     def from_process_local(
         cls,
         local_data: Any,
@@ -260,6 +263,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked())
     def from_array(
         cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
     ) -> Self:

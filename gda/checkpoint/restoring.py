@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -19,17 +18,24 @@ from gda.checkpoint.reading.reader import read_arrays
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
-from gda.mesh import MeshLike, processes_of
-from gda.multihost.agreement import call_fields, done_by_all
-from gda.multihost.descriptions import Description
+from gda.mesh import MeshLike
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls
 from gda.storage.options import Options, ProgressLike
 from gda.trees.to_jax import check_not_padding, to_jax
 
 MAX_BYTES = 128 * 2**20
 
 
+def _layouts_of(given: dict[str, Any]) -> Any:
+    """Return a tree for ``communicates``."""
+    if given["check_fingerprint"]:
+        return ()
+    return [given["mesh"], given["like"]] if given["read_once"] else None
+
+
 @set_module("gda.checkpoint")
 @public
+@communicates(NAME, _layouts_of)
 def restore(
     path: Any,
     like: Any = None,
@@ -85,9 +91,10 @@ def restore(
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
         With ``read_once``, parts of chunks that were read for other processes come on top.
-      timeout: seconds to wait for each answer of an object store, as for ``save``.
+      timeout: seconds to wait for the other processes, and for each answer of an object store, as
+        for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+        the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Returns:
       the tree.
@@ -146,40 +153,26 @@ def restore(
         together = processes_together(wanted) if read_once else ()
         return _Found(leaves, definition, wanted, together)
 
-    def asked(manifest: Manifest, found: _Found) -> Description:
+    def check_same(manifest: Manifest, found: _Found) -> None:
         layouts = {
             "/".join(map(str, each.saved.path)): layout_to_share(each) for each in found.wanted
         }
-        options = {
+        arguments = {
             "checkpoint": manifest.data,
             "check_fingerprint": check_fingerprint,
             "read_once": read_once,
             "max_bytes": max_bytes if found.together else None,  # decides what is read in one go
         }
-        return call_fields(layouts, options)
-
-    def agreed(manifest: Manifest) -> _Found:
-        if not (check_fingerprint or read_once):
-            return found(manifest)
-        looked_up = Future[_Found]()
-        try:
-            looked_up.set_result(found(manifest))
-            among = looked_up.result().together
-        except Exception as error:  # which is raised below, so that the others hear of it
-            looked_up.set_exception(error)
-            among = processes_of(mesh).numbers if isinstance(mesh, Mesh) else None
-        return done_by_all(
-            looked_up.result,
-            lambda done: asked(manifest, done),
-            NAME,
-            None if check_fingerprint else among,
-        )
+        among = None if check_fingerprint else found.together
+        check_same_call(NAME, layouts, arguments, among, min(timeout, timeout_of_calls()))
 
     def read(manifest: Manifest) -> Any:
-        leaves, definition, wanted, together = agreed(manifest)
+        leaves, definition, wanted, together = looked_up = found(manifest)
+        if check_fingerprint or read_once:
+            check_same(manifest, looked_up)
         arrays = read_arrays(store, manifest, wanted, options, together)
         if check_fingerprint:
-            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays)
+            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays, timeout=timeout)
         following = iter(arrays)
         values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
         if definition is not None:

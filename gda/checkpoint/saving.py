@@ -33,8 +33,8 @@ from gda.checkpoint.writing.claim import Claim, claimed, remove
 from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
-from gda.multihost import coordination
-from gda.multihost.agreement import check_same_call, timeout_of_checks
+from gda.layout.distribution import DISTRIBUTION
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
 from gda.storage import tasks
@@ -47,6 +47,7 @@ MAX_BYTES = 64 * 2**20
 
 @set_module("gda.checkpoint")
 @public
+@communicates("gda.checkpoint.save")
 def save(
     path: Any,
     tree: Any,
@@ -92,7 +93,7 @@ def save(
         store, whose requests are repeated until then. At the beginning the processes wait for each
         other as long as in ``gda.check_processes_agree``, by default 60 s.
       progress: ``True`` shows bytes and rate of the writes of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+        the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
@@ -222,6 +223,7 @@ class Pending:
 
 @set_module("gda.checkpoint")
 @public
+@communicates("gda.checkpoint.save_async")
 def save_async(
     path: Any,
     tree: Any,
@@ -251,10 +253,6 @@ def save_async(
     Returns:
       the save; ``pending.result()`` waits until it is complete.
 
-    Raises:
-      RuntimeError: there are several processes, but not JAX's coordination service, through which
-        threads in the background communicate.
-
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> pending = gda.checkpoint.save_async(folder.name + '/run', {'w': np.zeros(3)})
@@ -265,11 +263,6 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
-    if jax.process_count() > 1 and coordination.service() is None:
-        raise RuntimeError(
-            "save_async needs JAX's coordination service to communicate in the background, and gda "
-            "does not find it in this version of JAX; use save"
-        )
     # Taken by the thread that ends the save: Ctrl-C may come when the other one has begun.
     held = {"stack": contextlib.ExitStack()}
 
@@ -469,7 +462,7 @@ class _Saving:
 
 def _about() -> dict[str, Any]:
     try:
-        gda_version = version("gda")
+        gda_version = version(DISTRIBUTION)
     except PackageNotFoundError:  # run from its sources, or its metadata is unreadable
         gda_version = "unknown"
     return {

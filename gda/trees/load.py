@@ -22,7 +22,7 @@ from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
-from gda.multihost.agreement import together
+from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import array_here, source_of
@@ -44,6 +44,7 @@ _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 @set_module("gda")
 @public
+@communicates("gda.load_tree", if_checked(option="read_once"))
 def load_tree(
     sources: Any,
     mesh: MeshLike | Any,

@@ -13,7 +13,7 @@ from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec, sharding_of
-from gda.multihost.agreement import checking_agreement
+from gda.multihost.agreement import checking_agreement, communicates
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
@@ -22,6 +22,7 @@ from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 @set_module("gda")
 @public
+@communicates("gda.reshard_tree", lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
     tree: Any,
     mesh: MeshLike | Any,

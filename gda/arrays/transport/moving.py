@@ -32,8 +32,7 @@ from gda.mesh import (
     processes_of,
     sharding_of,
 )
-from gda.multihost.agreement import call_fields, done_by_all, wait_for_arrays, watching
-from gda.multihost.descriptions import Description
+from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays, watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
@@ -42,6 +41,7 @@ _LEAST_PIECE_BYTES = 2**16
 _SMALL_BYTES = 4 * 2**20
 
 
+@communicates("{name}", lambda given: [given["array"], given["mesh_or_spec"]])
 def reshard(
     array: Any,
     mesh_or_spec: MeshLike | SpecLike,
@@ -84,21 +84,16 @@ def reshard_all(
     mesh = mesh_of_all(devices)
     processes = () if mesh is None else processes_of(mesh).numbers
 
-    def prepare() -> int:
-        for each in relayouts:
-            each.check()
-        return _max_bytes_of(max_bytes)
-
-    def asked(most: int) -> Description:
-        layouts = {each.path: each.described() for each in between}
-        layouts |= {each.path: {"wanted": each.sharding} for each in copies}
-        layouts = layouts.get("", layouts)
-        given: dict[str, object] = {"max_bytes": most, "donate": donate}
-        for each in copies:
-            given[f"value of {each.path}"] = fingerprint_of(each.array, each.source)
-        return call_fields(layouts, given)
-
-    max_bytes = done_by_all(prepare, asked, name, processes)
+    for each in relayouts:
+        each.check()
+    max_bytes = _max_bytes_of(max_bytes)
+    layouts = {each.path: each.described() for each in between}
+    layouts |= {each.path: {"wanted": each.sharding} for each in copies}
+    layouts = layouts.get("", layouts)
+    arguments: dict[str, object] = {"max_bytes": max_bytes, "donate": donate}
+    for each in copies:
+        arguments[f"value of {each.path}"] = fingerprint_of(each.array, each.source)
+    check_same_call(name, layouts, arguments, processes)
     wait_for_arrays(name, [each.array for each in between], processes)
     are_for_jax = [not donate and _is_for_jax(each, max_bytes) for each in relayouts]
     pairs = [*zip(relayouts, are_for_jax, strict=True)]
@@ -187,16 +182,10 @@ def gather(
     if len(numbers) == 1:
         raise elsewhere_error("gather()", numbers[0])
 
-    def prepare() -> tuple[int, np.ndarray[Any, Any] | None]:
-        most = _max_bytes_of(max_bytes)
-        return most, aligned_empty(shape, array.dtype) if _is_wanted(process) else None
-
-    def asked(prepared: tuple[int, np.ndarray[Any, Any] | None]) -> Description:
-        most, _ = prepared
-        return call_fields(array, {"shape": shape, "process": process, "max_bytes": most})
-
-    max_bytes, value = done_by_all(prepare, asked, name)
-    wait_for_arrays(name, array)
+    max_bytes = _max_bytes_of(max_bytes)
+    value = aligned_empty(shape, array.dtype) if _is_wanted(process) else None
+    arguments = {"shape": shape, "process": process, "max_bytes": max_bytes}
+    check_same_call(name, array, arguments)
     with watching(name, tuple(range(jax.process_count()))) as watch:
         _gather_into(value, array, shape, watch, max_bytes)
     return value

@@ -21,7 +21,12 @@ from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
-from gda.multihost.agreement import timeout_of_work, together, wait_for_arrays
+from gda.multihost.agreement import (
+    communicates,
+    timeout_of_work,
+    together,
+    wait_for_arrays,
+)
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files
@@ -51,6 +56,7 @@ NameOf = Callable[[str, jax.ShapeDtypeStruct], str]
 
 @set_module("gda.storage")
 @public
+@communicates(_NAME)
 def save_safetensors(
     path: str | os.PathLike[str],
     tree: Any,
@@ -100,8 +106,8 @@ def save_safetensors(
         sources; one block is always allowed.
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``.
-      progress: ``True`` shows bytes and rate of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+      progress: ``True`` shows bytes and rate of this process on stderr, which needs the
+        extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises, before anything is written:
       TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a
