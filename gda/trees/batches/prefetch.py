@@ -360,7 +360,7 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
         def placed(leaf: Any, found: Any) -> Any:
             if is_value(leaf):
                 return leaf
-            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found, leaf), pad, batch)
             return to_jax(array) if are_bare_keys(leaf) else array
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
