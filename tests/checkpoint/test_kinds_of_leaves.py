@@ -235,6 +235,35 @@ def test_a_move_changes_the_layout_alone(
     assert step.traces == 1
 
 
+@pytest.mark.processes(2, devices=4)
+def test_weak_types_over_many_processes(shared_tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    half = mesh_of({"z": 4})  # one process has no device of it
+    sharding = NamedSharding(mesh, P("x"))
+    state = jax.jit(
+        lambda: {"rate": 0.1, "table": jnp.broadcast_to(0.5, (8, 2))},
+        out_shardings={"rate": NamedSharding(mesh, P()), "table": sharding},
+    )()
+    path = shared_tmp_path / "c"
+    gda.checkpoint.save(path, state)
+    with gda.offer(state) as offer:
+        trees = [
+            gda.checkpoint.restore(path, state),
+            gda.checkpoint.restore(path, state, read_once=True, check_fingerprint=True),
+            gda.checkpoint.restore(path, mesh=mesh, specs=P(), plain=True),
+            gda.pull(offer.address, like=state),
+        ]
+    there = gda.reshard_tree(state, half, P())
+    trees += [there, gda.reshard_tree(there, mesh, P())]
+    trees.append(gda.reshard_tree(trees.pop(0), half, P(), donate=True))
+    trees.append(gda.to_jax(gda.checkpoint.restore(path, mesh=half, specs=P())))
+    for tree in trees:
+        assert tree["rate"].weak_type
+        assert tree["table"].weak_type
+        for block in tree["table"].addressable_shards:
+            assert (np.asarray(block.data) == 0.5).all()
+
+
 def test_weak_types_of_padded_arrays(mesh: Mesh, tmp_path: Path) -> None:
     weak = jax.jit(lambda: jnp.broadcast_to(0.5, (7, 2)))()
     trees = [gda.load_tree({"w": weak}, mesh, P("x"), pad=True)]
