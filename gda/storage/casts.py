@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,61 +33,60 @@ class DoesNotFitError(ValueError, OverflowError):
     """
 
 
-def cast(values: _Array, dtype: np.dtype[Any], what: str, start: Shape) -> _Array:
-    """Return values in a dtype, of which the first is at ``start``; else as ``cast_into``."""
+class Origin(NamedTuple):
+    """The origin of values that are cast, for the error about one of them.
+
+    Attributes:
+      what: the values, such as ``"the source"``.
+      element_at: returns the element of the whole array that is at a place in the values.
+      is_narrowed: True if JAX has no wider dtype without x64; else the user asked for the cast.
+    """
+
+    what: str
+    element_at: Callable[[Shape], Shape]
+    is_narrowed: bool = False
+
+    @classmethod
+    def of_block(cls, what: str, start: Shape, is_narrowed: bool = False) -> Origin:
+        """Return the origin of values of which the first is the element ``start``."""
+        return cls(what, lambda place: tuple(map(operator.add, start, place)), is_narrowed)
+
+
+def cast(values: _Array, dtype: np.dtype[Any], origin: Origin) -> _Array:
+    """Return values in a dtype; raise ``DoesNotFitError`` if it cannot hold one of them."""
     if values.dtype == dtype:
         return values
     result = np.empty(values.shape, dtype)
-    cast_into(result, values, what, lambda place: tuple(map(operator.add, start, place)))
+    cast_into(result, values, origin)
     return result
 
 
-def check_holds(values: _Array, dtype: np.dtype[Any], what: str, start: Shape) -> None:
+def check_holds(values: _Array, dtype: np.dtype[Any], origin: Origin) -> None:
     """Raise as ``cast``, without its result: in most cases without making it."""
     if not _are_in_range(values, dtype):
-        cast(values, dtype, what, start)
+        cast(values, dtype, origin)
 
 
-def cast_into(
-    out: _Array,
-    values: _Array,
-    what: str,
-    element_at: Callable[[Shape], Shape],
-    *,
-    is_narrowed: bool = False,
-) -> None:
-    """Copy values into memory of another dtype; arguments and errors as ``check_cast``."""
+def cast_into(out: _Array, values: _Array, origin: Origin) -> None:
+    """Copy values into memory of another dtype; errors as ``cast``."""
     is_real = values.dtype.kind == "c" and out.dtype.kind != "c"  # of which NumPy would warn
     with np.errstate(all="ignore"):
         np.copyto(out, values.real if is_real else values, casting="unsafe")
-    check_cast(values, out, what, element_at, is_narrowed=is_narrowed)
+    check_cast(values, out, origin)
 
 
-def check_cast(
-    values: _Array,
-    result: _Array,
-    what: str,
-    element_at: Callable[[Shape], Shape],
-    *,
-    is_narrowed: bool = False,
-) -> None:
-    """Raise ``DoesNotFitError`` if a cast changed a value into another one.
-
-    Args:
-      what: the values, for the error, such as ``"the source"``.
-      element_at: returns the element of the whole array that is at a place in ``values``.
-      is_narrowed: JAX has no wider dtype without x64; else the user asked for the cast.
-    """
+def check_cast(values: _Array, result: _Array, origin: Origin) -> None:
+    """Raise ``DoesNotFitError`` if a cast has changed a value into another one."""
     if (place := _unfit(values, result)) is None:
         return
     cast = f"is cast to {result.dtype}"
     advice = "Choose a dtype that has this value, or change the values before"
-    if is_narrowed:
+    if origin.is_narrowed:
         cast = f"JAX narrows to {result.dtype} without jax_enable_x64"
         advice = "Set jax_enable_x64, or change the values before"
     raise DoesNotFitError(
-        f"{what} has dtype {values.dtype}, which {cast}, and the value {values[place]} at "
-        f"{element_at(place)} of the array does not fit. {advice}"
+        f"{origin.what} has dtype {values.dtype}, which {cast}, and the value {values[place]} at "
+        f"{origin.element_at(place)} of the array does not fit. {advice}"
     )
 
 

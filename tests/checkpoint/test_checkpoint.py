@@ -290,6 +290,10 @@ def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert restored["lora"] is like["lora"]
     assert restored["new"] == like["new"]
     part = {"w": w, "lora": jnp.ones(2)}
+    specs = {"w": P("y"), "lora": P()}
+    moved = restore(tmp_path, part, mesh=auto_mesh, specs=specs, partial=True, missing="keep")
+    assert moved["w"].spec == P("y")
+    assert moved["lora"] is part["lora"]
     assert restore(tmp_path, part, partial=True, missing="keep")["lora"] is part["lora"]
     with pytest.raises(ValueError, match=r"like has no \['step'\] \(partial=True omits them\)"):
         restore(tmp_path, part, missing="keep")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
-from gda.storage.casts import cast, check_holds
+from gda.storage.casts import Origin, cast, check_holds
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
 DTYPES += ["complex64", "complex128"]
@@ -17,13 +17,14 @@ ADDED = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_
 
 
 def outcome(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any] | str:
+    origin = Origin.of_block("the source", (0,) * values.ndim)
     try:
-        result = cast(values, np.dtype(dtype), "the source", (0,) * values.ndim)
+        result = cast(values, np.dtype(dtype), origin)
     except gda.DoesNotFitError as error:
         with pytest.raises(gda.DoesNotFitError):
-            check_holds(values, np.dtype(dtype), "the source", (0,) * values.ndim)
+            check_holds(values, np.dtype(dtype), origin)
         return str(error)
-    check_holds(values, np.dtype(dtype), "the source", (0,) * values.ndim)
+    check_holds(values, np.dtype(dtype), origin)
     return result
 
 

@@ -10,7 +10,6 @@ other code refers to is copied on its device: deleting or donating it would dele
 
 from __future__ import annotations
 
-import operator
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -37,7 +36,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
-from gda.storage.casts import cast_into, check_cast
+from gda.storage.casts import Origin, cast_into, check_cast
 from gda.storage.sources import as_numpy
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -233,7 +232,7 @@ class BlockReader:
             value = jax.device_put(value, self._device)  # pyright: ignore
         if self.asked is not None and value.dtype != self.dtype:
             given, value, is_sole = value, value.astype(self.dtype), True
-            check_cast(np.asarray(given), np.asarray(value), *_where(index))
+            check_cast(np.asarray(given), np.asarray(value), _origin(index))
         self._check_dtype(index, value.dtype)
         return self._own(value, is_sole)
 
@@ -276,7 +275,7 @@ class BlockReader:
         if value.dtype == final:
             np.copyto(within, value)
         else:
-            cast_into(within, value, *_where(index), is_narrowed=final != wanted)
+            cast_into(within, value, _origin(index, is_narrowed=final != wanted))
         return out
 
     def check_shape(self, index: Index, shape: Shape) -> None:
@@ -301,11 +300,10 @@ class BlockReader:
             )
 
 
-def _where(index: Index) -> tuple[str, Callable[[Shape], Shape]]:
-    """Return what the errors of a cast say of a block."""
-    start = start_of(index)
-    what = f"the block at index {format_index(index)}"
-    return what, lambda place: tuple(map(operator.add, start, place))
+def _origin(index: Index, is_narrowed: bool = False) -> Origin:
+    return Origin.of_block(
+        f"the block at index {format_index(index)}", start_of(index), is_narrowed
+    )
 
 
 def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:

@@ -27,7 +27,7 @@ from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
 from gda.layout.spec import Shape
 from gda.multihost.meeting import one_line
-from gda.storage.casts import DoesNotFitError, check_holds
+from gda.storage.casts import DoesNotFitError, Origin, check_holds
 
 _SECONDS_TO_GREET = 10.0
 MOST_SECONDS = 86400.0
@@ -114,7 +114,8 @@ class HeldTree:
             if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
             # Here, because nothing can be said when a part was sent.
-            check_holds(block, dtype, f"its array at {format_path(leaf.record.path)}", start)
+            what = f"its array at {format_path(leaf.record.path)}"
+            check_holds(block, dtype, Origin.of_block(what, start))
         return block
 
 

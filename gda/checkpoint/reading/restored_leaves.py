@@ -28,7 +28,7 @@ from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
 from gda.layout.spec import Shape, check_spec, start_of
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
-from gda.storage.casts import DoesNotFitError, cast
+from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
@@ -48,16 +48,17 @@ class RestoredLeaf:
 
     def value_of(self, blocks: Sequence[np.ndarray[Any, Any]]) -> Any:
         """Return the value, made of the blocks that this process needs, of the saved dtype."""
-        plan = self.plan
+        plan, dtype = self.plan, self.dtype
+        if dtype != self.saved.dtype:
+            rank = len(self.saved.shape)
+            starts = [(0,) * rank] if plan is None else [start_of(index) for index in plan.distinct]
+            blocks = [
+                cast(block, dtype, Origin.of_block("the saved array", start))
+                for block, start in zip(blocks, starts, strict=True)
+            ]
         if plan is None:
-            (whole,) = blocks
-            return self.wrap(cast(whole, self.dtype, "the saved array", (0,) * whole.ndim))
-        pairs = zip(blocks, plan.distinct, strict=True)
-        cast_blocks = [
-            cast(block, self.dtype, "the saved array", start_of(index)) for block, index in pairs
-        ]
-        shape = plan.grid.shard_shape
-        return self.wrap(plan.place(cast_blocks, self.dtype, lambda: np.zeros(shape, self.dtype)))
+            return self.wrap(blocks[0])
+        return self.wrap(plan.place(blocks, dtype, lambda: np.zeros(plan.grid.shard_shape, dtype)))
 
 
 def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
@@ -92,7 +93,7 @@ def leaves_like(
     if paths and not expected:
         raise ValueError(f"{tree.what} has no leaf of like, so nothing would be restored")
     _check_same_leaves(tree, expected, saved, partial, at)
-    if layout is not None and layout.surplus:
+    if layout is not None and layout.surplus and not keeps_missing:
         raise ValueError(join_some(layout.surplus))
     results: list[RestoredLeaf | Any] = []
     problems: list[tuple[Path, str]] = []
@@ -100,7 +101,7 @@ def leaves_like(
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
             if path not in saved:
-                results.append(_kept_leaf(leaf))
+                results.append(_leaf_of_like(leaf))
                 continue
             place = None if layout is None else layout.place_of(path)
             results.append(_leaf_like(tree, saved[path], leaf, casts, place, pad))
@@ -113,7 +114,7 @@ def leaves_like(
     return results, definition
 
 
-def _kept_leaf(leaf: Any) -> Any:
+def _leaf_of_like(leaf: Any) -> Any:
     """Return a leaf of ``like`` that the checkpoint does not have."""
     array = held_by(leaf)
     is_deleted = isinstance(array, jax.Array) and array.is_deleted()
@@ -377,7 +378,7 @@ def _array_of_number(
     saved = ArrayLeaf(leaf.path, "number", (), dtype)
     restored = _leaf_like(tree, saved, like, False, place, False)
     try:
-        number = cast(np.asarray(value), dtype, "the saved number", ())
+        number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
     except (DoesNotFitError, OverflowError):
         raise _Mismatch(
             f"it has the {type(value).__name__} {said(value):.40}, and like has {dtype}, which "

@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, Shape, bounded
 from gda.layout.text import format_index
-from gda.storage.casts import cast_into
+from gda.storage.casts import Origin, cast_into
 from gda.storage.sources import AsyncSource, Source, as_numpy
 from gda.storage.tasks import Future, JoinedFutures
 from gda.storage.views.mapping import (
@@ -363,7 +363,7 @@ def _copy(target: _Memory, block: _Memory, box: Box, at: Index) -> None:
     if taken.dtype == target.dtype:
         np.copyto(target, taken)
     else:
-        cast_into(target, taken, "the source of a view", box.element_at)
+        cast_into(target, taken, Origin("the source of a view", box.element_at))
 
 
 def _taken(box: Box, block: _Memory, at: Index) -> _Memory:
