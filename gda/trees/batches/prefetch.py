@@ -53,8 +53,8 @@ def prefetch(
 
     Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``. They
     are copied, so the iterator may use the memory of a batch again. Numbers and strings of a batch
-    stay as they are. Never communicates between processes: they must have as many batches, of equal
-    shapes.
+    stay as they are, and so do weak types and kinds of memory of ``jax.Array``s. Never communicates
+    between processes: they must have as many batches, of equal shapes.
 
     An error of the iterator, or of a batch that cannot be placed, is raised where that batch would
     have come, with a note of its number. The thread ends with the iterator, with ``close()`` or the
