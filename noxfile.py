@@ -88,7 +88,7 @@ def package(session: nox.Session, extra: str) -> None:
         session.run(*build, external=True)
     # The sdist alone, and the wheel, which is built from it, with each extra.
     (built,) = _DIST.glob("*.whl" if extra else "*.tar.gz")
-    what = f"gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
+    what = f"jax-gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
     if extra not in _TRIED:
         session.install("--dry-run", what)
         return

@@ -17,7 +17,7 @@ import numpy as np
 PATH = Path(__file__).with_name("results.json")
 
 _PACKAGES = (
-    *("jax", "jaxlib", "numpy", "gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
+    *("jax", "jaxlib", "numpy", "jax-gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
     *("safetensors", "torch", "rich", "libtpu"),
 )
 
@@ -40,6 +40,10 @@ class Measured(NamedTuple):
     rounds: int
     ways: dict[str, Stats]
     reason: str = ""
+
+    def of(self, ways: Sequence[str]) -> Measured:
+        """Return it without the ways that are no longer measured."""
+        return self._replace(ways={way: self.ways[way] for way in ways if way in self.ways})
 
 
 Results = Mapping[str, Measured]

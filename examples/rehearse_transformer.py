@@ -8,8 +8,8 @@
 The shapes are those of Llama 2 7B. Parameters and the state of Adam are float32; the layers compute
 in bfloat16, and compute again what the backward pass needs. Each matrix is sharded over 'data'
 (fully sharded training) and over 'model' (tensor parallelism). The script needs a compiler, and no
-TPU or GPU: ``pip install 'gda[rehearse]'`` for TPUs, ``'gda[rehearse-gpu]'`` for GPUs. A topology
-takes about a minute.
+TPU or GPU: the extra ``rehearse`` for TPUs, ``rehearse-gpu`` for GPUs. A topology takes about a
+minute.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ libraries for the same things come last.
 from importlib import import_module
 from typing import Any
 
+from gda.layout.distribution import DISTRIBUTION
+
 # A table of contents that loads nothing: a name's module is imported when the name is first used,
 # so that the index math runs without importing JAX. Type checkers read __init__.pyi.
 _MODULE_OF = {
@@ -113,7 +115,7 @@ __all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
-        return import_module("importlib.metadata").version("gda")
+        return import_module("importlib.metadata").version(DISTRIBUTION)
     if name not in _MODULE_OF:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")

@@ -49,6 +49,7 @@ from trials import (  # noqa: F401, hooks and a fixture
 )
 
 from gda.launch.children import Children
+from gda.layout.distribution import install_command
 
 sys.dont_write_bytecode = False
 
@@ -92,14 +93,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for kind in () if marker is None else marker.args or ("tpu",):
         module, extra = _COMPILERS[kind]
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
-            pytest.skip(f"needs {module}: pip install 'gda[{extra}]'")
+            pytest.skip(f"needs {module}: {install_command(extra)}")
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def mesh(request: pytest.FixtureRequest) -> Mesh:
     """The (4, 2) mesh of axes x and y over 8 devices, with Auto or with Explicit axes.
 
-    The name of a test chooses the kind (``order.choose_axes``); ``--all-axes`` runs it with both.
+    In some folders the name of a test chooses the kind (``order.choose_axes``), unless
+    ``--all-axes`` is given.
     """
     return mesh_of({"x": 4, "y": 2}, request.param)
 

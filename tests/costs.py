@@ -17,6 +17,7 @@ DEAREST = 10
 
 started: Counter[str] = Counter()
 compiled_before = 0
+omitted = 0  # tests, by order.choose_axes
 
 
 def cache_folder() -> str:
@@ -41,12 +42,15 @@ def begin() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     forking.end_servers()
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output["started"] = started.total()
+        output.update(started=started.total(), omitted=omitted)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    started["workers"] += getattr(node, "workeroutput", {}).get("started", 0)
+    global omitted
+    output = getattr(node, "workeroutput", {})
+    started["workers"] += output.get("started", 0)
+    omitted = max(omitted, output.get("omitted", 0))  # each worker collects all tests
 
 
 def num_programs() -> int:
@@ -73,3 +77,8 @@ def pytest_terminal_summary_costs(terminalreporter: Any, config: pytest.Config) 
     )
     dearest = [f"{file} {time:.1f} s" for file, time in durations.most_common(DEAREST)]
     terminalreporter.line(f"dearest files: {', '.join(dearest)}")
+    if omitted:
+        terminalreporter.line(
+            f"omitted: {omitted} tests that differ from another only in the axes of their mesh, "
+            "Auto or Explicit; --all-axes runs them too"
+        )

@@ -6,8 +6,10 @@ import signal
 import zlib
 from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
+import costs
 import pytest
 from jax.sharding import AxisType
 
@@ -19,6 +21,9 @@ LIMIT, LONG = 300, 1800
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
 MANY = 40
+
+# The folders of which every test of `mesh` has both kinds of axes: their code reads the axes.
+ALL_AXES = [Path(__file__).parent / name for name in ("arrays", "layout")]
 
 
 def add_shuffle(parser: pytest.Parser) -> None:
@@ -33,7 +38,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gda.testing keeps together the tests that run in processes of one size.
     """
     if not config.getoption("--all-axes") and not config.pluginmanager.hasplugin("gda-process"):
-        items[:] = choose_axes(items)
+        chosen = choose_axes(items)
+        costs.omitted = len(items) - len(chosen)
+        items[:] = chosen
     if seed := config.getoption("--shuffle"):
         items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
@@ -50,12 +57,16 @@ def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:
     """Keep one of two tests that differ in the axes of the fixture ``mesh`` only.
 
     The choice is the same in all processes. A test that is alone, because the command line names
-    it, is kept.
+    it, is kept, and so are both in the folders ``ALL_AXES``.
     """
     pairs: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
         callspec = getattr(item, "callspec", None)
-        is_one_of_two = callspec is not None and isinstance(callspec.params.get("mesh"), AxisType)
+        is_one_of_two = (
+            callspec is not None
+            and isinstance(callspec.params.get("mesh"), AxisType)
+            and not any(map(item.path.is_relative_to, ALL_AXES))
+        )
         name = re.sub("auto|explicit", "", item.name) if is_one_of_two else item.nodeid
         pairs.setdefault((str(item.path), name), []).append(item)
     chosen = {

@@ -29,7 +29,7 @@ DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
 def core() -> None:
     package = Path(gda.__file__).parent
     assert not package.is_relative_to(ROOT) or ".nox" in package.parts, package
-    assert gda.__version__ == version("gda")
+    assert gda.__version__ == version("jax-gda")
     assert (package / "py.typed").is_file()
     assert (package / "__init__.pyi").is_file()
     g = gda.GlobalArray.from_source(DATA, MESH, P("x", "y"))
@@ -56,7 +56,8 @@ def nothing() -> None:
             use()
         except ImportError as error:
             message = str(error)
-        assert f"gda[{extra}]" in message, message or f"the extra {extra} is installed"
+        command = f"pip install 'jax-gda[{extra}]'"
+        assert command in message, message or f"the extra {extra} is installed"
 
 
 def checkpoint() -> None:

@@ -136,6 +136,13 @@ def test_the_layout_in_contributing_names_every_entry_of_the_package() -> None:
     assert len(entries) <= 13
 
 
+def test_the_security_page_tells_of_every_server() -> None:
+    servers = re.compile(r"Server\)|\.listen\(|create_server|start_server\(")
+    files = [path for path in (ROOT / "gda").rglob("*.py") if servers.search(path.read_text())]
+    assert {path.parent.name for path in files} == {"offers"}
+    assert "## The server of `gda.offer`" in (ROOT / "SECURITY.md").read_text()
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)]+)\)", README)
     assert targets

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 
+import gda
+
 Case = TypeVar("Case")
 
 SEED = int(os.environ.get("GDA_SEED", random.SystemRandom().randrange(2**32)))
@@ -115,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def _table(outcomes: dict[str, Counter[str]], failed: Counter[str]) -> str:
     lines = [
-        f"{datetime.date.today()}, gda {version('gda')}, JAX {version('jax')}, Python "
+        f"{datetime.date.today()}, gda {gda.__version__}, JAX {version('jax')}, Python "
         f"{platform.python_version()}, {platform.system()} {platform.machine()} with "
         f"{os.cpu_count()} cores.\n",
         "| fault | trials | outcomes | lost or wrong |",

@@ -159,7 +159,7 @@ def _batches(
 def _views(spec: tuple[str, ...]) -> Sequence[Side]:
     processes, devices = 10_000, 8
     process_of = np.arange(processes * devices) // devices
-    columns = itertools.count(16)  # a shape that was not seen before, so nothing is known of it
+    columns = itertools.count(16)  # a shape that was not seen before, over a mesh that was
 
     def ask() -> list[Any]:
         mesh_shape = {"data": processes, "model": devices}
@@ -174,7 +174,7 @@ def _views(spec: tuple[str, ...]) -> Sequence[Side]:
 _MAPL = "jax.make_array_from_process_local_data"
 _MULTIHOST = "multihost_utils.host_local_array_to_global_array"
 _PUBLIC = "make_array_from_callback of blocks that are known"
-_FLOOR = Floor(_PUBLIC, "No public function of JAX places blocks faster.")
+_FLOOR = Floor("JAX must place each block.")
 
 
 def _in(processes: int) -> str:
@@ -188,9 +188,9 @@ WORKS = [
             partial(_batches, processes, gda_each, jax_each, multihost_tree, public_each),
             {_MAPL: AtMost(1.05), _MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(
@@ -198,9 +198,9 @@ WORKS = [
             partial(_batches, processes, gda_tree, multihost_tree, public_each),
             {_MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(
@@ -209,9 +209,9 @@ WORKS = [
                 _batches, processes, gda_each, multihost_tree, gda_each_copied, is_aligned=True
             ),
             {_MULTIHOST: AtMost(1.05), "from_process_local, which copies": None},
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(

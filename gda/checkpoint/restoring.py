@@ -93,7 +93,7 @@ def restore(
         With ``read_once``, parts of chunks that were read for other processes come on top.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+        the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Returns:
       the tree.

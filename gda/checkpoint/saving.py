@@ -33,6 +33,7 @@ from gda.checkpoint.writing.claim import Claim, claimed, remove
 from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
+from gda.layout.distribution import DISTRIBUTION
 from gda.multihost import coordination
 from gda.multihost.agreement import check_same_call, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
@@ -92,7 +93,7 @@ def save(
         store, whose requests are repeated until then. At the beginning the processes wait for each
         other as long as in ``gda.check_processes_agree``, by default 60 s.
       progress: ``True`` shows bytes and rate of the writes of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+        the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
@@ -462,7 +463,7 @@ class _Saving:
 
 def _about() -> dict[str, Any]:
     try:
-        gda_version = version("gda")
+        gda_version = version(DISTRIBUTION)
     except PackageNotFoundError:  # run from its sources, or its metadata is unreadable
         gda_version = "unknown"
     return {

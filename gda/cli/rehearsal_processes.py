@@ -28,10 +28,14 @@ _LOG_LINES = 20
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
 
-# Of a container, in version 2 and version 1 of cgroups.
-_MEMORY_LIMITS = [
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+# Limit and use of the memory of a container, and of its use the files that the system may drop, in
+# version 2 and version 1 of cgroups.
+_CONTAINERS = [
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (
+        *(Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        "total_inactive_file",
+    ),
 ]
 
 
@@ -129,8 +133,10 @@ class _Worker:
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
         job = {"request": request._asdict(), "record": record and os.fspath(record)}
-        self._requests.write(json.dumps(job).encode() + b"\n")
-        self._requests.flush()
+        # A process that was killed since its last report reads nothing: report() says so. Past the
+        # buffer, which would keep the request and fail again when it is closed.
+        with suppress(BrokenPipeError):
+            os.write(self._requests.fileno(), json.dumps(job).encode() + b"\n")
 
     def report(self) -> tuple[Report, bool]:
         """Wait for the report; also return True if the process can make another."""
@@ -172,8 +178,10 @@ def _most_processes() -> int:
     """Return the number of processes for which there are cores and memory."""
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     memory = [int(found[1]) * 1024] if found else []
-    for limit in _MEMORY_LIMITS:
+    for folder, limit, use, files in _CONTAINERS:
         with suppress(OSError, ValueError):  # another version of cgroups, or "max"
-            memory.append(int(limit.read_text()))
+            free = int((folder / limit).read_text()) - int((folder / use).read_text())
+            dropped = re.search(rf"^{files} (\d+)", (folder / "memory.stat").read_text(), re.M)
+            memory.append(free + (int(dropped[1]) if dropped else 0))
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(nbytes // _BYTES_OF_ONE for nbytes in memory)]))

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Container
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,7 @@ def environment(
     threads = max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1)
     given = os.environ.get("XLA_FLAGS", "")
     flags = [given, f"--xla_force_host_platform_device_count={devices}"]
-    if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in given:
+    if has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in given:
         flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
     return {
         "NPROC": str(threads),
@@ -169,6 +170,18 @@ def is_stopped(pid: int) -> bool:
     return status.rpartition(") ")[2][:1] in ("T", "t")
 
 
+def is_busy(pid: int) -> bool:
+    """Return True if a thread of a process runs, or waits for a core or a disk.
+
+    Always false outside Linux.
+    """
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            if stat.read_text().rpartition(") ")[2][:1] in ("R", "D"):
+                return True
+    return False
+
+
 def signal_name(number: int) -> str:
     """Return the name of a signal, or its number if it has none.
 
@@ -186,7 +199,8 @@ def _decimal(seconds: float) -> str:
     return f"{seconds:.15g}"
 
 
-def _has_collective_timeout() -> bool:
+def has_collective_timeout() -> bool:
+    """Return True if XLA has an option for the time that a collective on CPU waits."""
     # An unknown flag ends a process. By version, because asking jaxlib means importing JAX.
     major, minor = version("jaxlib").split(".")[:2]
     return (int(major), int(minor)) >= (0, 10)

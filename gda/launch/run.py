@@ -10,19 +10,26 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import select
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gda.launch.children import Children, is_stopped, signal_name
+from gda.launch.children import (
+    Children,
+    has_collective_timeout,
+    is_busy,
+    is_stopped,
+    signal_name,
+)
 from gda.launch.output import Lines, PrefixedOutput, write
 from gda.layout.text import format_processes
 
@@ -40,6 +47,13 @@ _STACKS_SECONDS = 0.5
 _DEATH_SECONDS = 0.3
 
 _STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
+
+# Looks at the processes that may be late for a collective, and the time between two.
+_LOOKS, _LOOK_SECONDS = 10, 0.03
+
+# Errors of a collective on CPU that a process does not join in time. The second comes from the
+# first collective of some devices, which makes the connections.
+_GLOO = re.compile(r"Gloo .*(?:Timed out waiting (?P<ms>\d+)ms|DEADLINE_EXCEEDED.* (?P<s>[\d.]+)s)")
 
 _STDOUT, _STDERR = 1, 2
 
@@ -162,9 +176,9 @@ class _Process:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
             is_abort = code == -signal.SIGABRT
             return _Ending(128 - code, reason, self.index, shows_stacks=is_abort)
-        in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
+        in_vain = re.search(f"LateProcessError|Timed out waiting|{_GLOO.pattern}", traceback)
         reason = f"process {self.index} failed with exit code {code}"
-        return _Ending(code, reason, self.index, shows_stacks=in_vain) if code else None
+        return _Ending(code, reason, self.index, shows_stacks=bool(in_vain)) if code else None
 
 
 class _Signals:
@@ -234,17 +248,46 @@ def _first_failure(processes: Sequence[_Process]) -> _Ending | None:
         time.sleep(_DEATH_SECONDS)
     for process in (*_died_unheard(processes), *reported, *processes):
         if ending := process.ending():
-            return _blame_stopped(processes, ending)
+            return _blame_stopped(processes, ending) or _blame_late(processes, ending) or ending
     return None
 
 
-def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending:
+def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending | None:
     """Name the processes that are stopped: JAX ends those that wait for them."""
     stopped = [process.index for process in processes if process.is_stopped()]
     if not stopped:
-        return ending
+        return None
     reason = f"{format_processes(stopped)} did not answer the others ({_STOPPED}); {ending.reason}"
     return replace(ending, reason=reason, shows_stacks=False)
+
+
+def _blame_late(processes: Sequence[_Process], ending: _Ending) -> _Ending | None:
+    """Name the processes that a collective waited for in vain.
+
+    The others may wait in it too, for a little longer. They have no thread that runs, as one that
+    compiles has.
+    """
+    failed = next(process for process in processes if process.index == ending.process)
+    if not (found := _GLOO.search((failed.failure() or (0, ""))[1])):
+        return None
+    busy: Counter[int] = Counter()
+    for _ in range(_LOOKS):
+        busy.update(each.index for each in processes if is_busy(each.popen.pid))
+        time.sleep(_LOOK_SECONDS)
+    left = [each.index for each in processes if each.is_alive() and not each.failure()]
+    if not left:
+        return None
+    late = format_processes([index for index in left if 2 * busy[index] > _LOOKS] or left)
+    if found["ms"]:
+        waited = f"a collective waited {int(found['ms']) / 1000:g} s for {late}"
+        says = "give a longer --collective-timeout"
+        if not has_collective_timeout():
+            says = "use JAX 0.10 or later, which obeys --collective-timeout"
+    else:
+        waited = f"the first collective of some devices waited {float(found['s']):.0f} s for {late}"
+        says = "call gda.check_processes_agree before it, which waits --agreement-timeout seconds"
+    reason = f"{ending.reason}: {waited}. If it only takes longer, such as to compile, {says}"
+    return replace(ending, reason=reason)
 
 
 def _not_exiting(processes: Sequence[_Process]) -> _Ending:

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import numpy.typing as npt
 
 from gda.layout.boundary import public
+from gda.layout.distribution import install_command
 from gda.layout.spec import SpecLike
 from gda.show.subject import subject_of
 
@@ -167,7 +168,7 @@ def load_terminal() -> ModuleType:
             raise
         raise ImportError(
             "pictures as text need rich, which is not installed; install it with: "
-            "pip install 'gda[show]'",
+            f"{install_command('show')}",
             name=error.name,
         ) from error
 

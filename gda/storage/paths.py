@@ -9,6 +9,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+from gda.layout.distribution import install_command
+
 # A single letter before the colon is not a scheme in use, but may be part of a name.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})")
 
@@ -50,4 +52,4 @@ def of_extra(need: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"{need}: pip install 'gda[checkpoint]'", name=error.name) from error
+        raise ImportError(f"{need}: {install_command('checkpoint')}", name=error.name) from error

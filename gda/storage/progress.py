@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gda.layout.distribution import install_command
 from gda.storage.options import ProgressLike
 
 _SECONDS_BETWEEN = 0.1
@@ -48,7 +49,7 @@ def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], obje
         import rich.progress as bars
     except ImportError as error:
         raise ImportError(
-            "progress=True needs rich: pip install 'gda[progress]', or pass a function "
+            f"progress=True needs rich: {install_command('progress')}, or pass a function "
             "(nbytes_done, nbytes_total)"
         ) from error
     # Bytes in powers of 1000, because TransferSpeedColumn has no others.

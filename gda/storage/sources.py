@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -110,6 +110,22 @@ def is_a(value: object, module: str, name: str) -> bool:
     """Return True if a value is of a class of a library, without an import of the library."""
     # A program that has such a value has imported the library.
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
+
+
+class Unreadable:
+    """A leaf of a file that gda cannot read; its use raises ``ValueError`` with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def _raise(self, *_: object, **__: object) -> NoReturn:
+        raise ValueError(self.reason)
+
+    shape = dtype = property(_raise)
+    __getitem__ = __array__ = _raise
+
+    def __repr__(self) -> str:
+        return f"<{self.reason}>"
 
 
 class HasReader:

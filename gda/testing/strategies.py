@@ -39,8 +39,7 @@ except ModuleNotFoundError as error:
     if error.name != "hypothesis":
         raise
     raise ImportError(
-        "gda.testing.strategies needs hypothesis, which is not installed; "
-        "install it with: pip install hypothesis",
+        "gda.testing.strategies needs hypothesis, which is not installed; install that package",
         name="hypothesis",
     ) from error
 

@@ -1,5 +1,6 @@
 """GlobalArrays in the hands of other libraries: treescope, flax, einops, equinox."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -309,7 +310,15 @@ def test_nnx_trains_as_documented(auto_mesh: Mesh) -> None:
     assert again.mesh == w.mesh
 
 
-@pytest.mark.parametrize("options", [{"donate_argnums": 0}, {"graph": False}])
+_no_graph = pytest.mark.skipif(
+    "graph" not in inspect.signature(nnx.jit).parameters,
+    reason="nnx.jit has no graph= in flax 0.12.0, which is the newest flax for JAX 0.8.0",
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{"donate_argnums": 0}, pytest.param({"graph": False}, marks=_no_graph)]
+)
 def test_step_under_nnx_jit_is_rehearsed(auto_mesh: Mesh, options: dict[str, Any]) -> None:
     shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in [(4, 4), (4,), (8, 4)]]
     w, b, x = gda.abstract(shapes, auto_mesh, [P(), P(), P("x")])

@@ -12,6 +12,8 @@ from commands import Run, document_of, exit_code
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gda.layout.distribution import install_command
+
 EXAMPLE = (
     *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),
     *("--mesh", "data=64,model=16", "--devices-per-process", "8"),
@@ -274,7 +276,7 @@ def test_without_rich() -> None:
     command = [sys.executable, "-c", code, *EXAMPLE[1:], "--spec", "data,model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("pip install 'gda[show]'") == 2
+    assert done.stdout.count(install_command("show")) == 2
 
 
 # Bad inputs.

@@ -150,6 +150,26 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.Mo
     assert last == "for a traceback: --mesh data=1,model=4 alone"
 
 
+def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+    program, number = tmp_path / "program.py", tmp_path / "number"
+    keep = f"import os\nopen({str(number)!r}, 'w').write(str(os.getpid()))\n"
+    program.write_text(f"{keep}def f(mesh):\n    1 / 0\n")
+
+    def kill_after_the_first(done: int, _: int) -> None:
+        if done == 1:
+            process = int(number.read_text())
+            os.kill(process, signal.SIGKILL)
+            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+
+    requests = [Request(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)]
+    first, second = reports_of(requests, kill_after_the_first, is_silent=True)
+    assert first.reason == "ZeroDivisionError: division by zero"
+    assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -285,19 +305,24 @@ def test_a_mesh_that_was_not_compiled(
     ]
 
 
-def test_the_memory_limit_of_a_container_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("folder", "limit", "use", "files"), rehearsal_processes._CONTAINERS)
+def test_the_free_memory_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, limit: str, use: str, files: str
 ) -> None:
-    limits = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
-    monkeypatch.setattr(rehearsal_processes, "_MEMORY_LIMITS", limits)
+    here = [
+        (tmp_path / each.relative_to("/"), *names)
+        for each, *names in rehearsal_processes._CONTAINERS
+    ]
+    monkeypatch.setattr(rehearsal_processes, "_CONTAINERS", here)
     monkeypatch.setattr(rehearsal_processes, "_BYTES_OF_ONE", 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    limits[0].write_text("max\n")
-    assert rehearsal_processes._most_processes() == 8
-    for limit in limits:
-        limit.write_text("2500\n")
-        assert rehearsal_processes._most_processes() == 2
-        limit.unlink()
+    folder = tmp_path / folder.relative_to("/")
+    folder.mkdir(parents=True)
+    (folder / use).write_text("5500\n")
+    (folder / "memory.stat").write_text(f"anon 4500\nfile 1000\n{files} 1000\n")
+    for written, processes in [("max\n", 8), ("7500\n", 3), ("5000\n", 1)]:
+        (folder / limit).write_text(written)
+        assert rehearsal_processes._most_processes() == processes
 
 
 def test_interrupted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,9 @@ import running
 from running import ignoring, is_running, wait_for, wait_until_gone, without_address
 
 import gda.launch
+from gda.launch import run
 from gda.launch.__main__ import main
-from gda.launch.children import Children, Port
+from gda.launch.children import Children, Port, has_collective_timeout
 from gda.launch.children import environment as environment_of
 from gda.launch.output import Lines
 
@@ -695,6 +697,52 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
     assert after_the_last_reason(done.stderr).startswith(
         f"gda.launch: process {frozen} did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
         f"debugger); process {1 - frozen} "
+    )
+
+
+@pytest.mark.skipif(
+    not has_collective_timeout(), reason="before JAX 0.10, XLA waits 30 s, which no option changes"
+)
+def test_a_process_that_is_late_for_a_collective_is_blamed(program: Program) -> None:
+    ending = """
+    total()
+    if RANK == 1:
+        time.sleep(1000)  # as if it compiled
+    total()
+    """
+    done = launch_forked("-n", "2", "--collective-timeout", "1", program(BY_GDA + SUM + ending))
+    assert done.returncode == 1
+    reason = after_the_last_reason(done.stderr).splitlines()[0]
+    assert reason == (
+        "gda.launch: process 0 failed with exit code 1: a collective waited 1 s for process 1. If "
+        "it only takes longer, such as to compile, give a longer --collective-timeout; all stacks "
+        "are shown above"
+    )
+
+
+def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out with key: "
+        "cpu:gloo/0,2048/1 and duration: 29.999999895s [type.googleapis.com/tensorflow.Coord='']"
+    )
+    failed, compiling, waiting = (
+        SimpleNamespace(
+            index=index,
+            popen=SimpleNamespace(pid=index),
+            is_alive=lambda: True,
+            failure=lambda failure=failure: failure,
+        )
+        for index, failure in enumerate([(1, text), None, None])
+    )
+    monkeypatch.setattr(run, "is_busy", lambda pid: pid == 1)
+    ending = run._blame_late(
+        [failed, compiling, waiting], run._Ending(1, "process 0 failed", process=0)
+    )
+    assert ending is not None
+    assert ending.reason == (
+        "process 0 failed: the first collective of some devices waited 30 s for process 1. If it "
+        "only takes longer, such as to compile, call gda.check_processes_agree before it, which "
+        "waits --agreement-timeout seconds"
     )
 
 

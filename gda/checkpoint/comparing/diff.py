@@ -88,6 +88,19 @@ def diff(
     >>> print(*differences.of_other_content, differences.num_equal)
     ['w'] float64[2,3] 6 of 6 elements; largest 1.0 at [0,0], relative 1 at [0,0] 1
     """
+    return differences_at(a, b, values, at, timeout, progress)
+
+
+def differences_at(
+    a: Any,
+    b: Any,
+    values: bool,
+    at: Iterable[str | int],
+    timeout: float,
+    progress: ProgressLike,
+    item: str | None = None,
+) -> Differences:
+    """Return what ``diff`` does; ``item`` is that of ``open_orbax``, for each Orbax run."""
     where = checked_path(at)
     are_paths = names_store(a), names_store(b)
     if not any(are_paths):
@@ -103,8 +116,12 @@ def diff(
     ]
     kinds = [None if place is None else kind_at(place) for place in places]
     by_name = Kind.SAFETENSORS in kinds
+    if item is not None and Kind.ORBAX not in kinds:
+        raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
     opened = [
-        open_tree(side, timeout) if kind not in (None, Kind.CHECKPOINT) else None
+        open_tree(side, timeout, item if kind is Kind.ORBAX else None)
+        if kind not in (None, Kind.CHECKPOINT)
+        else None
         for side, kind in zip((a, b), kinds, strict=True)
     ]
 

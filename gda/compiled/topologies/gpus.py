@@ -18,6 +18,7 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 
 from gda.compiled.topologies.without_hardware import without_hardware
+from gda.layout.distribution import install_command
 from gda.planning.device_kinds import DeviceKind, gpu_capacity, kind_named
 
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
@@ -51,7 +52,7 @@ def _devices_of(hosts: int, per_host: int, text: str) -> list[Any]:
     if not _has_plugin():
         raise ImportError(
             "rehearsal_mesh needs JAX's plugin for CUDA, which has the compiler for GPUs: "
-            "pip install 'gda[rehearse-gpu]'; it needs no GPU",
+            f"{install_command('rehearse-gpu')}; it needs no GPU",
             name=_PLUGINS[0],
         )
     options = {"topology": f"1x{hosts}x{per_host}", "target_config": text}

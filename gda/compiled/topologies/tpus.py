@@ -19,6 +19,7 @@ import jax
 from jax.experimental import topologies
 
 from gda.compiled.topologies.without_hardware import without_hardware
+from gda.layout.distribution import install_command
 from gda.planning.device_kinds import KINDS
 
 _AT_MOST_16 = ("v5e", "v6e")
@@ -40,8 +41,8 @@ def tpus_of(topology: str, num_slices: int) -> list[Any]:
         )
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         raise ImportError(
-            "rehearsal_mesh needs libtpu, the compiler for TPUs: pip install 'gda[rehearse]'; it "
-            "needs no TPU",
+            "rehearsal_mesh needs libtpu, the compiler for TPUs: "
+            f"{install_command('rehearse')}; it needs no TPU",
             name="libtpu",
         )
     options: dict[str, Any] = {"num_slices": num_slices} if num_slices > 1 else {}

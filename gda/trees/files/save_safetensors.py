@@ -100,8 +100,8 @@ def save_safetensors(
         sources; one block is always allowed.
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``.
-      progress: ``True`` shows bytes and rate of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
+      progress: ``True`` shows bytes and rate of this process on stderr, which needs the
+        extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises, before anything is written:
       TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a

@@ -99,7 +99,7 @@ def store(
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``. By default none is.
       progress: ``True`` shows bytes and rate of this process on stderr, which needs
-        ``pip install 'gda[progress]'``; a function is called with ``(nbytes_done, nbytes_total)``.
+        the extra ``progress``; a function is called with ``(nbytes_done, nbytes_total)``.
       wait_for_all: communicate, and return, in every process that holds a part, when all have
         written. If one process fails, all raise. If they hold different arrays, all raise before
         anything is written.
