@@ -11,8 +11,13 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from gda.multihost.settings import own_settings
+
+# Under the mesh of the user, jit would refuse other devices, and commit what is not committed.
+_NO_MESH = Mesh(np.empty((), object), ())
 
 
 def is_weak(leaf: Any) -> bool:
@@ -25,7 +30,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 
     Never communicates: the program of an array of several processes has no collectives.
     """
-    with own_settings():
+    with own_settings(), jax.set_mesh(_NO_MESH):
         (device, *_) = array.sharding.device_set
         sharding = array.sharding if array.committed else None
         return _program(array.shape, array.dtype, sharding, device)(array)

@@ -235,6 +235,19 @@ def test_a_move_changes_the_layout_alone(
     assert step.traces == 1
 
 
+@pytest.mark.parametrize("again", [restored_like, pulled_like, unpickled], ids=lambda f: f.__name__)
+def test_the_mesh_that_is_set_changes_nothing(
+    again: Callable[..., Any], mesh: Mesh, tmp_path: Path
+) -> None:
+    state = state_of(mesh)
+    wanted = {name: kind_of(leaf) for name, leaf in state.items()}
+    for other in (mesh_of({"z": 2}), mesh):
+        with jax.set_mesh(other):
+            found = again(state, mesh, tmp_path / str(other.size))
+        assert {name: kind_of(leaf) for name, leaf in found.items()} == wanted
+        assert found["table"].sharding == state["table"].sharding
+
+
 @pytest.mark.processes(2, devices=4)
 def test_weak_types_over_many_processes(shared_tmp_path: Path) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
