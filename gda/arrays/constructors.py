@@ -136,8 +136,8 @@ class ArrayConstructors:
             anything else that ``numpy.asarray`` takes. With ``into=True``,
             ``data_callback(index, out)`` fills ``out``. Elements that it does not write are
             uninitialised.
-          dtype: cast every block to it, as its own ``astype`` does. Required with ``into=True``,
-            and in a process without a device of the mesh.
+          dtype: cast every block to it. Required with ``into=True``, and in a process without a
+            device of the mesh.
           copy: with ``None``, copy a block at once if other code refers to its memory, such as a
             view, a memory map or a buffer that the callback uses again. After the call, no change
             of the caller's memory changes the array. ``True``: copy all blocks. ``False``: copy
@@ -169,8 +169,8 @@ class ArrayConstructors:
           TypeError: blocks have different dtypes, or one that JAX does not have.
           ValueError: the spec does not fit the shape and the mesh, or a block has another shape or
             is held by several processes, as ``g[index]`` of such an array is.
-          DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
-            ``ValueError`` and an ``OverflowError``.
+          DoesNotFitError: narrowing, or a cast, changes an integer, makes a finite number infinite
+            or loses an imaginary part. It is a ``ValueError`` and an ``OverflowError``.
           ImportError: ``progress=True`` without rich.
           Exception: any error of the callback, with a note of the index.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.dtypes import dtype_of_floats, is_float
+from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.structure import flatten, format_path
 from gda.checkpoint.saving import MAX_BYTES, save
@@ -204,10 +204,11 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
-    """Return a leaf in a dtype, if it is an array of floats."""
-    if not _is_array(leaf) or not is_float(leaf.dtype):
+    """Return an array in the dtype that it has where floats are cast to one dtype."""
+    if not _is_array(leaf) or are_keys(leaf):
         return leaf
-    return (lazy(leaf) if is_source(leaf) else leaf).astype(dtype)
+    wanted = dtype_in_tree(leaf.dtype, dtype)
+    return leaf if wanted == leaf.dtype else lazy(held_by(leaf)).astype(wanted)
 
 
 def _number_as_array(leaf: Any) -> Any:

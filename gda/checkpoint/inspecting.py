@@ -78,7 +78,9 @@ class Contents:
         {'step': 7, 'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
         """
         values = [
-            jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else leaf.value
+            jax.ShapeDtypeStruct(*saved_type(leaf), weak_type=leaf.weak_type)
+            if isinstance(leaf, ArrayLeaf)
+            else leaf.value
             for leaf in self.leaves
         ]
         return unflatten(self.structure, values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh, Sharding
@@ -44,6 +44,7 @@ def restore(
     specs: Any = None,
     at: Iterable[str | int] = (),
     partial: bool = False,
+    missing: Literal["error", "keep"] = "error",
     cast: bool = False,
     pad: bool = False,
     plain: bool = False,
@@ -63,10 +64,12 @@ def restore(
       path: as for ``save``.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
-        needed. Each leaf is of the kind of its example, and a ``jax.Array`` for a
-        ``ShapeDtypeStruct``; an array of one number becomes a Python number if that is one, and a
+        needed. Each leaf is what its example is, so that a jitted step needs no new trace: of its
+        weak type, committed or not, in its kind of memory; and a ``jax.Array`` for a
+        ``ShapeDtypeStruct``. An array of one number becomes a Python number if that is one, and a
         Python number an array. Named tuples and dataclasses come back as such only with ``like``.
-      mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
+      mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy, unless
+        JAX does not have its dtype, as float64 without x64: that stays a NumPy array.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
         and a leaf is a ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
@@ -77,7 +80,10 @@ def restore(
       at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
         for that subtree.
       partial: omit leaves that ``like`` does not have.
-      cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
+      missing: ``"keep"`` returns the leaf of ``like`` itself where the checkpoint has none, as of a
+        model that has grown by a layer; by default that is an error.
+      cast: convert arrays and numbers to the dtypes of ``like``. A value that the new dtype cannot
+        hold is an error, as in ``gda.load_tree``.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too.
@@ -105,6 +111,7 @@ def restore(
       ValueError: the checkpoint does not fit ``like`` or ``specs``, or ``plain`` is given with
         ``pad`` or a ``PaddedArray`` in ``like``; nothing was read.
       TypeError: a dtype differs, or a leaf is of another kind.
+      DoesNotFitError: with ``cast``, a value does not fit its new dtype.
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
       RuntimeError: the checkpoint was replaced ten times while it was read; with several
@@ -131,8 +138,11 @@ def restore(
     where = checked_path(at)
     if isinstance(like, Mesh | Sharding):
         raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh= and specs=")
-    if like is None and (cast or partial):
-        raise TypeError("cast and partial were given without like; pass like= too")
+    if missing not in ("error", "keep"):
+        raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
+    keeps_missing = missing == "keep"
+    if like is None and (cast or partial or keeps_missing):
+        raise TypeError("cast, partial and missing are for like; pass like= too")
     if (pad or plain) and like is None and mesh is None:
         given = "pad" if pad else "plain"
         raise TypeError(f"{given} was given without a mesh; pass mesh= and specs=, or like=")
@@ -144,7 +154,9 @@ def restore(
         subtree(manifest.structure, where)
         layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
-            leaves, definition = leaves_like(manifest, like, where, partial, cast, layout, pad)
+            leaves, definition = leaves_like(
+                manifest, like, where, partial, cast, layout, pad, keeps_missing
+            )
         else:
             leaves, definition = leaves_of(manifest, where, layout, pad), None
         wanted = [leaf for leaf in leaves if isinstance(leaf, RestoredLeaf)]

@@ -33,6 +33,7 @@ Judge = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
 _SECONDS_AT_EXIT = 5.0
+_SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
@@ -210,6 +211,25 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
+        """Return the verdict; give up a moment after the timeout, whatever the service does."""
+        limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+
+        def look() -> None:
+            if time.monotonic() > limit:
+                raise LateProcessError(
+                    f"{self.what}: process 0 did not answer within {self.timeout:g} s. It runs the "
+                    "service through which processes meet: it is stopped, or cannot be reached. "
+                    "Look for the reason on its machine",
+                    [0],
+                )
+
+        with contextlib.closing(Background("gda-meeting")) as background:
+            # Calls of the service have no timeout of their own if its process is stopped.
+            holding = background.begin(lambda: self._hold(entry, judge))
+            wait_and_look(holding, look)
+        return holding.result()
+
+    def _hold(self, entry: bytes, judge: Judge) -> bytes:
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)

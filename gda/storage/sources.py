@@ -13,11 +13,12 @@ from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
 
 from gda.layout.dtype_names import dtype_named
 from gda.layout.spec import Index, Shape, bounded
 from gda.layout.text import format_index, format_processes
-from gda.mesh import is_tracer
+from gda.mesh import is_tracer, memory_kind_of
 from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
@@ -166,11 +167,11 @@ class _Slicing:
         self.chunks = chunks_of(value, "chunks")
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        source, index = _sliceable(self._value), bounded(index, self.shape)
-        if isinstance(source, jax.Array):
-            with jax.transfer_guard("allow"):  # of the index
-                return source[index]
-        block = source[index]
+        index = bounded(index, self.shape)
+        if isinstance(self._value, jax.Array):
+            with jax.transfer_guard("allow"):  # of the index too
+                return _sliceable(self._value)[index]
+        block = self._value[index]
         # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data
@@ -252,12 +253,20 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
 
 
 def _sliceable(source: Any) -> Any:
-    """Return NumPy's view of a ``jax.Array`` on CPU that XLA would change or fail to slice.
+    """Return NumPy's view of a ``jax.Array`` that XLA would change or fail to slice.
 
-    XLA aborts the process where it slices integers of less than a byte that are sharded.
+    XLA aborts the process where it slices integers of less than a byte that are sharded on CPU, and
+    JAX slices nothing that is in host memory or sharded over Explicit axes.
     """
     is_array = isinstance(source, jax.Array) and not is_tracer(source)
-    if not is_array or source.dtype.itemsize >= 4 or source.is_deleted():
+    if not is_array or source.is_deleted():
+        return source
+    sharding: Any = source.sharding
+    kinds = sharding.mesh.axis_types if isinstance(sharding, NamedSharding) else ()
+    is_explicit = AxisType.Explicit in kinds and not source.is_fully_replicated
+    if is_explicit or memory_kind_of(sharding) is not None:
+        return np.asarray(source)
+    if source.dtype.itemsize >= 4:
         return source
     on_cpu = all(device.platform == "cpu" for device in source.devices())
     return np.asarray(source) if on_cpu else source

@@ -44,8 +44,9 @@ def reshard_tree(
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
-        it is. Numbers and strings stay as they are. A process without an array has a
-        ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
+        it is, also of a weak type and in its kind of memory. Numbers and strings stay as they are.
+        A process without an array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in
+        its place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.

@@ -16,6 +16,7 @@ from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_by_chunks import ChunkReads
 from gda.arrays.dtypes import narrowed_dtype
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
@@ -34,6 +35,7 @@ class PendingArray:
         ``read``.
       dtype: of what is read, if that is known.
       note: adds to an error which array it was.
+      is_weak: True for an array of a weak type.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class PendingArray:
         source: Source | None = None,
         dtype: np.dtype[Any] | None = None,
         note: Callable[[Exception], object] = lambda _: None,
+        is_weak: bool = False,
     ) -> None:
         self.plan = plan
+        self._is_weak = is_weak
         self.reader, self._read, self.source = reader, read, source
         # Empty blocks are not read: some libraries refuse.
         has_elements = math.prod(reader.shape) > 0
@@ -108,6 +112,9 @@ class PendingArray:
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
+        return weakly_typed(self._array()) if self._is_weak else self._array()
+
+    def _array(self) -> jax.Array:
         plan, dtype = self.plan, self.reader.dtype
         if not (self._places_early and plan.devices):
             return plan.place(self._blocks, dtype, self.reader.padding)
@@ -207,7 +214,8 @@ def pending_array_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    return PendingArray(plan, reader, read, found, native(found.dtype), note)
+    stays_weak = asked is None and is_weak(source)
+    return PendingArray(plan, reader, read, found, native(found.dtype), note, stays_weak)
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:

@@ -21,6 +21,7 @@ from gda.arrays.transport.carrying import Relayout, carry
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.arrays.transport.staging import box
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.reshard.rounds import Piece
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
@@ -100,7 +101,11 @@ def reshard_all(
     moved = iter([_moved_by_jax(each, name) for each, is_for_jax in pairs if is_for_jax])
     rest = [each for each, is_for_jax in pairs if not is_for_jax]
     carried = iter(carry(rest, name, max_bytes, donate))
-    return [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
+    arrays = [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
+    return [
+        weakly_typed(array) if is_weak(each.array) and not is_weak(array) else array
+        for each, array in zip(relayouts, arrays, strict=True)
+    ]
 
 
 def _is_for_jax(each: Relayout, max_bytes: int) -> bool:

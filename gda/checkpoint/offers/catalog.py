@@ -67,6 +67,7 @@ class Catalog(RecordedTree):
 
     what: ClassVar[str] = "the offer"
     cast_argument: ClassVar[str] = "dtype="
+    missing_argument: ClassVar[str] = ""
 
     def grid_of(self, leaf: ArrayLeaf) -> ShardGrid:
         """Return the grid of a leaf, with the processes that hold its blocks."""

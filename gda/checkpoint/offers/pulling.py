@@ -20,7 +20,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, Sharding
 
 from gda.arrays.buffers import Buffers
-from gda.arrays.dtypes import dtype_of_floats, is_float
+from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path, subtree, unflatten
 from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
@@ -90,8 +90,9 @@ def pull(
       mesh, specs, like, at: as for ``gda.checkpoint.restore``. Without ``mesh`` and ``like`` every
         array becomes a NumPy array, whole.
       name: that of the offer; an error if it has another. By default any is right.
-      dtype: cast arrays of floats to it: before they are sent if that makes them smaller. The
-        arrays of ``like`` must have it too.
+      dtype: cast arrays of floats to it, and those of complex numbers to its precision: before
+        they are sent if that makes them smaller. The arrays of ``like`` must have it too. A value
+        that the dtype cannot hold is an error.
       pad, plain, partial: as for ``gda.checkpoint.restore``.
       min_version: wait until the offer has this version or a later one: its number, or the pair of
         run and number. A program that is started again is another run, and counts from 1.
@@ -283,10 +284,10 @@ def _together(
 
 
 def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
-    """Return an array of floats in the dtype that it is cast to, and any other leaf as it is."""
-    if cast is None or not isinstance(leaf, ArrayLeaf) or not is_float(leaf.dtype):
+    """Return the record of a leaf in the dtype that it is cast to."""
+    if cast is None or not isinstance(leaf, ArrayLeaf):
         return leaf
-    return replace(leaf, dtype=cast)
+    return replace(leaf, dtype=dtype_in_tree(leaf.dtype, cast))
 
 
 def _are_seconds(timeout: object) -> TypeGuard[float]:

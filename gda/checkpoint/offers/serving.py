@@ -25,11 +25,13 @@ from gda.arrays.dtypes import is_float
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.checkpoint.format.manifest import ValueLeaf
 from gda.checkpoint.format.manifest_json import dtype_named
+from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
 from gda.layout.spec import Shape
 from gda.multihost.places import one_line
+from gda.storage.casts import DoesNotFitError, Origin, check_holds
 
 _SECONDS_TO_ASK = 10.0  # for the proof, and for each question
 MOST_SECONDS = 86400.0
@@ -42,7 +44,14 @@ _LOOK_EVERY = 0.25  # seconds, for the end of the offer
 # Errors of a question, and their names on the way to the puller.
 ERRORS = {
     each.__name__: each
-    for each in (ConnectionError, LookupError, PermissionError, TimeoutError, ValueError)
+    for each in (
+        ConnectionError,
+        DoesNotFitError,
+        LookupError,
+        PermissionError,
+        TimeoutError,
+        ValueError,
+    )
 }
 
 _Reply = Callable[[Connection], None]
@@ -107,7 +116,15 @@ class HeldTree:
         if not isinstance(data, np.ndarray):
             # In place of the pinned memory that an accelerator has copied the block to.
             data = self._data[number][first] = on_host(data)
-        return data[(*within, ...)]
+        block = data[(*within, ...)]
+        if (dtype := dtype_named(piece.dtype)) != block.dtype:
+            is_complex = block.dtype.kind == dtype.kind == "c"
+            if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
+                raise ValueError(f"casts no {block.dtype} to {dtype}")
+            # Here, because nothing can be said when a part was sent.
+            what = f"its array at {format_path(leaf.record.path)}"
+            check_holds(block, dtype, Origin.of_block(what, start))
+        return block
 
 
 def _is_beyond(part: slice, size: int) -> bool:
@@ -258,9 +275,6 @@ class OfferServer:
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Reply:
         found = [(block, dtype_named(piece.dtype)) for piece, block in self._asked(question, asker)]
-        for block, dtype in found:
-            if dtype != block.dtype and not (is_float(dtype) and is_float(block.dtype)):
-                raise ValueError(f"casts no {block.dtype} to {dtype}")
 
         def reply(connection: Connection) -> None:
             connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})

@@ -127,7 +127,7 @@ class LazyArray(HasReader):
 
     @public
     def astype(self, dtype: npt.DTypeLike) -> LazyArray:
-        """Return the view cast to a dtype, by the cast that NumPy makes.
+        """Return the view cast to a dtype.
 
         Args:
           dtype: as ``dtype=`` of ``gda.load_tree``. For elements without a NumPy type, as
@@ -135,6 +135,8 @@ class LazyArray(HasReader):
 
         Raises:
           TypeError: that is no dtype, or of another size than elements without a type.
+
+        A read raises ``DoesNotFitError`` for a value that the dtype cannot hold, as ``load_tree``.
 
         >>> import gda, numpy as np
         >>> np.asarray(gda.storage.lazy(np.arange(3)).astype('bf16'))

@@ -157,14 +157,19 @@ class Box(NamedTuple):
         """Sizes of the part, if each factor has a dimension of its own."""
         return tuple([factor.size for factor in self.factors])
 
+    def element_at(self, digits: Shape) -> Shape:
+        """Return the element of the source at a digit of each factor."""
+        place = list(self.starts)
+        for factor, digit in zip(self.factors, digits, strict=True):
+            place[factor.dimension] += factor.stride * digit
+        return tuple(place)
+
     def part(self, digits: Sequence[range]) -> Box:
         """Return the part of the box at ranges of digits; ``within`` is that of the whole box."""
-        starts = list(self.starts)
-        for factor, some in zip(self.factors, digits, strict=True):
-            starts[factor.dimension] += factor.stride * some.start
+        starts = self.element_at(tuple([some.start for some in digits]))
         pairs = zip(self.factors, digits, strict=True)
         factors = tuple([factor._replace(size=len(some)) for factor, some in pairs])
-        return Box(self.within, tuple(starts), factors)
+        return Box(self.within, starts, factors)
 
     def hull(self) -> Index:
         """Return the smallest index of the source that has all elements."""

@@ -19,6 +19,7 @@ from numpy.lib.stride_tricks import as_strided
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.spec import Index, Shape, bounded
 from gda.layout.text import format_index
+from gda.storage.casts import Origin, cast_into
 from gda.storage.sources import AsyncSource, Source, as_numpy
 from gda.storage.tasks import Future, JoinedFutures
 from gda.storage.views.mapping import (
@@ -198,7 +199,7 @@ class _Slice:
                 f"the source has dtype {self.leaf.dtype}, but its block has dtype {block.dtype}, "
                 "as in libraries that scale their data; choose one with .astype(dtype)"
             )
-        _copy(self.target, _taken(self.box, block, at))
+        _copy(self.target, block, self.box, at)
 
 
 class Plan:
@@ -255,7 +256,7 @@ class Plan:
             dtype = below.dtype if below.is_cast else target.dtype
             block = np.empty(sizes_of(index), dtype)
             self.add(below, index, block)
-            self.copies.append(lambda: _copy(target, _taken(box, block, index)))
+            self.copies.append(lambda: _copy(target, block, box, index))
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
         """Return the target in the order of what is below, if that can be read into it."""
@@ -356,8 +357,13 @@ class _Group:
             self._block = None
 
 
-def _copy(target: _Memory, block: _Memory) -> None:
-    np.copyto(target, block, casting="unsafe")  # as dtype= elsewhere
+def _copy(target: _Memory, block: _Memory, box: Box, at: Index) -> None:
+    """Copy the elements of a box out of a block of the source that lies at an index."""
+    taken = _taken(box, block, at)
+    if taken.dtype == target.dtype:
+        np.copyto(target, taken)
+    else:
+        cast_into(target, taken, Origin("the source of a view", box.element_at))
 
 
 def _taken(box: Box, block: _Memory, at: Index) -> _Memory:

@@ -73,7 +73,7 @@ def test_layers_transposed_and_stacked_load_onto_a_mesh(model: Any, mesh: Mesh) 
 
 def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) -> None:
     view = lazy(numbers(6, 5, dtype=np.int64)).T
-    padded = gda.load_tree({"w": view}, auto_mesh, P("x"), pad=True, dtype="bf16")["w"]
+    padded = gda.load_tree({"w": view}, auto_mesh, P("x"), pad=True, dtype={"w": "bf16"})["w"]
     assert (padded.shape, padded.dtype) == ((5, 6), ml_dtypes.bfloat16)
     np.testing.assert_array_equal(np.asarray(padded), np.arange(30).reshape(6, 5).T)
     assert gda.GlobalArray.from_source(view, auto_mesh, P()).dtype == np.int32
