@@ -289,6 +289,21 @@ class BlockReader:
             np.copyto(out, value, casting="unsafe")
         return out
 
+    def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
+        """Copy the part of a block at ``index`` into its memory, which has the final dtype.
+
+        It is cast and checked as a block is.
+        """
+        wanted = self.asked or native(value.dtype)
+        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+            value = value.view(wanted)
+        if wanted != out.dtype:
+            value = value.astype(wanted, copy=False)
+        with np.errstate(over="ignore"):
+            np.copyto(out, value, casting="unsafe")
+        if wanted != out.dtype:
+            check_fits(value, out, index)
+
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import NamedTuple
 
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, sizes_of
 
 Item = int | range | None
 """One entry of a checked index: an element, a part of a dimension, or a new dimension."""
@@ -256,17 +256,6 @@ def chunks_of_bytes(shape: Shape, itemsize: int, nbytes: int) -> Shape:
         chunks.append(max(min(size, remaining), 1))
         remaining = remaining // max(size, 1) or 1
     return tuple(chunks[::-1])
-
-
-def sizes_of(index: Index) -> Shape:
-    """Return the shape of the block at an index that has every start and stop."""
-    return tuple([s.stop - s.start for s in index])
-
-
-def hull_of(first: Index, second: Index) -> Index:
-    """Return the smallest index that has two others."""
-    pairs = zip(first, second, strict=True)
-    return tuple([slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in pairs])
 
 
 def _joined(factors: Iterable[Factor]) -> tuple[Factor, ...]:

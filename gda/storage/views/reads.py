@@ -17,17 +17,15 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gda.layout.dtype_names import is_raw, native
-from gda.layout.spec import Index, Shape, bounded
+from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of
 from gda.layout.text import format_index
-from gda.storage.sources import AsyncSource, Source, as_numpy
+from gda.storage.sources import AsyncSource, Source, checked_block
 from gda.storage.tasks import Future, JoinedFutures
 from gda.storage.views.mapping import (
     Box,
     ViewMap,
     chunks_of_bytes,
-    hull_of,
     num_chunks,
-    sizes_of,
 )
 
 _Memory = np.ndarray[Any, Any]
@@ -145,7 +143,7 @@ def source_of_node(node: Mapped) -> Source:
     return _AsyncViewSource(node) if are_async else _ViewSource(node)
 
 
-class _ViewSource:
+class _ViewSource(Source):
     """The reader of a view."""
 
     def __init__(self, node: Mapped) -> None:
@@ -296,7 +294,7 @@ class _Group:
 
         Slices that share no chunk are joined up to the size of a piece.
         """
-        hull = hull_of(self.index, other.index)
+        hull = hull_of([self.index, other.index])
         together = num_chunks(hull, chunks)
         apart = num_chunks(self.index, chunks) + num_chunks(other.index, chunks)
         nbytes = math.prod(sizes_of(hull)) * other.leaf.dtype.itemsize
@@ -307,7 +305,7 @@ class _Group:
         return sizes_of(self.index)
 
     def add(self, other: _Slice) -> None:
-        self.index = hull_of(self.index, other.index)
+        self.index = hull_of([self.index, other.index])
         self.slices.append(other)
 
     @property
@@ -323,15 +321,10 @@ class _Group:
             return memory if memory is not None and fits else np.empty(shape, dtype)
 
         try:
-            block = as_numpy(leaf.source.read(self.index, empty), self.index)
-            if block is memory:
+            read = leaf.source.read(self.index, empty)
+            if read is memory:
                 return
-            if block.shape != shape:
-                raise ValueError(
-                    f"the block at index {format_index(self.index)} has shape {block.shape}; a "
-                    f"source of shape {leaf.shape} has {shape} there"
-                )
-            self._block = block
+            self._block = checked_block(leaf.source, self.index, read)
             self.deliver()
         except Exception as error:
             error.add_note(

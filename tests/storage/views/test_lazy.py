@@ -82,10 +82,11 @@ def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) 
 
 
 def test_each_device_reads_its_own_part_of_a_transposed_weight(auto_mesh: Mesh) -> None:
-    source = Counting(numbers(64, 8))
-    gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
-    assert (source.counts == 1).all()
-    assert sorted(index[0].start for index in source.slices) == [0, 16, 32, 48]
+    for rows, starts in [(64, [0]), (2**13, [0, 2**11, 2**12, 3 * 2**11])]:
+        source = Counting(numbers(rows, 8))
+        gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
+        assert (source.counts == 1).all()
+        assert sorted(index[0].start for index in source.slices) == starts
 
 
 def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
@@ -96,9 +97,10 @@ def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
             both.wait()
             return super().__getitem__(index)
 
-    view = lazy(Waiting(numbers(8, 4))).T.reshape(2, 2, 8)
+    data = numbers(8, 2**15)  # halves of rows are no shorter than what is read with them
+    view = lazy(Waiting(data)).T.reshape(2, 2**14, 8)
     g = gda.GlobalArray.from_source(view, auto_mesh, P("y"), max_workers=2)
-    np.testing.assert_array_equal(np.asarray(g), numbers(8, 4).T.reshape(2, 2, 8))
+    np.testing.assert_array_equal(np.asarray(g), data.T.reshape(2, 2**14, 8))
 
 
 # Operations.

@@ -1,0 +1,246 @@
+"""Blocks of one array that are read together: each box of the source once, and split in memory.
+
+Read block by block, a chunk or a row that several blocks need is read for each of them, or held
+until all are read: columns of a file of 64 MiB over 8 devices took reads of 510 MiB, and 512 MiB
+from an Orbax run onto another layout held 260 to 410 MiB beyond the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.layout.dtype_names import native
+from gda.layout.sharing import boxes_of_chunks, common_box
+from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
+from gda.storage.options import Options
+from gda.storage.sources import AsyncSource, Source, checked_block
+from gda.storage.tasks import AsyncTask, Future, JoinedFutures, Task, Transfer, groups_within
+
+_Memory = np.ndarray[Any, Any]
+_Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
+
+# A read costs as much as so many bytes: shorter runs of elements are read together.
+RUN_BYTES = 32 * 1024
+_SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
+_COPIES = 2  # of a chunk that is read: as it is stored, and decoded
+
+
+class _Read(NamedTuple):
+    """A read that has begun: its future, and its buffer if it is not read into a block."""
+
+    future: Future
+    box: Index
+    buffer: _Memory | None
+    needed: _Needed
+
+
+class BoxReads:
+    """The reads of some blocks by boxes, each split into the memory of the blocks that need it.
+
+    Args:
+      indices: those of the blocks, by their numbers.
+      groups: of numbers; no box has parts of two.
+      has_rounds: read a group as one task, whose blocks fit into ``max_bytes`` if one does: where
+        blocks that are complete go on to their devices.
+      done: is called with number and block when it is complete.
+      report: is called with the bytes of each part of a block that was read.
+      note: adds an index of the array to an error.
+
+    Attributes:
+      numbers: of the blocks that are read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        reader: BlockReader,
+        indices: Mapping[int, Index],
+        groups: Sequence[Sequence[int]],
+        options: Options,
+        done: Callable[[int, Block], Transfer | None],
+        report: Callable[[int], object],
+        note: Callable[[Index, Exception], object],
+        *,
+        has_rounds: bool,
+    ) -> None:
+        self._source, self._reader, self._indices, self._groups = source, reader, indices, groups
+        self._blocks = {n: bounded(index, source.shape) for n, index in indices.items()}
+        self._done, self._report, self._note_index = done, report, note
+        self._has_rounds, self._max_bytes = has_rounds, options.max_bytes
+        self._itemsize = source.dtype.itemsize
+        self._most_bytes = source.read_bytes
+        if options.max_bytes is not None and not isinstance(source, AsyncSource):
+            most = options.max_bytes // (options.max_workers or 1)
+            self._most_bytes = min(self._most_bytes, max(most, RUN_BYTES))
+        self._left = {n: math.prod(sizes_of(self._blocks[n])) for group in groups for n in group}
+        self.numbers = {*self._left}
+        self._memory: dict[int, _Memory] = {}
+        self._guard = threading.Lock()  # of the memory, which threads fill
+        self._buffers: list[_Memory] = []
+
+    def tasks(self) -> Iterator[Task | AsyncTask]:
+        """Yield the tasks of each group: one for each box, or one for all."""
+        for group in self._groups:
+            if not self._has_rounds:
+                for box in self._boxes_of(group):
+                    yield self._task([box], 0)
+                continue
+            nbytes = [self._left[number] * self._dtype.itemsize for number in group]
+            for some in groups_within(group, nbytes, self._max_bytes):
+                held = sum(self._left[number] for number in some) * self._dtype.itemsize
+                yield self._task([*self._boxes_of(some)], held)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self._reader.dtype)
+
+    def _boxes_of(self, group: Sequence[int]) -> Iterator[_Needed]:
+        blocks = {number: self._blocks[number] for number in group}
+        chunks = self._source.chunks or (1,) * len(self._source.shape)
+        most_elements = max(self._most_bytes // self._itemsize, 1)
+        for box in boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements):
+            common = [(number, common_box(box, index)) for number, index in blocks.items()]
+            if needed := [(number, index) for number, index in common if index is not None]:
+                yield needed
+
+    def _task(self, boxes: list[_Needed], held: int) -> Task | AsyncTask:
+        nbytes = [self._nbytes(hull_of([index for _, index in needed])) for needed in boxes]
+        finish = partial(self._finish, boxes)
+        if not isinstance(self._source, AsyncSource):
+            return Task(max(nbytes) + held, partial(self._read, boxes), finish)
+        begun: list[_Read] = []
+        return AsyncTask(
+            held or sum(self._nbytes(index) for needed in boxes for _, index in needed),
+            partial(self._begin, self._source, boxes, begun),
+            lambda _: self._copy(begun) or finish(),
+            partial(self._note, begun),
+            library_bytes=_COPIES * sum(nbytes),
+        )
+
+    def _nbytes(self, index: Index) -> int:
+        return math.prod(sizes_of(index)) * self._itemsize
+
+    def _read(self, boxes: list[_Needed]) -> None:
+        """Read boxes one by one into a buffer, and copy their parts into the blocks."""
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = np.empty(0, np.uint8)
+        for needed in boxes:
+            buffer = self._read_box(needed, buffer)
+        self._buffers.append(buffer)
+
+    def _read_box(self, needed: _Needed, buffer: _Memory) -> _Memory:
+        """Read a box and split it; return the buffer, or a larger one."""
+        box = hull_of([index for _, index in needed])
+        sizes = sizes_of(box)
+
+        def empty(dtype: np.dtype[Any]) -> _Memory:
+            nonlocal buffer
+            nbytes = math.prod(sizes) * dtype.itemsize
+            if buffer.nbytes < nbytes:
+                buffer = np.empty(nbytes, np.uint8)
+            return buffer[:nbytes].view(dtype).reshape(sizes)
+
+        try:
+            block = checked_block(self._source, box, self._source.read(box, empty))
+            check_dtype_of(block, self._source, self._reader)
+        except Exception as error:
+            self._note_index(box, error)
+            raise
+        self._split(block, box, needed)
+        return buffer
+
+    def _split(self, block: _Memory, box: Index, needed: _Needed) -> None:
+        for number, index in needed:
+            try:
+                self._reader.write(self._part(number, index), block[within(index, box)], index)
+            except Exception as error:
+                self._note_index(self._indices[number], error)
+                raise
+
+    def _part(self, number: int, index: Index) -> _Memory:
+        """Return the memory of the elements at an index of the array, in a block."""
+        block, reader = self._blocks[number], self._reader
+        with self._guard:
+            if number not in self._memory:
+                is_whole = sizes_of(block) == reader.shape
+                made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
+                self._memory[number] = made
+        return self._memory[number][within(index, block)]
+
+    def _begin(
+        self, source: AsyncSource, boxes: list[_Needed], begun: list[_Read]
+    ) -> JoinedFutures:
+        """Begin to read boxes: into the blocks, or each into a buffer."""
+        begun.clear()
+        for needed in boxes:
+            box = hull_of([index for _, index in needed])
+            is_small = len(needed) > 1 and self._nbytes(box) <= _SMALL_BYTES
+            if is_small or native(source.dtype) != self._dtype:
+                buffer = np.empty(sizes_of(box), source.dtype)
+                begun.append(_Read(source.begin(box, buffer), box, buffer, needed))
+                continue
+            # The library decodes a chunk once for all reads of it at the same time.
+            for number, index in needed:
+                future = source.begin(index, self._part(number, index))
+                begun.append(_Read(future, index, None, [(number, index)]))
+        return JoinedFutures([read.future for read in begun])
+
+    def _copy(self, begun: list[_Read]) -> None:
+        """Copy what was read into buffers."""
+        for read in begun:
+            if read.buffer is not None:
+                self._split(read.buffer, read.box, read.needed)
+        begun.clear()
+
+    def _finish(self, boxes: list[_Needed], _: object = None) -> Transfer | None:
+        """Count what was read, and hand on the blocks that are complete."""
+        transfers: list[Transfer] = []
+        for number, index in [each for needed in boxes for each in needed]:
+            self._left[number] -= math.prod(sizes_of(index))
+            self._report(self._nbytes(index))
+            if not self._left[number]:
+                transfer = self._done(number, self._memory.pop(number))
+                transfers += [] if transfer is None else [transfer]
+        if not transfers:
+            return None
+        return Transfer(
+            lambda: all(transfer.is_done() for transfer in transfers),
+            lambda: [transfer.wait() for transfer in transfers],
+        )
+
+    def _note(self, begun: list[_Read], error: Exception) -> None:
+        for read in begun:
+            if _has_failed(read.future):
+                number, _ = read.needed[0]
+                self._note_index(self._indices[number], error)
+                return
+
+
+def check_dtype_of(block: Any, source: Source, reader: BlockReader) -> None:
+    """Raise ``TypeError`` if a block has another dtype than its source says."""
+    dtype = getattr(block, "dtype", None)
+    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
+    if is_other and reader.asked is None:
+        raise TypeError(
+            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
+            f"libraries that scale their data; pass dtype={dtype}"
+        )
+
+
+def within(index: Index, box: Index) -> tuple[Any, ...]:
+    """Return the place of an index in a box, with dots, also of a scalar a view."""
+    sides = zip(index, start_of(box), strict=True)
+    return (*[slice(s.start - first, s.stop - first) for s, first in sides], ...)
+
+
+def _has_failed(future: Any) -> bool:
+    return future.done() and future.exception() is not None
