@@ -44,6 +44,7 @@ class Source(Protocol):
     dtype: np.dtype[Any]  # of its blocks, except for the byte order
     chunks: Shape | None  # that it reads as a whole; None if it reads single elements
     read_bytes: int = 8 * 2**20  # to read at a time where a read is not of one block
+    buffer_bytes: int = 0  # that a read holds beside the block
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         """Return the block at ``index``; ``empty`` gives a buffer for it."""

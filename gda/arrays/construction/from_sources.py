@@ -128,11 +128,12 @@ class PendingArray:
         return jax.ShapeDtypeStruct(plan.shape, self.reader.dtype, sharding=plan.sharding)
 
     def _held_bytes(self) -> int:
-        """Bytes of one block as it is read, and of its copy where it has to be cast."""
+        """Bytes of one block as it is read, of the read, and of its copy if it has to be cast."""
         read, dtype = self.dtype, self.reader.dtype
+        nbytes = self.block_bytes + (0 if self.source is None else self.source.buffer_bytes)
         if read is None or dtype is None or read == dtype:
-            return self.block_bytes
-        return self.block_bytes + math.prod(self.reader.shape) * dtype.itemsize
+            return nbytes
+        return nbytes + math.prod(self.reader.shape) * dtype.itemsize
 
     def _work(self, index: Index) -> Block:
         try:

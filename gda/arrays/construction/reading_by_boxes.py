@@ -112,12 +112,12 @@ class BoxReads:
 
     def _task(self, boxes: list[_Needed], held: int) -> Task | AsyncTask:
         nbytes = [self._nbytes(hull_of([index for _, index in needed])) for needed in boxes]
-        finish = partial(self._finish, boxes)
+        finish, buffer = partial(self._finish, boxes), self._source.buffer_bytes
         if not isinstance(self._source, AsyncSource):
-            return Task(max(nbytes) + held, partial(self._read, boxes), finish)
+            return Task(max(nbytes) + held + buffer, partial(self._read, boxes), finish)
         begun: list[_Read] = []
         return AsyncTask(
-            held or sum(self._nbytes(index) for needed in boxes for _, index in needed),
+            buffer + (held or sum(self._nbytes(index) for each in boxes for _, index in each)),
             partial(self._begin, self._source, boxes, begun),
             lambda _: self._copy(begun) or finish(),
             partial(self._note, begun),

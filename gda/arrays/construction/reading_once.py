@@ -234,12 +234,13 @@ class SharedBlocks:
         """Return the task that reads a part into the memory of its pieces."""
         source = self._source
         outs = [self.memory(piece) for piece in part.pieces]
-        nbytes = part.nbytes + sum(piece.nbytes for piece in part.pieces)
+        held = part.nbytes + source.buffer_bytes
+        nbytes = held + sum(piece.nbytes for piece in part.pieces)
         if not isinstance(source, AsyncSource):
             return Task(nbytes, partial(self._read, part, outs))
         note = partial(self._pending.note_where, part.place)
         if len(outs) == 1:
-            return AsyncTask(part.nbytes, lambda: source.begin(part.place, outs[0]), note=note)
+            return AsyncTask(held, lambda: source.begin(part.place, outs[0]), note=note)
         buffer: list[np.ndarray[Any, Any]] = []
 
         def begin() -> Future:

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gda.layout.dtype_names import is_raw, native
+from gda.layout.sharing import boxes_of_chunks, common_box
 from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of
 from gda.layout.text import format_index
 from gda.storage.sources import AsyncSource, Source, checked_block
-from gda.storage.tasks import Future, JoinedFutures
+from gda.storage.tasks import Future, JoinedFutures, groups_within
 from gda.storage.views.mapping import (
     Box,
     ViewMap,
@@ -33,8 +34,10 @@ _Memory = np.ndarray[Any, Any]
 # A read of a file costs as much as so many bytes, so fewer between two slices are read with them: a
 # source without chunks is planned as if it had chunks of this size.
 READ_BYTES = 32 * 1024
-# A slice that is to be transposed or cast is read in pieces of so many bytes.
+# What is not read straight into the block is read in pieces of so many bytes, or one chunk.
 PIECE_BYTES = 4 * 2**20
+# Of the pieces that a library reads at the same time.
+_BUFFERS_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,31 +152,52 @@ class _ViewSource(Source):
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
+        self.buffer_bytes = _buffer_bytes_of(node, PIECE_BYTES)
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
-        plan = Plan(PIECE_BYTES)
+        plan = Plan()
         plan.add(self._node, bounded(index, self.shape), out)
-        for group in plan.groups():
-            group.read()
+        for read in plan.reads():
+            read.now()
         for copy in plan.copies:
             copy()
         return out
 
 
 class _AsyncViewSource(AsyncSource):
-    """The reader of a view of sources that read concurrently, which all begin at once."""
+    """The reader of a view of sources that read concurrently.
+
+    All reads straight into the block begin at once; others a few at a time, in buffers.
+    """
 
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
+        self.buffer_bytes = _buffer_bytes_of(node, _BUFFERS_BYTES)
 
     def begin(self, index: Index, out: _Memory) -> Future:
-        plan = Plan(math.inf)
+        plan = Plan()
         plan.add(self._node, bounded(index, self.shape), out)
-        groups = plan.groups()
-        futures = [group.begin() for group in groups]
-        return JoinedFutures(futures, [*[group.deliver for group in groups], *plan.copies])
+        reads = sorted(plan.reads(), key=lambda read: read.buffer_bytes > 0)
+        nbytes = [read.buffer_bytes for read in reads]
+        first, *others = [*groups_within(reads, nbytes, _BUFFERS_BYTES)] or [[]]
+
+        def go_on() -> None:
+            for read in first:
+                read.deliver()
+            for some in others:
+                for future in [read.begin() for read in some]:
+                    future.result()
+                for read in some:
+                    read.deliver()
+
+        return JoinedFutures([read.begin() for read in first], [go_on, *plan.copies])
+
+
+def _buffer_bytes_of(node: Node, most: int) -> int:
+    """Return the bytes that a read of a view holds beside the block, at most ``most``."""
+    return min(most, sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in node.leaves()))
 
 
 @dataclass(frozen=True)
@@ -186,6 +210,16 @@ class _Slice:
     target: _Memory  # a dimension for each factor
     memory: _Memory | None  # the same in the order of the source, if it can be read into
     is_cast: bool
+
+    def parts_at(self, index: Index) -> Iterator[_Slice]:
+        """Yield the parts of the slice that have all of its elements at an index of the source."""
+        if common_box(index, self.index) == self.index:
+            yield self
+            return
+        for digits in self.box.parts_at(index):
+            box = self.box.part(digits)
+            target = self.target[tuple([slice(some.start, some.stop) for some in digits])]
+            yield _Slice(self.leaf, box, box.hull(), target, None, self.is_cast)
 
     def deliver(self, block: _Memory, at: Index) -> None:
         """Copy the elements out of a block of the source that lies at an index."""
@@ -202,8 +236,7 @@ class _Slice:
 class Plan:
     """The slices to read, and the copies to make afterwards, for one block of a view."""
 
-    def __init__(self, piece_bytes: float) -> None:
-        self._piece_bytes = piece_bytes
+    def __init__(self) -> None:
         self._slices: dict[int, list[_Slice]] = {}
         self.copies: list[Callable[[], object]] = []
 
@@ -218,13 +251,11 @@ class Plan:
             self._add_joined(node, index, out)
             return
         assert isinstance(node, Mapped)
-        below, itemsize = node.node, node.node.dtype.itemsize
-        chunks = below.chunks or chunks_of_bytes(below.shape, itemsize, READ_BYTES)
+        below = node.node
+        chunks = below.chunks or chunks_of_bytes(below.shape, below.dtype.itemsize, READ_BYTES)
         for box in node.map.boxes(index):
             target = out[(*box.within, ...)].reshape(box.sizes)
-            is_direct = self._memory_of(box, target, below) is not None
-            most = math.inf if is_direct else self._piece_bytes / max(itemsize, 1)
-            for digits in box.parts(chunks, most):
+            for digits in box.parts(chunks):
                 part = box.part(digits)
                 within = tuple([slice(some.start, some.stop) for some in digits])
                 self._add_box(below, part, target[(*within, ...)])
@@ -266,55 +297,64 @@ class Plan:
             return memory if memory is not None and memory.flags.c_contiguous else None
         return memory
 
-    def groups(self) -> list[_Group]:
-        """Return the slices in groups that are read in one."""
-        groups: list[_Group] = []
+    def reads(self) -> Iterator[_Read]:
+        """Yield the reads of all slices: those that share chunks are read together, in pieces."""
         for slices in self._slices.values():
-            chunks = slices[0].leaf.chunks
-            group = None
-            for each in sorted(slices, key=lambda each: [s.start for s in each.index]):
-                if group is not None and group.takes(each, chunks):
-                    group.add(each)
+            leaf = slices[0].leaf
+            first, *others = sorted(slices, key=lambda each: [s.start for s in each.index])
+            group, hull = [first], first.index
+            for each in others:
+                if _are_together(hull, each.index, leaf):
+                    group.append(each)
+                    hull = hull_of([hull, each.index])
                 else:
-                    group = _Group(each.index, [each])
-                    groups.append(group)
-        return groups
+                    yield from _reads_of(group, hull)
+                    group, hull = [each], each.index
+            yield from _reads_of(group, hull)
+
+
+def _are_together(one: Index, other: Index, leaf: Leaf) -> bool:
+    """Return True if two slices of a source cost no more together than alone.
+
+    Slices that share no chunk are joined up to the size of a piece.
+    """
+    hull, chunks = hull_of([one, other]), leaf.chunks
+    together = num_chunks(hull, chunks)
+    apart = num_chunks(one, chunks) + num_chunks(other, chunks)
+    nbytes = math.prod(sizes_of(hull)) * leaf.dtype.itemsize
+    return together < apart or (together == apart and nbytes <= PIECE_BYTES)
+
+
+def _reads_of(slices: list[_Slice], hull: Index) -> Iterator[_Read]:
+    """Yield the reads of slices that lie together: one into its memory, or pieces of their hull."""
+    leaf = slices[0].leaf
+    if len(slices) == 1 and slices[0].memory is not None:
+        yield _Read(hull, slices, slices[0].memory)
+        return
+    most_elements = max(PIECE_BYTES // max(leaf.dtype.itemsize, 1), 1)
+    for piece in boxes_of_chunks(hull, leaf.chunks, most_elements):
+        if parts := [part for each in slices for part in each.parts_at(piece)]:
+            yield _Read(hull_of([part.index for part in parts]), parts)
 
 
 @dataclass
-class _Group:
-    """Slices of one source that are read in one."""
+class _Read:
+    """A read of one source, and the slices that it has."""
 
     index: Index
     slices: list[_Slice]
+    memory: _Memory | None = None  # of the only slice, if it is read into that
     _block: _Memory | None = field(default=None, init=False)
 
-    def takes(self, other: _Slice, chunks: Shape) -> bool:
-        """Return True if another slice costs no more together with these than alone.
-
-        Slices that share no chunk are joined up to the size of a piece.
-        """
-        hull = hull_of([self.index, other.index])
-        together = num_chunks(hull, chunks)
-        apart = num_chunks(self.index, chunks) + num_chunks(other.index, chunks)
-        nbytes = math.prod(sizes_of(hull)) * other.leaf.dtype.itemsize
-        return together < apart or (together == apart and nbytes <= PIECE_BYTES)
-
     @property
-    def sizes(self) -> Shape:
-        return sizes_of(self.index)
+    def buffer_bytes(self) -> int:
+        if self.memory is not None:
+            return 0
+        return math.prod(sizes_of(self.index)) * self.slices[0].leaf.dtype.itemsize
 
-    def add(self, other: _Slice) -> None:
-        self.index = hull_of([self.index, other.index])
-        self.slices.append(other)
-
-    @property
-    def _memory(self) -> _Memory | None:
-        return self.slices[0].memory if len(self.slices) == 1 else None
-
-    def read(self) -> None:
-        """Read the slice and copy its elements into the result."""
-        leaf, shape, memory = self.slices[0].leaf, self.sizes, self._memory
+    def now(self) -> None:
+        """Read the slices and copy their elements into the result."""
+        leaf, shape, memory = self.slices[0].leaf, sizes_of(self.index), self.memory
 
         def empty(dtype: np.dtype[Any]) -> _Memory:
             fits = memory is not None and dtype == memory.dtype
@@ -334,15 +374,15 @@ class _Group:
             raise
 
     def begin(self) -> Future:
-        """Begin to read the slice, of an asynchronous source."""
+        """Begin to read the slices, of an asynchronous source."""
         source: Any = self.slices[0].leaf.source
-        memory = self._memory
+        memory = self.memory
         if memory is None:
-            memory = self._block = np.empty(self.sizes, source.dtype)
+            memory = self._block = np.empty(sizes_of(self.index), source.dtype)
         return source.begin(self.index, memory)
 
     def deliver(self) -> None:
-        """Copy the elements of the slice into the result, where they were not read into it."""
+        """Copy the elements of the slices into the result, if they were not read into it."""
         if self._block is not None:
             for each in self.slices:
                 each.deliver(self._block, self.index)
@@ -357,7 +397,7 @@ def _taken(box: Box, block: _Memory, at: Index) -> _Memory:
     """Return the elements of a box as a view of a block of the source that lies at an index."""
     first = tuple([slice(n - s.start, None) for n, s in zip(box.starts, at, strict=True)])
     strides = [block.strides[factor.dimension] * factor.stride for factor in box.factors]
-    return as_strided(block[(*first, ...)], box.sizes, strides, writeable=False)
+    return _strided(block[(*first, ...)], box.sizes, strides)
 
 
 def _in_order_of_source(box: Box, target: _Memory) -> _Memory | None:
@@ -378,4 +418,12 @@ def _in_order_of_source(box: Box, target: _Memory) -> _Memory | None:
             return None
         strides[k] = strides[k] or stride
         shape[k] *= factor.size
-    return as_strided(forward, shape, strides)
+    return _strided(forward, shape, strides)
+
+
+def _strided(array: _Memory, shape: Sequence[int], strides: Sequence[int]) -> _Memory:
+    # NumPy looks for the dtype by kind and size, and finds none for those of ml_dtypes.
+    if array.dtype.isbuiltin != 2:
+        return as_strided(array, shape, strides)
+    raw = array.view(np.dtype((np.void, array.dtype.itemsize)))
+    return as_strided(raw, shape, strides).view(array.dtype)

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 from trials import often
 
 import gda
+from gda.arrays.construction import from_sources
 from gda.layout.dtype_names import as_dtype
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
@@ -213,15 +214,78 @@ def test_views_of_tensorstores_read_all_of_them_at_once(auto_mesh: Mesh) -> None
 
 def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
     view = lazy(open_tensorstore(numbers(8, 6))).T[::-1]
-    plan = reads.Plan(math.inf)
+    plan = reads.Plan()
     out = np.zeros((6, 8), np.float32)
     plan.add(view._node, (slice(0, 6), slice(0, 8)), out)
-    (group,) = plan.groups()
-    group.begin().result()
+    (read,) = plan.reads()
+    read.begin().result()
     np.testing.assert_array_equal(out, numbers(8, 6).T[::-1])  # before any step of gda's
 
 
+def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, auto_mesh: Mesh
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 256)
+    monkeypatch.setattr(reads, "_BUFFERS_BYTES", 512)
+    held: list[int] = []
+    begin, deliver = reads._Read.begin, reads._Read.deliver
+
+    def counted(read: Any) -> Any:
+        held.append(read.buffer_bytes)
+        assert sum(held) <= 512
+        return begin(read)
+
+    def released(read: Any) -> None:
+        deliver(read)
+        held.remove(read.buffer_bytes)
+
+    monkeypatch.setattr(reads._Read, "begin", counted)
+    monkeypatch.setattr(reads._Read, "deliver", released)
+    data = numbers(64, 12)
+    view = lazy(open_tensorstore(data)).T.astype("bf16")
+    assert source_of(view).buffer_bytes == 512
+    np.testing.assert_array_equal(np.asarray(view), data.T.astype(ml_dtypes.bfloat16))
+    assert held == []
+    monkeypatch.undo()
+    # They count for max_bytes, beside the elements.
+    seen: list[Any] = []
+    run = from_sources.run
+    monkeypatch.setattr(
+        from_sources, "run", lambda tasks, options: run(seen.extend(tasks) or seen, options)
+    )
+    gda.GlobalArray.from_source(view[:, 1:33], auto_mesh, P(None, "x"))
+    assert [task.nbytes for task in seen] == [2 * 12 * 32 + data.nbytes]
+
+
 # The elements that are read.
+
+
+def test_columns_that_are_far_from_each_other_are_read_a_piece_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 2**14)
+    monkeypatch.setattr(reads, "READ_BYTES", 2**10)
+    data = numbers(512, 256)
+    for chunks in (None, (8, 256)):
+        source = Counting(data, chunks)
+        w = lazy(source)
+        two = concatenate([w[:, 3], w[::-1, 250]])
+        np.testing.assert_array_equal(
+            np.asarray(two), np.concatenate([data[:, 3], data[::-1, 250]])
+        )
+        assert max(source.data[index].nbytes for index in source.slices) <= 2**14
+        assert source.counts.max() == 1
+
+
+def test_a_split_dimension_that_is_transposed_is_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 2**14)
+    source = Counting(numbers(2 * 30_000))
+    view = lazy(source).reshape(2, 30_000).T.astype("float64")
+    np.testing.assert_array_equal(np.asarray(view), source.data.reshape(2, -1).T)
+    assert max(source.data[index].nbytes for index in source.slices) <= reads.READ_BYTES
+    assert (source.counts == 1).all()
 
 
 def test_slices_that_lie_together_are_read_together(exact: None) -> None:
@@ -279,10 +343,10 @@ def test_a_stack_that_is_cast_needs_no_memory_for_a_second_block(
     monkeypatch.setattr(reads, "READ_BYTES", 64)
     layers = [Counting(numbers(64, 16) + i) for i in range(3)]
     up = stack([lazy(layer).T for layer in layers], axis=1).astype("bf16")
-    plan = reads.Plan(512)
+    plan = reads.Plan()
     plan.add(up._node, (slice(0, 16), slice(0, 3), slice(0, 64)), np.empty(up.shape, up.dtype))
     assert not plan.copies
-    assert all(math.prod(group.sizes) * 4 <= 512 for group in plan.groups())
+    assert all(read.buffer_bytes <= 512 for read in plan.reads())
     expected = np.stack([layer.data.T for layer in layers], axis=1)
     np.testing.assert_array_equal(np.asarray(up), expected.astype(ml_dtypes.bfloat16))
 
