@@ -123,24 +123,20 @@ class ViewMap:
                 factors += own
             yield Box(tuple([part[0] for part in combination]), tuple(starts), tuple(factors))
 
-    def chunks(self, chunks: Shape) -> Shape | None:
-        """Return the chunks of a view whose source has these, or None unless they form a grid.
+    def chunks(self, chunks: Shape) -> Shape:
+        """Return the chunks of a view whose source has these.
 
-        A cut between two chunks of the view never divides a chunk of the source.
+        A cut between two chunks of the view divides none of the source if the view begins with one
+        and no dimension was merged or split within one; else few.
         """
-        if not math.prod(self.shape):
-            return None
         sizes = []
         for own in self.factors:
-            size, is_whole = 1, True
+            size = whole = 1
             for factor in reversed(own):
-                along = _chunk_along(factor, chunks[factor.dimension], self.starts)
-                if not along or (along > 1 and not is_whole):
-                    return None
-                if factor is not own[0] and factor.size % along:
-                    return None
-                size *= along
-                is_whole = is_whole and along == factor.size
+                along = max(chunks[factor.dimension] // abs(factor.stride or 1), 1)
+                if along > 1 and factor.size > 1:
+                    size = whole * min(along, factor.size)
+                whole *= factor.size
             sizes.append(size)
         return tuple(sizes)
 
@@ -322,13 +318,3 @@ def _between(stride: int, size: int, low: int, high: int) -> range:
     if stride < 0:
         stride, low, high = -stride, -high, -low
     return range(max(-(-low // stride), 0), min(high // stride + 1, size))
-
-
-def _chunk_along(factor: Factor, chunk: int, starts: Shape) -> int | None:
-    """Return the digits of a factor in one chunk; None if chunks do not begin with a digit 0."""
-    step, start = factor.stride, starts[factor.dimension]
-    if step == -1:
-        return min(chunk, factor.size) if (start + 1) % chunk == 0 else None
-    if step < 1 or start % chunk or (chunk % step and step % chunk):
-        return None
-    return min(max(chunk // step, 1), factor.size)

@@ -87,8 +87,8 @@ class Mapped:
         return self.map.shape
 
     @cached_property
-    def chunks(self) -> Shape | None:
-        return None if self.node.chunks is None else self.map.chunks(self.node.chunks)
+    def chunks(self) -> Shape:
+        return self.map.chunks(self.node.chunks)
 
     @property
     def source_bytes(self) -> int:
@@ -125,12 +125,9 @@ class Joined:
         return sum(part.source_bytes for part in self.parts)
 
     @cached_property
-    def chunks(self) -> Shape | None:
-        known = {part.chunks for part in self.parts}
-        if len(known) > 1 or (chunks := known.pop()) is None:
-            return None
-        ends_with_chunk = [part.shape[self.axis] % chunks[self.axis] == 0 for part in self.parts]
-        return chunks if all(ends_with_chunk[:-1]) else None
+    def chunks(self) -> Shape:
+        """The largest of its parts, of which those that differ divide few chunks."""
+        return tuple(map(max, *[part.chunks for part in self.parts], self.parts[0].chunks))
 
     def leaves(self) -> Iterator[Leaf]:
         for part in self.parts:
@@ -252,10 +249,9 @@ class Plan:
             return
         assert isinstance(node, Mapped)
         below = node.node
-        chunks = below.chunks or chunks_of_bytes(below.shape, below.dtype.itemsize, READ_BYTES)
         for box in node.map.boxes(index):
             target = out[(*box.within, ...)].reshape(box.sizes)
-            for digits in box.parts(chunks):
+            for digits in box.parts(below.chunks):
                 part = box.part(digits)
                 within = tuple([slice(some.start, some.stop) for some in digits])
                 self._add_box(below, part, target[(*within, ...)])

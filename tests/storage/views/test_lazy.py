@@ -254,7 +254,7 @@ def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
         from_sources, "run", lambda tasks, options: run(seen.extend(tasks) or seen, options)
     )
     gda.GlobalArray.from_source(view[:, 1:33], auto_mesh, P(None, "x"))
-    assert [task.nbytes for task in seen] == [2 * 12 * 32 + data.nbytes]
+    assert [task.nbytes for task in seen] == [2 * 12 * 8 + data.nbytes] * 4
 
 
 # The elements that are read.
@@ -355,21 +355,34 @@ def test_chunks_are_those_of_the_source_in_the_axes_of_the_view() -> None:
     view = lazy(Counting(np.zeros((16, 12)), chunks=(4, 6)))
 
     def chunks(view: LazyArray) -> Any:
-        return source_of(view).chunks
+        return source_of(view).chunks  # also of parts that begin within one
 
     assert chunks(view.T) == (6, 4)
     assert chunks(view[4:, None, 6:]) == (4, 1, 6)
-    assert chunks(view[1:]) is None
+    assert chunks(view[1:]) == (4, 6)
     assert chunks(view[::-1]) == (4, 6)
     assert chunks(view.reshape(8, 2, 12)) == (2, 2, 6)
     assert chunks(view.reshape(2, 8, 12)) == (1, 4, 6)
-    assert chunks(view.reshape(-1)) is None
+    assert chunks(view.reshape(-1)) == (48,)  # of which each has two
     assert chunks(view[:, :6].reshape(-1)) == (24,)
     assert chunks(stack([view, view], axis=1)) == (4, 1, 6)
     assert chunks(concatenate([view, view])) == (4, 6)
-    assert chunks(concatenate([view, view[:3], view])) is None
+    assert chunks(concatenate([view, view[:3], view])) == (4, 6)
     # Without chunks, those are the elements that lie together in 32 KiB.
     assert chunks(lazy(np.zeros((100, 1024))).T) == (1024, 4)
+
+
+def test_a_view_that_begins_within_a_chunk_reads_few_chunks_twice(auto_mesh: Mesh) -> None:
+    data = numbers(65, 64)
+    for chunks in ((8, 64), (5, 64), (65, 8)):
+        source = Counting(data, chunks)
+        g = gda.GlobalArray.from_source(lazy(source)[1:].T, auto_mesh, P("x", "y"))
+        np.testing.assert_array_equal(np.asarray(g), data[1:].T)
+        whole = np.zeros(data.shape, int)  # how often each chunk is read
+        for index in source.slices:
+            pairs = zip(index, chunks, strict=True)
+            whole[tuple(slice(s.start // n * n, -(-s.stop // n) * n) for s, n in pairs)] += 1
+        assert whole.max() <= 2
 
 
 # Any composition.
