@@ -8,6 +8,7 @@ one source that overlap or lie together become one.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -58,7 +59,15 @@ class Leaf:
 
     @property
     def source_bytes(self) -> int:
+        return self.leaf_bytes
+
+    @property
+    def leaf_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_async(self) -> bool:
+        return isinstance(self.source, AsyncSource)
 
     @cached_property
     def chunks(self) -> Shape:
@@ -66,72 +75,37 @@ class Leaf:
         given = self.source.chunks
         return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield self
 
-
-@dataclass(frozen=True, eq=False)
+# What a node says is computed when it is made: later, a chain of hundreds would need a frame for
+# each, and parts that are shared would be asked again and again.
 class Mapped:
     """A view of a node, cast to a dtype."""
 
-    node: Node
-    map: ViewMap
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def is_cast(self) -> bool:
-        return self.dtype != self.node.dtype or self.node.is_cast
-
-    @cached_property
-    def shape(self) -> Shape:
-        return self.map.shape
-
-    @cached_property
-    def chunks(self) -> Shape:
-        return self.map.chunks(self.node.chunks)
-
-    @property
-    def source_bytes(self) -> int:
+    def __init__(self, node: Node, view_map: ViewMap, dtype: np.dtype[Any]) -> None:
+        self.node, self.map, self.dtype = node, view_map, dtype
+        self.shape = view_map.shape
+        self.chunks = view_map.chunks(node.chunks)
+        self.is_cast = dtype != node.dtype or node.is_cast
+        self.is_async, self.leaf_bytes = node.is_async, node.leaf_bytes
         # A part of nodes of several dtypes counts as if they were mixed evenly.
-        below = math.prod(self.node.shape)
-        return self.node.source_bytes * math.prod(self.shape) // below if below else 0
-
-    def leaves(self) -> Iterator[Leaf]:
-        return self.node.leaves()
+        below = math.prod(node.shape)
+        self.source_bytes = node.source_bytes * math.prod(self.shape) // below if below else 0
 
 
-@dataclass(frozen=True, eq=False)
 class Joined:
     """Nodes of one dtype, side by side along an axis."""
 
-    parts: Sequence[Mapped]
-    axis: int
-
-    @cached_property
-    def is_cast(self) -> bool:
-        return any(part.is_cast for part in self.parts)
-
-    @cached_property
-    def shape(self) -> Shape:
-        first, axis = self.parts[0].shape, self.axis
-        return (*first[:axis], sum(part.shape[axis] for part in self.parts), *first[axis + 1 :])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
-
-    @property
-    def source_bytes(self) -> int:
-        return sum(part.source_bytes for part in self.parts)
-
-    @cached_property
-    def chunks(self) -> Shape:
-        """The largest of its parts, of which those that differ divide few chunks."""
-        return tuple(map(max, *[part.chunks for part in self.parts], self.parts[0].chunks))
-
-    def leaves(self) -> Iterator[Leaf]:
-        for part in self.parts:
-            yield from part.leaves()
+    def __init__(self, parts: Sequence[Mapped], axis: int) -> None:
+        self.parts, self.axis = parts, axis
+        self.dtype = parts[0].dtype
+        first = parts[0].shape
+        self.shape = (*first[:axis], sum(p.shape[axis] for p in parts), *first[axis + 1 :])
+        # Of parts whose chunks differ, the largest divide few.
+        self.chunks = tuple(map(max, *[part.chunks for part in parts], parts[0].chunks))
+        self.is_cast = any(part.is_cast for part in parts)
+        self.is_async = all(part.is_async for part in parts)
+        self.leaf_bytes = sum(part.leaf_bytes for part in parts)
+        self.source_bytes = sum(part.source_bytes for part in parts)
 
 
 Node = Leaf | Mapped | Joined
@@ -139,8 +113,33 @@ Node = Leaf | Mapped | Joined
 
 def source_of_node(node: Mapped) -> Source:
     """Return the reader of a view: asynchronous if all its sources are."""
-    are_async = all(isinstance(leaf.source, AsyncSource) for leaf in node.leaves())
-    return _AsyncViewSource(node) if are_async else _ViewSource(node)
+    return _AsyncViewSource(node) if node.is_async else _ViewSource(node)
+
+
+def bits_of(source: Source, dtype: np.dtype[Any]) -> Source:
+    """Return a source of the bits of another, as numbers of a dtype of as many bytes."""
+    return (_AsyncBits if isinstance(source, AsyncSource) else _Bits)(source, dtype)
+
+
+class _Bits(Source):
+    """The bits of a view as numbers of another dtype."""
+
+    def __init__(self, source: Any, dtype: np.dtype[Any]) -> None:
+        self._source, self.dtype = source, dtype
+        self.shape, self.chunks = source.shape, source.chunks
+        self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
+        out = empty(self.dtype)
+        self._source.read(index, out.view)
+        return out
+
+
+class _AsyncBits(_Bits, AsyncSource):
+    """The same of a view that reads concurrently."""
+
+    def begin(self, index: Index, out: _Memory) -> Future:
+        return self._source.begin(index, out.view(self._source.dtype))
 
 
 class _ViewSource(Source):
@@ -149,7 +148,7 @@ class _ViewSource(Source):
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
-        self.buffer_bytes = _buffer_bytes_of(node, PIECE_BYTES)
+        self.buffer_bytes = min(node.leaf_bytes, PIECE_BYTES)
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
@@ -171,7 +170,7 @@ class _AsyncViewSource(AsyncSource):
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
-        self.buffer_bytes = _buffer_bytes_of(node, _BUFFERS_BYTES)
+        self.buffer_bytes = min(node.leaf_bytes, _BUFFERS_BYTES)
 
     def begin(self, index: Index, out: _Memory) -> Future:
         plan = Plan()
@@ -190,11 +189,6 @@ class _AsyncViewSource(AsyncSource):
                     read.deliver()
 
         return JoinedFutures([read.begin() for read in first], [go_on, *plan.copies])
-
-
-def _buffer_bytes_of(node: Node, most: int) -> int:
-    """Return the bytes that a read of a view holds beside the block, at most ``most``."""
-    return min(most, sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in node.leaves()))
 
 
 @dataclass(frozen=True)
@@ -230,33 +224,32 @@ class _Slice:
         _copy(self.target, _taken(self.box, block, at))
 
 
+_Wanted = tuple[Mapped | Joined, Index, _Memory]  # a block of a node, and where it goes
+
+
 class Plan:
     """The slices to read, and the copies to make afterwards, for one block of a view."""
 
     def __init__(self) -> None:
         self._slices: dict[int, list[_Slice]] = {}
-        self.copies: list[Callable[[], object]] = []
+        self.copies: deque[Callable[[], object]] = deque()  # in their order
 
-    def add(self, node: Node, index: Index, out: _Memory) -> None:
+    def add(self, node: Mapped | Joined, index: Index, out: _Memory) -> None:
         """Plan to read the block of a node at an index into ``out``, of any strides.
 
         ``out`` may have another dtype if no node below casts: the values are then cast once.
         """
-        if not out.size:
-            return
-        if isinstance(node, Joined):
-            self._add_joined(node, index, out)
-            return
-        assert isinstance(node, Mapped)
-        below = node.node
-        for box in node.map.boxes(index):
-            target = out[(*box.within, ...)].reshape(box.sizes)
-            for digits in box.parts(below.chunks):
-                part = box.part(digits)
-                within = tuple([slice(some.start, some.stop) for some in digits])
-                self._add_box(below, part, target[(*within, ...)])
+        # No recursion: a view may be a chain of hundreds.
+        remaining: list[_Wanted] = [(node, index, out)]
+        while remaining:
+            node, index, out = remaining.pop()
+            if out.size:
+                if isinstance(node, Joined):
+                    remaining += self._of_joined(node, index, out)
+                else:
+                    remaining += self._of_mapped(node, index, out)
 
-    def _add_joined(self, node: Joined, index: Index, out: _Memory) -> None:
+    def _of_joined(self, node: Joined, index: Index, out: _Memory) -> Iterator[_Wanted]:
         axis, begin = node.axis, 0
         wanted = index[axis]
         for part in node.parts:
@@ -265,22 +258,32 @@ class Plan:
             if first < last:
                 own = slice(first - begin, last - begin)
                 within = (slice(None),) * axis + (slice(first - wanted.start, last - wanted.start),)
-                self.add(part, (*index[:axis], own, *index[axis + 1 :]), out[within])
+                yield part, (*index[:axis], own, *index[axis + 1 :]), out[within]
             begin = end
 
-    def _add_box(self, below: Node, box: Box, target: _Memory) -> None:
+    def _of_mapped(self, node: Mapped, index: Index, out: _Memory) -> Iterator[_Wanted]:
+        below = node.node
+        for box in node.map.boxes(index):
+            target = out[(*box.within, ...)].reshape(box.sizes)
+            for digits in box.parts(below.chunks):
+                part = box.part(digits)
+                within = tuple([slice(some.start, some.stop) for some in digits])
+                yield from self._of_box(below, part, target[(*within, ...)])
+
+    def _of_box(self, below: Node, box: Box, target: _Memory) -> Iterator[_Wanted]:
         index = box.hull()
         memory = self._memory_of(box, target, below)
         if isinstance(below, Leaf):
             part = _Slice(below, box, index, target, memory, target.dtype != below.dtype)
             self._slices.setdefault(id(below.value), []).append(part)
         elif memory is not None:
-            self.add(below, index, memory)
+            yield below, index, memory
         else:
             dtype = below.dtype if below.is_cast else target.dtype
             block = np.empty(sizes_of(index), dtype)
-            self.add(below, index, block)
-            self.copies.append(lambda: _copy(target, _taken(box, block, index)))
+            # Before those that are known: it waits for what fills the block.
+            self.copies.appendleft(lambda: _copy(target, _taken(box, block, index)))
+            yield below, index, block
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
         """Return the target in the order of what is below, if that can be read into it."""

@@ -21,7 +21,7 @@ from trials import often
 
 import gda
 from gda.arrays.construction import from_sources
-from gda.layout.dtype_names import as_dtype
+from gda.layout.dtype_names import _OF_NUMPY, _names_of_ml_dtypes, as_dtype, dtype_named
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
 from gda.storage.views import reads
@@ -135,6 +135,44 @@ def test_casts_are_those_of_dtype_elsewhere(dtype: Any, auto_mesh: Mesh) -> None
     if wanted != np.float64:
         loaded = gda.GlobalArray.from_source(data, auto_mesh, P(), dtype=dtype)
         np.testing.assert_array_equal(np.asarray(view), np.asarray(loaded))
+
+
+@pytest.mark.parametrize("name", [*sorted(_OF_NUMPY), *_names_of_ml_dtypes()])
+def test_all_dtypes(name: str) -> None:
+    data = (np.arange(24) % 2).reshape(6, 4).astype(np.float32)
+    typed = data.astype(dtype_named(name))
+    source = Counting(typed)
+    for view, expected in [
+        (lazy(source).T[::-1], typed.T[::-1]),
+        (lazy(source).reshape(2, 3, 4).transpose(2, 1, 0), typed.reshape(2, 3, 4).T),
+        (stack([lazy(source).T, typed.T], axis=1), np.stack([typed.T, typed.T], axis=1)),
+        (lazy(data).T.astype(name), typed.T),
+        (lazy(typed.view(f"V{typed.itemsize}")).T.astype(name), typed.T),
+        (lazy(typed.view(f"V{typed.itemsize}")).T.view(name)[1:], typed.T[1:]),
+    ]:
+        block = np.asarray(view)
+        assert block.dtype == typed.dtype
+        assert block.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_bits_of_a_view_as_another_dtype(is_async: bool, auto_mesh: Mesh) -> None:
+    data = numbers(8, 6).astype(ml_dtypes.bfloat16)
+    bits = data.view(np.uint16)
+    view = lazy(open_tensorstore(bits) if is_async else Counting(bits)).T.view("bf16")[1:]
+    assert isinstance(source_of(view), AsyncSource) == is_async
+    assert repr(view).endswith(".T.view(bfloat16)[1:])")
+    for each in (view, stack([view, view])[1]):
+        loaded = gda.load_tree([each.astype("f4").T], auto_mesh, P("x"))[0]
+        np.testing.assert_array_equal(np.asarray(loaded), data[:, 1:].astype(np.float32))
+    with pytest.raises(TypeError, match=r"bfloat16, of 2 bytes, has no elements of float32, of 4"):
+        view.view("float32")
+
+
+def test_the_length_of_a_view() -> None:
+    assert len(lazy(numbers(3, 2)).T) == 2
+    with pytest.raises(TypeError, match=r"no dimensions has no len\(\); use view.size"):
+        len(lazy(np.float32(1)))
 
 
 def test_two_casts_are_done_one_after_the_other() -> None:
@@ -417,10 +455,19 @@ def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
     """Return a view and its array, both changed by one random operation."""
-    name = data.draw(st.sampled_from(["transpose", "index", "index", "reshape", "reshape", "join"]))
+    names = ["transpose", "swap", "index", "index", "reshape", "reshape", "squeeze", "join"]
+    name = data.draw(st.sampled_from(names))
     if name == "transpose":
         axes = data.draw(st.permutations(range(array.ndim)))
         return view.transpose(axes), array.transpose(axes)
+    if name == "swap" and array.ndim:
+        axis = st.integers(-array.ndim, array.ndim - 1)
+        pair = data.draw(axis), data.draw(axis)
+        return view.swapaxes(*pair), array.swapaxes(*pair)
+    if name == "squeeze":
+        ones = [axis for axis, size in enumerate(array.shape) if size == 1]
+        axes = data.draw(st.sampled_from([None, tuple(ones), *ones]))
+        return view.squeeze(axes), array.squeeze(axes)
     if name == "index" or not array.ndim:
         index = data.draw(indices(array.shape))
         return view[index], array[index]
@@ -451,10 +498,10 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 0]), max_size=3)))
     chunks = data.draw(st.tuples(*[st.integers(1, 4) for _ in shape])) if has_chunks else None
     source = Counting(numbers(*shape, dtype=np.int32), chunks)
-    view, array = lazy(source), source.data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reads, "READ_BYTES", 1 if is_exact else 32 * 1024)
         patch.setattr(reads, "PIECE_BYTES", data.draw(st.sampled_from([16, 4 * 2**20])))
+        view, array = lazy(source), source.data
         for _ in range(data.draw(st.integers(0, 6))):
             view, array = changed(data, view, array)
         cast = data.draw(st.sampled_from([array.dtype, np.dtype("f2"), np.dtype("f8")]))
@@ -510,6 +557,10 @@ def test_wrong_axes_dtypes_and_parts_are_refused() -> None:
     view = lazy(numbers(6, 4))
     with pytest.raises(ValueError, match=r"axes \(0, 0\) .* \(6, 4\); give each number from 0 to"):
         view.transpose(0, 0)
+    with pytest.raises(ValueError, match="axis=2 of 2 dimensions; give a number from -2 to 1"):
+        view.swapaxes(0, 2)
+    with pytest.raises(ValueError, match=r"axis=1 of a view of shape \(6, 4\); squeeze drops"):
+        view.squeeze(1)
     with pytest.raises(TypeError, match="'flaot32' is not a dtype; did you mean"):
         view.astype("flaot32")
     with pytest.raises(ValueError, match="stack needs at least one"):
@@ -520,7 +571,7 @@ def test_wrong_axes_dtypes_and_parts_are_refused() -> None:
         concatenate([view, view[:, 1:]])
     with pytest.raises(TypeError, match=r"view 1 of stack has dtype int8.*astype\('float32'\)"):
         stack([view, view.astype("int8")])
-    with pytest.raises(ValueError, match="axis=3 of a result of 3 dimensions"):
+    with pytest.raises(ValueError, match="axis=3 of 3 dimensions; give a number from -3"):
         stack([view, view], axis=3)
     with pytest.raises(ValueError, match="views of no dimensions; use stack"):
         concatenate([lazy(np.float32(1))])
@@ -557,3 +608,31 @@ def test_a_view_says_what_it_is_made_of(model: Any) -> None:
         "LazyArray(shape=(3, 2), dtype=float32, "
         "made_of=stack([ndarray[2,3].T, ..., ndarray[2,3].T], axis=1) of 3[0])"
     )
+
+
+# Views of many views.
+
+
+def test_a_chain_of_joined_views_of_any_length(auto_mesh: Mesh) -> None:
+    view, data = lazy(numbers(2, 4)), numbers(2, 4)
+    for n in range(600):
+        part = numbers(1, 4) + n
+        if n % 3:
+            view, data = concatenate([view, part])[1:], np.concatenate([data, part])[1:]
+        else:  # not in the memory of the result
+            view = concatenate([view.astype("f8"), part.astype("f8")]).astype("f4")
+            data = np.concatenate([data, part])
+    np.testing.assert_array_equal(np.asarray(view[-300::2]), data[-300::2])
+    assert len(repr(view)) < 1000
+    loaded = gda.GlobalArray.from_source(view[-8:], auto_mesh, P("x"))
+    np.testing.assert_array_equal(np.asarray(loaded), data[-8:])
+
+
+def test_parts_that_are_shared_are_looked_at_once() -> None:
+    view = lazy(numbers(1))
+    for _ in range(50):
+        view = concatenate([view, view])
+    assert view.shape == (2**50,)
+    assert len(repr(view)) < 1000
+    assert source_of(view).chunks == (1,)
+    assert np.asarray(view[2**49 - 1 : 2**49 + 2]).tolist() == [0.0] * 3
