@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxReads, check_
 from gda.arrays.dtypes import narrowed_dtype
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.sharing import blocks_read_together
-from gda.layout.spec import Index, SpecLike, bounded, shape_at
+from gda.layout.spec import Index, Shape, SpecLike, bounded, shape_at
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
 from gda.storage.progress import shown
@@ -94,13 +94,17 @@ class PendingArray:
         source, options = self.source, self._options
         if source is None or options is None or not math.prod(self.reader.shape):
             return None
-        every = enumerate(self.plan.distinct)
-        indices = {n: index for n, index in every if n not in others}
-        groups = groups_of(source, indices)
         # Few chunks are held if a library reads all blocks by chunks, also those that share none.
         # Elsewhere than on CPU, blocks that are complete need no more memory.
-        if not isinstance(source, AsyncSource) or not source.chunks or self._places_early:
-            groups = [group for group in groups if len(group) > 1]
+        by_chunks = isinstance(source, AsyncSource) and source.chunks and not self._places_early
+        groups = [
+            own
+            for group in _local_groups(self.plan, source.chunks, source.dtype.itemsize)
+            if len(own := [n for n in group if n not in others]) >= (1 if by_chunks else 2)
+        ]
+        if not groups:
+            return None
+        indices = self.plan.distinct
 
         def done(number: int, block: Block) -> Transfer | None:
             sizes = shape_at(indices[number], self.reader.shape)
@@ -226,11 +230,18 @@ def pending_array_of_source(
     )
 
 
-def groups_of(source: Source, indices: Mapping[int, Index]) -> list[list[int]]:
+@lru_cache(maxsize=256)  # most arrays of a model have the shapes and layouts of others
+def _local_groups(plan: LocalBlocks, chunks: Shape | None, itemsize: int) -> list[list[int]]:
+    shape = plan.grid.global_shape
+    blocks = {number: bounded(index, shape) for number, index in enumerate(plan.distinct)}
+    return groups_of(blocks, shape, chunks, itemsize)
+
+
+def groups_of(
+    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, itemsize: int
+) -> list[list[int]]:
     """Return the blocks of a source that are to be read together, by their numbers."""
-    blocks = {number: bounded(index, source.shape) for number, index in indices.items()}
-    short = -(-RUN_BYTES // max(source.dtype.itemsize, 1))
-    return blocks_read_together(blocks, source.shape, source.chunks, short)
+    return blocks_read_together(blocks, shape, chunks, -(-RUN_BYTES // max(itemsize, 1)))
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ class BoxReads:
     """The reads of some blocks by boxes, each split into the memory of the blocks that need it.
 
     Args:
-      indices: those of the blocks, by their numbers.
+      indices: of all blocks.
       groups: of numbers; no box has parts of two.
       has_rounds: read a group as one task, whose blocks fit into ``max_bytes`` if one does: where
         blocks that are complete go on to their devices.
@@ -61,7 +61,7 @@ class BoxReads:
         self,
         source: Source,
         reader: BlockReader,
-        indices: Mapping[int, Index],
+        indices: Sequence[Index],
         groups: Sequence[Sequence[int]],
         options: Options,
         done: Callable[[int, Block], Transfer | None],
@@ -71,7 +71,7 @@ class BoxReads:
         has_rounds: bool,
     ) -> None:
         self._source, self._reader, self._indices, self._groups = source, reader, indices, groups
-        self._blocks = {n: bounded(index, source.shape) for n, index in indices.items()}
+        self._blocks = {n: bounded(indices[n], source.shape) for group in groups for n in group}
         self._done, self._report, self._note_index = done, report, note
         self._has_rounds, self._max_bytes = has_rounds, options.max_bytes
         self._itemsize = source.dtype.itemsize
@@ -79,7 +79,7 @@ class BoxReads:
         if options.max_bytes is not None and not isinstance(source, AsyncSource):
             most = options.max_bytes // (options.max_workers or 1)
             self._most_bytes = min(self._most_bytes, max(most, RUN_BYTES))
-        self._left = {n: math.prod(sizes_of(self._blocks[n])) for group in groups for n in group}
+        self._left = {n: math.prod(sizes_of(index)) for n, index in self._blocks.items()}
         self.numbers = {*self._left}
         self._memory: dict[int, _Memory] = {}
         self._guard = threading.Lock()  # of the memory, which threads fill

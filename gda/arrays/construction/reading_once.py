@@ -175,11 +175,11 @@ class SharedBlocks:
             return
         mesh: Any = self._pending.plan.sharding.mesh
         holders = holders_of(grid, processes_of(mesh))
-        indices = {number: grid.block_index(number) for number in range(len(holders))}
-        blocks = {number: bounded(index, source.shape) for number, index in indices.items()}
+        indices = [grid.block_index(number) for number in range(len(holders))]
+        blocks = {n: bounded(index, source.shape) for n, index in enumerate(indices)}
         # Of a padded grid, some have no elements.
-        filled = {n: index for n, index in indices.items() if math.prod(sizes_of(blocks[n]))}
-        for group in groups_of(source, filled):
+        filled = {n: index for n, index in blocks.items() if math.prod(sizes_of(index))}
+        for group in groups_of(filled, source.shape, source.chunks, source.dtype.itemsize):
             among = {process for number in group for process in holders[number]}
             if len(among) < 2:
                 continue
