@@ -77,8 +77,9 @@ class BoxReads:
         self._itemsize = source.dtype.itemsize
         self._most_bytes = source.read_bytes
         if options.max_bytes is not None and not isinstance(source, AsyncSource):
-            most = options.max_bytes // (options.max_workers or 1)
-            self._most_bytes = min(self._most_bytes, max(most, RUN_BYTES))
+            # Of a round, most is for the blocks.
+            parts = 8 if has_rounds else options.max_workers or 1
+            self._most_bytes = min(self._most_bytes, max(options.max_bytes // parts, RUN_BYTES))
         self._left = {n: math.prod(sizes_of(index)) for n, index in self._blocks.items()}
         self.numbers = {*self._left}
         self._memory: dict[int, _Memory] = {}
@@ -93,7 +94,8 @@ class BoxReads:
                     yield self._task([box], 0)
                 continue
             nbytes = [self._left[number] * self._dtype.itemsize for number in group]
-            for some in groups_within(group, nbytes, self._max_bytes):
+            room = None if self._max_bytes is None else self._max_bytes - self._most_bytes
+            for some in groups_within(group, nbytes, room):
                 held = sum(self._left[number] for number in some) * self._dtype.itemsize
                 yield self._task([*self._boxes_of(some)], held)
 
@@ -183,8 +185,9 @@ class BoxReads:
         begun.clear()
         for needed in boxes:
             box = hull_of([index for _, index in needed])
-            is_small = len(needed) > 1 and self._nbytes(box) <= _SMALL_BYTES
-            if is_small or native(source.dtype) != self._dtype:
+            # A view has buffers for each read; a small read costs more than a copy.
+            has_one = source.buffer_bytes or self._nbytes(box) <= _SMALL_BYTES
+            if (len(needed) > 1 and has_one) or native(source.dtype) != self._dtype:
                 buffer = np.empty(sizes_of(box), source.dtype)
                 begun.append(_Read(source.begin(box, buffer), box, buffer, needed))
                 continue

@@ -147,12 +147,13 @@ def test_blocks_for_an_accelerator_are_on_the_host_within_max_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(placing_module, "places_early", lambda _: True)
-    data = batch(64, 64)
-    for most, times in [(None, 1), (data.nbytes // 2, 2)]:
-        source = Counting(data, (1, 64))
+    data = batch(256, 1024)
+    for most, times in [(None, 1), (data.nbytes // 2 + 2**17, 2)]:
+        source = Counting(data, (1, 1024))
         g = gda.GlobalArray.from_source(source, MESH, P(None, "y"), max_bytes=most)
         assert is_right(g, data)
         assert (source.counts == times).all()
+        assert most is None or source.most_bytes <= 2**17
 
 
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
