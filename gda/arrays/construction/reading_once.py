@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,19 +18,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.construction.from_sources import PendingArray, groups_of, read_all, reporter
-from gda.arrays.construction.reading_by_boxes import RUN_BYTES, within
+from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxTasks, within
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
 from gda.layout.sharing import boxes_of_chunks, common_box, holders_of, parts_of, readers_of
 from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of, start_of
-from gda.layout.text import format_index
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
-from gda.storage.sources import AsyncSource, Source, checked_block
-from gda.storage.tasks import AsyncTask, Future, Task, groups_within, run
+from gda.storage.sources import Source
+from gda.storage.tasks import AsyncTask, Task, groups_within, run
 
 # A smaller part would not be read in much less time: a request takes as long as so many bytes.
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
@@ -232,44 +230,29 @@ class SharedBlocks:
 
     def task(self, part: _SharedPart) -> Task | AsyncTask:
         """Return the task that reads a part into the memory of its pieces."""
-        source = self._source
-        outs = [self.memory(piece) for piece in part.pieces]
-        held = part.nbytes + source.buffer_bytes
-        nbytes = held + sum(piece.nbytes for piece in part.pieces)
-        if not isinstance(source, AsyncSource):
-            return Task(nbytes, partial(self._read, part, outs))
-        note = partial(self._pending.note_where, part.place)
-        if len(outs) == 1:
-            return AsyncTask(held, lambda: source.begin(part.place, outs[0]), note=note)
-        buffer: list[np.ndarray[Any, Any]] = []
+        pieces = part.pieces
 
-        def begin() -> Future:
-            buffer[:] = [np.empty(sizes_of(part.place), source.dtype)]
-            return source.begin(part.place, buffer[0])
-
-        return AsyncTask(nbytes, begin, lambda _: _split(part, buffer.pop(), outs), note)
-
-    def _read(self, part: _SharedPart, outs: list[np.ndarray[Any, Any]]) -> None:
-        out, index, wanted = outs[0], part.place, native(self._source.dtype)
-
-        def empty(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-            fits = len(outs) == 1 and dtype == out.dtype and out.flags.c_contiguous
-            return out if fits else np.empty(sizes_of(index), dtype)
-
-        try:
-            read = self._source.read(index, empty)
-            if read is out:
-                return
-            block = checked_block(self._source, index, read)
-            if native(block.dtype) != wanted:
-                raise TypeError(
-                    f"the block at index {format_index(index)} has dtype {block.dtype}, but the "
-                    f"source says {wanted}; omit read_once for a source that converts its data"
-                )
-            _split(part, block, outs)
-        except Exception as error:
+        def note(_: object, index: Index, error: Exception) -> None:
             self._pending.note_where(index, error)
-            raise
+
+        tasks = BoxTasks(
+            *(self._source, native(self._source.dtype)),
+            part=lambda number, _: self.memory(pieces[number]),
+            write=lambda out, block, _: np.copyto(out, block),
+            check=self._check,
+            note=note,
+        )
+        needed = [(number, piece.place) for number, piece in enumerate(pieces)]
+        # The memory is made here, in the thread of the caller.
+        nbytes = [self.memory(piece).nbytes for piece in pieces]
+        return tasks.task([needed], lambda: None, sum(nbytes) if nbytes[1:] else 0)
+
+    def _check(self, block: np.ndarray[Any, Any]) -> None:
+        if native(block.dtype) != native(self._source.dtype):
+            raise TypeError(
+                f"a block has dtype {block.dtype}, but the source says {self._source.dtype}; omit "
+                "read_once for a source that converts its data"
+            )
 
     def settle(self) -> None:
         """Make blocks of the array of the memory, which is complete."""
@@ -277,10 +260,3 @@ class SharedBlocks:
         for number in sorted(self._memory):
             index, memory = pending.plan.distinct[number], self._memory.pop(number)
             pending.keep(number, index, self._report, pending.reader.settle_own, memory)
-
-
-def _split(
-    part: _SharedPart, block: np.ndarray[Any, Any], outs: list[np.ndarray[Any, Any]]
-) -> None:
-    for piece, out in zip(part.pieces, outs, strict=True):
-        out[...] = block[within(piece.place, part.place)]

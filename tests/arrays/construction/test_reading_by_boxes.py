@@ -1,8 +1,8 @@
 """Blocks that are read together: the right elements, each of them read once for all blocks."""
 
+import itertools
 import math
 import os
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
+from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
@@ -25,30 +26,6 @@ from gda.storage.sources import AsyncSource, Source
 
 MESH = mesh_of({"x": 2, "y": 4})
 SPECS = [P(), P("x"), P(None, "y"), P("y", "x"), P(("x", "y")), P(None, ("x", "y")), P("x", "y")]
-
-
-class Counting:
-    """A source that counts how often each element is read; its chunks are read whole."""
-
-    def __init__(self, data: np.ndarray, chunks: Any = None) -> None:
-        self.data, self.shape, self.dtype = data, data.shape, data.dtype
-        if chunks is not None:
-            self.chunks = chunks
-        self.counts = np.zeros(data.shape, int)
-        self.most_bytes = 0
-        self.asked: list[Any] = []
-        self.guard = threading.Lock()
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        block = self.data[index]
-        chunks = getattr(self, "chunks", (1,) * len(self.shape))
-        sides = zip(index, chunks, strict=True)
-        whole = [slice(s.start // n * n, -(-s.stop // n) * n) for s, n in sides]
-        with self.guard:
-            self.asked.append(index)
-            self.counts[tuple(whole)] += 1
-            self.most_bytes = max(self.most_bytes, block.nbytes)
-        return block
 
 
 def chunked(data: np.ndarray, chunks: tuple[int, ...]) -> Any:
@@ -211,29 +188,29 @@ def test_a_file_is_read_once_by_each_process_or_by_all(
 # Faults.
 
 
-class Failing(Counting):
-    """A source that fails at its second read."""
+def failing(data: np.ndarray) -> Counting:
+    """Return a source that fails at its second read."""
+    source, numbers = Counting(data), itertools.count()
 
-    error: Exception | None = OSError("gone")
+    def fail(index: Any) -> None:
+        if next(numbers) == 1:
+            raise OSError("gone")
 
-    def __getitem__(self, index: Any) -> np.ndarray:
-        block = super().__getitem__(index)
-        if len(self.asked) == 2 and self.error is not None:
-            raise self.error
-        return block
+    source.before = fail
+    return source
 
 
 @pytest.mark.parametrize("max_workers", [None, 2])
 def test_an_error_names_the_rows_and_the_path(max_workers: int | None) -> None:
     options = {"max_workers": max_workers, "max_bytes": 2**17}
-    source = Failing(np.zeros((512, 1024), np.float32))
+    source = failing(np.zeros((512, 1024), np.float32))
     with pytest.raises(OSError, match="gone") as caught:
         gda.load_tree({"w": source}, MESH, P(None, "y"), **options)
     notes = "\n".join(caught.value.__notes__)
     assert "while reading index [" in notes
     assert "0:1024] of ShardGrid((512, 1024)" in notes
     assert "at ['w'] of the tree" in notes
-    again = Failing(batch(512, 1024))
+    again = failing(batch(512, 1024))
     g = gda.GlobalArray.from_source(
         again, MESH, P(None, "y"), retry=gda.Retry(OSError, delay=0), **options
     )
