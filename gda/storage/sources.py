@@ -129,6 +129,8 @@ class _Slicing(Source):
         self.shape: Shape = _shape_of(value, value.shape)
         self.dtype = _dtype_of(value, value.dtype)
         self.chunks = chunks_of(value, "chunks")
+        if isinstance(value, np.memmap):
+            self.read_bytes = 64 * 2**20  # of which it makes no copy
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         block = _sliceable(self._value)[bounded(index, self.shape)]

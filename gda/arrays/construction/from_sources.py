@@ -223,8 +223,11 @@ def pending_array_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    # An array in memory is not read, and of a memory map each page is read once.
-    is_read = not isinstance(source, np.ndarray | jax.Array) and not found.dtype.hasobject
+    # Nothing is read of an array in memory. A file that is mapped may be larger than memory.
+    in_memory = isinstance(source, np.ndarray | jax.Array)
+    if isinstance(source, np.memmap):
+        in_memory = not source.flags.c_contiguous  # whose rows are no rows of the file
+    is_read = not in_memory and not found.dtype.hasobject
     return PendingArray(
         *(plan, reader, read, found, native(found.dtype), note), options if is_read else None
     )

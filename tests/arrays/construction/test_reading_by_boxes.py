@@ -102,6 +102,24 @@ def test_rows_and_columns_of_a_file_are_read_once(tmp_path: Path) -> None:
             assert is_right(loaded, data.astype(loaded.dtype))
 
 
+def test_a_file_that_is_mapped_is_gone_through_once(tmp_path: Path, mesh: Mesh) -> None:
+    asked: list[Any] = []
+
+    class Noting(np.memmap):
+        def __getitem__(self, index: Any) -> Any:
+            asked.append(index)
+            return super().__getitem__(index)
+
+    data = batch(8, 64)
+    for order, is_read in [("C", [slice(0, 8), slice(0, 64)]), ("F", [slice(0, 8), slice(0, 16)])]:
+        asked.clear()
+        mapped = Noting(tmp_path / order, np.float32, "w+", shape=data.shape, order=order)
+        mapped[...] = data
+        g = gda.GlobalArray.from_source(mapped, mesh, P(None, "x"))
+        np.testing.assert_array_equal(g, data)
+        assert [*asked[0]] == is_read
+
+
 def test_rows_that_are_long_are_read_into_their_blocks(tmp_path: Path, mesh: Mesh) -> None:
     data = batch(4, 2**16)
     sources = [Counting(data), Counting(data, (1, 2**13))]
