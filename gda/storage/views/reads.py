@@ -422,7 +422,7 @@ def _in_order_of_source(box: Box, target: _Memory) -> _Memory | None:
 
 def _strided(array: _Memory, shape: Sequence[int], strides: Sequence[int]) -> _Memory:
     # NumPy looks for the dtype by kind and size, and finds none for those of ml_dtypes.
-    if array.dtype.isbuiltin != 2:
+    if array.dtype.type.__module__ == "numpy":
         return as_strided(array, shape, strides)
     raw = array.view(np.dtype((np.void, array.dtype.itemsize)))
     return as_strided(raw, shape, strides).view(array.dtype)
