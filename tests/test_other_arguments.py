@@ -247,6 +247,7 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("specs", lambda w: {"specs": P("x")}, "process 1: spec P('x')"),
         Case("specs", lambda w: {"specs": P("y")}, "process 1 failed: ValueError", ValueError),
         Case("dtype", lambda w: {"dtype": "bfloat16"}, "process 1: dtype bfloat16"),
+        Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
     ],
     from_source: [
         Case("fill", lambda w: {"fill": 1}, "process 1: shape (13, 2), padded with 1"),

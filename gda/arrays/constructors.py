@@ -225,10 +225,12 @@ class ArrayConstructors:
         """Build an array from anything that can be sliced; read the blocks of this process only.
 
         Each distinct block is read once, by one slice with start and stop for every dimension, and
-        copied at once if the source keeps it. On CPU, datasets of h5py and TensorStores are read
-        straight into the memory of the array. A TensorStore reads in its own threads: for it,
-        ``max_workers`` is the number of reads at a time, by default 32. Communicates as
-        ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
+        copied at once if the source keeps it. Blocks of this process that share chunks of the
+        source, or its rows of fewer than 32 KiB, such as columns, are read together: some rows or
+        chunks at a time, each once, which are split in memory. On CPU, datasets of h5py and
+        TensorStores are read straight into the memory of the array. A TensorStore reads in its own
+        threads: for it, ``max_workers`` is the number of reads at a time, by default 32.
+        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
@@ -237,12 +239,16 @@ class ArrayConstructors:
           mesh, spec: as in ``from_callback``.
           dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
             bfloat16, this is the type of these bytes.
-          read_once: ``True`` reads a block that several processes need in one of them only, and
-            large ones in parts by all of them, and sends the bytes to the others. Communicates:
-            all processes with devices of the mesh must call this. Until all is exchanged, the host
-            holds these blocks.
+          read_once: ``True`` reads what several processes need, a block or rows of several, in one
+            of them only, and large blocks in parts by all of them, and sends the bytes to the
+            others. Communicates: all processes with devices of the mesh must call this, with the
+            same ``max_bytes``. Until all is exchanged, the host holds these blocks, and at most
+            ``max_bytes``, by default 256 MiB, that only others need.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
-            needs a thread-safe library.
+            needs a thread-safe library. ``max_bytes`` also limits the memory to split what is
+            read; one chunk is always allowed, and 32 KiB. On accelerators, blocks that are read
+            together and larger than ``max_bytes`` are read as many at a time as fit, and what they
+            share then once for each time.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.

@@ -24,7 +24,7 @@ from gda.storage.sources import SAFETENSORS_DTYPES
 # with their gaps, a piece at a time. A read costs as much as copying some ten thousand bytes: 2 KiB
 # of every 16 KiB took 3 times as long run by run.
 GAP_BYTES = 32 * 1024
-PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 2**20
 
 _PathLike = str | os.PathLike[str]
 _Memory = np.ndarray[Any, Any]

@@ -271,6 +271,19 @@ class BlockReader:
             cast_into(within, value, _origin(index, is_narrowed=final != wanted))
         return out
 
+    def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
+        """Copy the part of a block at ``index`` into its memory, which has the final dtype.
+
+        It is cast and checked as a block is.
+        """
+        wanted = self.asked or native(value.dtype)
+        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+            value = value.view(wanted)
+        if value.dtype == out.dtype:
+            np.copyto(out, value)
+        else:
+            cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
+
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape

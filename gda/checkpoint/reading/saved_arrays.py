@@ -21,7 +21,7 @@ from gda.checkpoint.stores.opening import Store, open_store
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape, index_at, start_of
 from gda.layout.text import typed_shape
-from gda.storage.sources import HasReader
+from gda.storage.sources import HasReader, Source
 from gda.storage.views.lazy import lazy
 
 AnyArray = np.ndarray[Any, Any]
@@ -132,7 +132,7 @@ class ChunkCache:
         return data
 
 
-class SavedArray(HasReader):
+class SavedArray(HasReader, Source):
     """An array of a checkpoint, for ``gda.storage.lazy``; any number of threads may read it."""
 
     def __init__(self, leaf: ArrayLeaf, chunks: ChunkCache) -> None:
