@@ -274,7 +274,8 @@ def check_same_call(
     It is decorated with ``communicates``, for the errors that come before. Afterwards the arrays of
     the tree are computed; see ``wait_for_arrays``.
     """
-    fields = call_fields(tree, arguments)
+    # Here, so that an error is told at once; in a program of one process, nothing is described.
+    fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
     done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     wait_for_arrays(name, tree, processes)
 
