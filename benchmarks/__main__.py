@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(results: Results) -> None:
-    names = [work.name for each in sections().values() for work in each]
-    results = {name: results[name] for name in names if name in results}
+    works = [work for each in sections().values() for work in each if work.name in results]
+    results = {work.name: results[work.name].of(work.ways) for work in works}
     save(results)
     for path, text in pages(results, sections()).items():
         path.write_text(text, encoding="utf-8")

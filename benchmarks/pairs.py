@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 300
+LEAST_ROUNDS, MOST_ROUNDS = 5, 300
 SETTLED = 0.02  # of the ratio of two medians
 
 

@@ -1,28 +1,37 @@
-"""The page ``RESULTS.md``: the machines, and the targets and other figures of each section."""
+"""The page ``RESULTS.md``: first what a person reads, then a table of each section.
+
+A table has the fastest rival of each work, and every way that a target is about.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from benchmarks.less import LESS, is_less
+from benchmarks.pairs import LEAST_ROUNDS
 from benchmarks.results import Measured, Results, Stats, machines_of
-from benchmarks.work import AtMost, OfFloor, Target, Work
+from benchmarks.work import AtMost, OfSpeed, Target, Work
 
-_INTRODUCTION = """\
+_INTRODUCTION = f"""\
 # Results
 
-{pictures}\
-Written by `python -m benchmarks`; what each line does stands in `benchmarks/`. All sides of a line
-ran in turns on virtual CPU devices, in as many rounds as settle the ratio of their medians to 2 %,
-or as many as fit into a time limit. Times are medians, with the quartiles in brackets, and ratios
-are those of medians. Memory is the highest that a process of its own held beyond the arrays that it
-saved or got.
+Written by `python -m benchmarks`. All sides of a line ran in turns on virtual CPU devices, in
+{LEAST_ROUNDS} rounds or more, until the ratio of their medians was settled to 2 % or the time for
+the work was over; behind the schedule of 15 minutes, in fewer. Times are medians, with the
+quartiles in brackets, and ratios are those of medians. Memory is the highest that a process held
+beyond the arrays that it saved or got, in one round or more.
+"""
 
-A floor is the least that any program could take, measured in the same rounds. A target that even
-the faster quarter of the floor's rounds misses is replaced: gda must then reach the stated share of
-the floor's speed. Beside a time that depends on a disk stands what a raw read or write of the same
-bytes took.
+_TABLES = """
+## All works
 
-The column *run* has the number of a line here:
+Each line has gda beside the fastest rival, or beside a way that a target is about.
+`results.json` has all ways, and `benchmarks/` the program of each.
+
+A floor is the quickest of the rivals and of some plain ways, such as raw writes by 2 threads, by 8,
+and past the page cache; it was measured in the same rounds. A target that even the faster quarter
+of the floor's rounds misses is replaced: gda must then reach the stated share of the floor's speed.
+Beside a time that depends on a disk stands the time of a raw read or write of the same bytes.
 """
 
 _QUICK = """
@@ -32,83 +41,71 @@ nothing.**
 
 
 def render(
-    results: Results, sections: Mapping[str, Sequence[Work]], pictures: str = "", *, quick: bool
+    results: Results, sections: Mapping[str, Sequence[Work]], summary: str = "", *, quick: bool
 ) -> str:
-    """Return the page, which begins with ``pictures``."""
-    targets = {
-        name: [row for work in works for row in _with_run(results, work, _target_rows)]
-        for name, works in sections.items()
-    }
-    lines = [
-        _INTRODUCTION.format(pictures=pictures),
-        *[f"{number}. {machine}" for number, machine in enumerate(machines_of(results), 1)],
-        *([_QUICK] if quick else []),
-        f"\n**{_reached([row for rows in targets.values() for row in rows])}.**",
-    ]
+    """Return the page, with ``summary`` before the tables of all works."""
+    machines = machines_of(results)
+    measured = {way for works in sections.values() for work in works for way in work.ways}
+    less = [(way, reason) for way, reason in LESS.items() if way in measured]
+    head = ["work", "gda", "another way", "its time", "gda is", "must be", "rounds", "reached"]
+    if len(machines) > 1:
+        head.append("run")
+    tables, targets = [], []
     for name, works in sections.items():
-        lines += _section(name, targets[name], works, results)
-    return "\n".join(lines) + "\n"
+        rows = [row for work in works if work.name in results for row in _rows(work, results)]
+        of_section = [row for row in rows if row[-2]]
+        targets += of_section
+        tables.append(f"\n### {name}{': ' * bool(of_section)}{_reached(of_section)}\n")
+        tables += table(head, (row[: len(head)] for row in rows))
+    return "\n".join(
+        [
+            _INTRODUCTION,
+            *[f"{number}. {machine}" for number, machine in enumerate(machines, 1)],
+            *([_QUICK] if quick else []),
+            f"\n**{_reached(targets)}.**",
+            *([summary] if summary else []),
+            _TABLES.rstrip("\n"),
+            *tables,
+            *(["\n### Ways that do less than the work beside them\n"] if less else []),
+            *(table(["way", "it leaves out, or is"], less) if less else []),
+            "",
+        ]
+    )
 
 
 def _reached(targets: Sequence[Sequence[str]]) -> str:
+    if not targets:
+        return ""
     return f"{sum(row[-2].startswith('yes') for row in targets)} of {len(targets)} targets reached"
 
 
-def _section(
-    name: str, targets: Sequence[list[str]], works: Iterable[Work], results: Results
-) -> Iterator[str]:
-    rows, tables = [], []
-    for work in works:
-        if work.raw and work.name in results and not results[work.name].reason:
-            head = ["by", "time", f"of the speed of {work.raw}", "rounds", "run"]
-            tables.append(f"\n### {work.name[0].upper()}{work.name[1:]}\n")
-            tables += table(head, _with_run(results, work, _share_rows))
-        else:
-            rows += _with_run(results, work, _information_rows)
-    if targets:
-        yield f"\n## {name}: {_reached(targets)}\n"
-        head = ["work", "gda", "rival", "its time", "gda is", "must be", "rounds", "reached", "run"]
-        yield from table(head, targets)
-    if rows:
-        yield f"\n### {name}, for information\n" if targets else f"\n## {name}\n"
-        head = ["work", "by", "time", "against", "time", "the first is", "rounds", "run"]
-        yield from table(head, rows)
-    yield from tables
+def _rows(work: Work, results: Results) -> Iterator[list[str]]:
+    """Yield the cells of each line of a work; the last two are the mark and the run."""
+    measured = results[work.name]
+    run = str(machines_of(results).index(measured.machine) + 1)
+    rows = [*_target_rows(work, measured)]
+    shown = {row[2] for row in rows}
+    ours = measured.ways.get(work.ours)
+    if ours is None:
+        rows = rows or [[work.name, _missing(measured), "", "", "", "", "", ""]]
+    elif rival := fastest_rival(work, measured):
+        if rival not in shown:
+            rows.append(_cells(work, measured, rival))
+    elif not rows:
+        rows.append([work.name, amount(ours, work.unit), "", "", "", "", str(measured.rounds), ""])
+    yield from ([*row, run] for row in rows)
 
 
-def _with_run(
-    results: Results, work: Work, rows_of: Callable[[Work, Measured], Iterable[list[str]]]
-) -> Iterator[list[str]]:
-    if work.name in results:
-        measured = results[work.name]
-        run = str(machines_of(results).index(measured.machine) + 1)
-        yield from ([*row, run] for row in rows_of(work, measured))
+def fastest_rival(work: Work, measured: Measured) -> str | None:
+    rivals = [way for way in measured.ways if way != work.ours and not is_less(way)]
+    return min(rivals, key=lambda way: measured.ways[way].median, default=None)
 
 
-def _share_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
-    """Yield every way with its share of the speed of the raw one."""
-    raw = measured.ways.get(work.raw)
-    for way, one in measured.ways.items():
-        share = f"{raw.median / one.median:.2f}" if raw else ""
-        yield [way, amount(one, "s"), share, str(measured.rounds)]
-
-
-def _information_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
-    by_way, rounds = measured.ways, str(measured.rounds)
-    has_targets = work.limit or any(work.rivals.values())
-    if work.ours not in by_way:
-        if not has_targets:
-            yield [work.name, work.ours, _missing(measured), "", "", "", ""]
-        return
-    ours = by_way[work.ours]
-    if not work.rivals and not work.limit:
-        yield [work.name, work.ours, amount(ours, work.unit), "", "", "", rounds]
-    for way, target in work.rivals.items():
-        if target is None and way in by_way:
-            rival = by_way[way]
-            result = comparison(work.unit, ours, rival)
-            amounts = amount(ours, work.unit), amount(rival, work.unit)
-            yield [work.name, work.ours, amounts[0], way, amounts[1], result, rounds]
+def _cells(work: Work, measured: Measured, way: str) -> list[str]:
+    ours, rival = measured.ways[work.ours], measured.ways[way]
+    amounts = amount(ours, work.unit), amount(rival, work.unit)
+    result = comparison(work.unit, ours, rival)
+    return [work.name, amounts[0], way, amounts[1], result, "", str(measured.rounds), ""]
 
 
 def _missing(measured: Measured) -> str:
@@ -129,14 +126,14 @@ def _target_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
         result, must_be = _result(target, work.unit, ours, rival), str(target)
         is_reached = target.is_reached(ours.median, rival.median)
         mark = "yes" if is_reached else "**no**"
-        floor = work.floor and by_way.get(work.floor.way)
-        # A target that the floor misses, no program reaches. By its faster rounds: noise in the
+        floor_way, floor = _floor(work, measured)
+        # A target that the floor misses, no way reaches. By its faster rounds: noise in the
         # floor must not replace a target.
         if work.floor and floor and not target.is_reached(floor.q1, rival.median):
             share = floor.median / ours.median
             result += f"; {share:.2f} of the speed of the floor"
             must_be = (
-                f"{work.floor.share:g} of the speed of the floor, {work.floor.way}, "
+                f"{work.floor.share:g} of the speed of the floor, {floor_way}, "
                 f"{amount(floor, 's')}, instead of {target}: {work.floor.reason}"
             )
             mark = "yes, the floor" if share >= work.floor.share else "**no**"
@@ -147,10 +144,19 @@ def _target_rows(work: Work, measured: Measured) -> Iterator[list[str]]:
     if work.limit and ours is None:
         yield [work.name, "", "", "", "", str(work.limit), "", _missing(measured)]
     elif work.limit and ours:
-        taken = amount(ours, work.unit)
         mark = "yes" if work.limit.is_reached(ours.median, 0) else "**no**"
-        result = taken + _beside_raw(work, measured)
+        result = _beside_raw(work, measured).removeprefix("; ")
+        taken = amount(ours, work.unit)
         yield [work.name, taken, "", "", result, str(work.limit), rounds, mark]
+
+
+def _floor(work: Work, measured: Measured) -> tuple[str, Stats | None]:
+    """Return the quickest of the plain ways of the floor and of the rivals."""
+    rival = fastest_rival(work, measured)
+    ways = [*(work.floor.ways if work.floor else ()), *([rival] if rival else [])]
+    by_way = {way: measured.ways[way] for way in ways if way in measured.ways}
+    way = min(by_way, key=lambda way: by_way[way].median, default="")
+    return way, by_way.get(way)
 
 
 def _beside_raw(work: Work, measured: Measured) -> str:
@@ -185,7 +191,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 def _result(target: Target | None, unit: str, ours: Stats, rival: Stats) -> str:
     if isinstance(target, AtMost):
         return f"{ours.median / rival.median:.3f} of its time"
-    if isinstance(target, OfFloor):
+    if isinstance(target, OfSpeed):
         return f"{rival.median / ours.median:.2f} of its speed"
     return comparison(unit, ours, rival)
 
@@ -200,13 +206,11 @@ def comparison(unit: str, ours: Stats, rival: Stats) -> str:
 
 
 def amount(stats: Stats, unit: str, *, with_quartiles: bool = True) -> str:
-    """Return the median with its unit; of a time, in the unit that suits it, also the quartiles."""
-    if unit != "s":
-        return f"{_three(stats.median)} {unit}"
-    units = [("s", 1), ("ms", 1e-3), ("µs", 1e-6)]
-    unit, seconds = next((each for each in units if stats.median >= each[1]), units[-1])
-    median, low, high = (_three(each / seconds) for each in (stats.median, stats.q1, stats.q3))
-    return f"{median} {unit}" + f" ({low} to {high})" * with_quartiles
+    """Return the median with its unit, of a time with the one that suits it, and the quartiles."""
+    units = [("s", 1), ("ms", 1e-3), ("µs", 1e-6)] if unit == "s" else [(unit, 1)]
+    unit, one = next((each for each in units if stats.median >= each[1]), units[-1])
+    median, low, high = (_three(each / one) for each in (stats.median, stats.q1, stats.q3))
+    return f"{median} {unit}" + f" ({low} to {high})" * (with_quartiles and low != high)
 
 
 def _three(number: float) -> str:

@@ -41,6 +41,10 @@ class Measured(NamedTuple):
     ways: dict[str, Stats]
     reason: str = ""
 
+    def of(self, ways: Sequence[str]) -> Measured:
+        """Return it without the ways that are no longer measured."""
+        return self._replace(ways={way: self.ways[way] for way in ways if way in self.ways})
+
 
 Results = Mapping[str, Measured]
 """What was measured of each work, by its name."""

@@ -36,8 +36,8 @@ class AtMost:
 
 
 @dataclass(frozen=True)
-class OfFloor:
-    """gda must reach this share of the speed of a floor, which no program goes below."""
+class OfSpeed:
+    """gda must reach this share of the speed of the other way."""
 
     share: float
 
@@ -74,23 +74,23 @@ class WithinMiB:
         return f"{self.mebibytes:g} MiB at most"
 
 
-Target = Faster | AtMost | OfFloor
+Target = Faster | AtMost | OfSpeed
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The least that any program could take, measured in the same rounds.
+    """The quickest of the rivals and of some plain ways, measured in the same rounds.
 
     A target that the floor itself misses is replaced by a share of the floor's speed.
 
     Attributes:
-      way: the side that is the floor.
-      reason: a sentence that says why nothing is faster.
-      share: of its speed, which gda must reach.
+      reason: a sentence that says what takes the time.
+      ways: the sides that do less than the work, as plainly as a program can.
+      share: of the speed of the floor, which gda must reach.
     """
 
-    way: str
     reason: str
+    ways: tuple[str, ...] = ()
     share: float = 0.8
 
 
@@ -108,8 +108,8 @@ class Work:
       limit: what gda must keep to, whatever the rivals take.
       ours: how the first side does it, where that is not simply gda.
       floor: what may replace targets.
-      raw: the rival that reads or writes the same bytes and does nothing else. The times of all
-        sides depend on the disk, so a table shows each as a share of its speed.
+      raw: the side that reads or writes the same bytes and does nothing else. The times of all
+        sides depend on the disk, so a table shows gda's as a share of its speed.
       seconds: how long to measure at most, after the least number of rounds.
       unit: of what is measured, "s" or "MiB".
       needs: a package without which it is not measured.

@@ -34,3 +34,13 @@ def test_every_strategy_is_on_the_page_of_testing() -> None:
 def test_every_option_of_the_launcher_is_on_the_page_of_many_hosts() -> None:
     options = {name for name, *_ in gda.launch.__main__._OPTIONS}
     assert {name for name in options if f"| `{name} " not in page("many-hosts")} == set()
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    named = {
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / "gda").rglob("*.py")
+        for name in re.findall(r"[\w./-]+\.md\b", path.read_text())
+    }
+    assert "docs/works.md" in {name for _, name in named}
+    assert [(path, name) for path, name in sorted(named) if not (ROOT / name).exists()] == []

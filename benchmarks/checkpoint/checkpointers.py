@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,31 +38,29 @@ def gda_restore(path: Path, like: Like) -> Any:
 
 
 @cache
-def _orbax(**options: bool) -> Any:
+def _orbax() -> Any:
     import orbax.checkpoint as ocp
 
-    # What ``StandardCheckpointer()`` is, but for the options, which it does not pass on.
-    handler: Any = ocp.StandardCheckpointHandler
-    checkpointer = ocp.AsyncCheckpointer(handler(**options))
+    checkpointer = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
     atexit.register(checkpointer.close)
     return checkpointer
 
 
-def orbax_begin(path: Path, tree: Tree, **options: bool) -> Callable[[], object]:
+def orbax_begin(path: Path, tree: Tree) -> Callable[[], object]:
     import orbax.checkpoint as ocp
 
-    _orbax(**options).save(path, args=ocp.args.StandardSave(tree))
-    return _orbax(**options).wait_until_finished
+    _orbax().save(path, args=ocp.args.StandardSave(tree))
+    return _orbax().wait_until_finished
 
 
-def orbax_save(path: Path, tree: Tree, **options: bool) -> None:
-    orbax_begin(path, tree, **options)()
+def orbax_save(path: Path, tree: Tree) -> None:
+    orbax_begin(path, tree)()
 
 
-def orbax_restore(path: Path, like: Like, **options: bool) -> Any:
+def orbax_restore(path: Path, like: Like) -> Any:
     import orbax.checkpoint as ocp
 
-    return _orbax(**options).restore(path, args=ocp.args.StandardRestore(like))
+    return _orbax().restore(path, args=ocp.args.StandardRestore(like))
 
 
 def opened_orbax(path: Path, like: Like) -> Any:
@@ -223,27 +222,50 @@ def _by_slices(source: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
     )
 
 
-# Floors, which no way of saving or restoring goes below, by as many threads as there are cores.
+# Plain ways to move the bytes, by as many threads as there are cores.
 
 
-def _by_threads(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        return list(threads.map(function, values))
+def _by_threads(
+    function: Callable[[Any], Any], values: Iterable[Any], threads: int | None = os.cpu_count()
+) -> list[Any]:
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, values))
 
 
-def write(path: Path, blocks: Sequence[Block]) -> None:
+def write(
+    path: Path, blocks: Sequence[Block], threads: int | None = os.cpu_count(), flags: int = 0
+) -> None:
     """Write every block into a file of its own, durably."""
 
     def one(number: int) -> None:
-        with open(path / f"{number:06}", "wb", buffering=0) as file:
+        flags_of = os.O_WRONLY | os.O_CREAT | flags
+        with open(os.open(path / f"{number:06}", flags_of, 0o644), "wb", buffering=0) as file:
             rest = memoryview(blocks[number].data).cast("B")
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
 
     path.mkdir(exist_ok=True)
-    _by_threads(one, range(len(blocks)))
+    _by_threads(one, range(len(blocks)), threads)
     fsync(path)
+
+
+def write_directly(path: Path, blocks: Sequence[Block]) -> None:
+    """Write as ``write``, but past the page cache, where the file system can.
+
+    The memory of the blocks must be ``page_aligned``.
+    """
+    try:
+        write(path, blocks, flags=os.O_DIRECT)
+    except OSError:
+        write(path, blocks)
+
+
+def page_aligned(block: Block) -> Block:
+    """Return the bytes of a block in whole pages of memory."""
+    pages = np.frombuffer(mmap.mmap(-1, -(-block.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), "u1")
+    pages[: block.nbytes] = block.reshape(-1).view(np.uint8)
+    return pages
 
 
 def read(path: Path) -> None:
@@ -279,23 +301,6 @@ def read_checked(path: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def copy(blocks: Sequence[Block]) -> None:
-    """Copy every block into fresh memory."""
-    _by_threads(np.copy, blocks)
-
-
-def checksum(blocks: Sequence[Block]) -> None:
-    """Compute the CRC-32C of every block."""
-    import google_crc32c
-
-    def one(block: Block) -> int:
-        view = block.reshape(-1).view(np.uint8)
-        view.flags.writeable = False  # google-crc32c takes nothing else
-        return google_crc32c.value(view)
-
-    _by_threads(one, blocks)
 
 
 # PyTorch, with whole tensors in one process.
@@ -338,19 +343,12 @@ UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, not compressed"
 TENSORSTORE = "TensorStore, zarr v3"  # with CRC-32C
 JAX, TORCH = "JAX pytree_serialization", "PyTorch DCP"
 SAFETENSORS, MEMMAP = "safetensors", "NumPy, memory-mapped"
-_NO_OCDBT = {"use_ocdbt": False}
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
     GDA: Way(gda_save, gda_restore),
     ORBAX: Way(orbax_save, orbax_restore),
     OPENED: Way(orbax_save, opened_orbax),
-    f"{ORBAX}, no OCDBT": Way(
-        partial(orbax_save, **_NO_OCDBT), partial(orbax_restore, **_NO_OCDBT)
-    ),
     ORBAX_V1: Way(orbax_v1_save, orbax_v1_restore),
-    f"{ORBAX_V1}, no OCDBT": Way(
-        partial(orbax_v1_save, **_NO_OCDBT), partial(orbax_v1_restore, **_NO_OCDBT)
-    ),
     UNCOMPRESSED: Way(partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)),
     JAX: Way(jax_save, jax_restore),
     TENSORSTORE: Way(tensorstore_save, tensorstore_restore),

@@ -131,6 +131,6 @@ def works(quick: bool) -> list[Work]:
             partial(_by_elements, 4, side),
             {WHOLE: Faster(1), READ: None},
             raw=READ,
-            seconds=10,
+            seconds=6,
         ),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -24,7 +24,7 @@ P = PartitionSpec
 CUT = P("x", "y")
 
 # JAX keeps what it worked out for a sharding and a shape, gda what it worked out for a mesh and a
-# spec. A cold round is one with a shape that nobody saw before, so no two rounds share a number.
+# spec. A cold call has a shape, a mesh and a spec that neither has met.
 _unseen = itertools.count(1)
 
 
@@ -36,6 +36,13 @@ def unseen_shape(mesh_sizes: Sequence[int]) -> tuple[int, ...]:
 def mesh_of(sizes: Sequence[int], names: Sequence[str] = ("x", "y")) -> Mesh:
     """Return a mesh of the first devices."""
     return Mesh(np.array(jax.devices()[: prod(sizes)]).reshape(tuple(sizes)), tuple(names))
+
+
+def unseen_mesh(sizes: Sequence[int]) -> tuple[Mesh, PartitionSpec]:
+    """Return a mesh of two axes whose names are new, and the spec that shards by both."""
+    number = next(_unseen)
+    names = f"x{number}", f"y{number}"
+    return mesh_of(sizes, names), P(*names)
 
 
 # JAX exports no function for replica ids; they are found by counting equal indices.
@@ -78,76 +85,47 @@ _HOW: dict[Count, str] = {
 }
 
 
-def _lists(shape: tuple[int, ...], mesh: Mesh) -> object:
-    grid = gda.ShardGrid(shape, mesh.shape, CUT)
-    return grid.indices(), grid.replica_ids
-
-
-def _arrays(shape: tuple[int, ...], mesh: Mesh) -> object:
-    grid = gda.ShardGrid(shape, mesh.shape, CUT)
-    return grid.starts, grid.stops, grid.replica_ids
-
-
 def _view(grid: gda.ShardGrid) -> object:
     return grid.view(65536).indices
 
 
-def _all_devices(sizes: tuple[int, int], first_time: bool) -> list[Side]:
+Asked = tuple[tuple[int, ...], Mesh, PartitionSpec]
+
+
+def _all_devices(sizes: tuple[int, int], is_cold: bool) -> list[Side]:
+    """Return the sides that answer with a dictionary of device to index and replica id."""
     mesh = mesh_of(sizes)
-    # From about 512 devices on arrays are quicker to make than objects, and as good to compute on.
-    answer = _arrays if mesh.size >= 512 else _lists
-    # Several shapes a sample, each result dropped at once, so that the figure is not about what the
-    # other side left in the processor's caches. But a mesh and spec are new only once.
-    calls = 1 if first_time else 20
+    # Several calls a sample, each result dropped at once, so that the figure is not about what the
+    # other side left in the processor's caches.
+    calls = 5
 
-    def fresh() -> tuple[Any, ...]:
-        if first_time:
-            numbering.layout_of.cache_clear()
-        return ([unseen_shape(sizes) for _ in range(calls)],)
+    def asked() -> Asked:
+        return unseen_shape(sizes), *(unseen_mesh(sizes) if is_cold else (mesh, CUT))
 
-    def ours(shapes: list[tuple[int, ...]]) -> None:
-        for shape in shapes:
-            answer(shape, mesh)
-
-    def both_maps(shape: tuple[int, ...], count: Count) -> tuple[Mapping[Any, Any], list[int]]:
-        indices = NamedSharding(mesh, CUT).devices_indices_map(shape)
-        return indices, count(indices.values())
-
-    def rival(count: Count) -> Callable[[list[tuple[int, ...]]], None]:
-        def run(shapes: list[tuple[int, ...]]) -> None:
-            for shape in shapes:
-                both_maps(shape, count)
-
-        return run
-
-    shape = unseen_shape(sizes)
-    grid = gda.ShardGrid(shape, mesh.shape, CUT)
-    for count in _HOW:
-        indices, replica_ids = both_maps(shape, count)
-        assert grid.indices() == list(indices.values())
-        assert count is uncounted or grid.replica_ids.tolist() == replica_ids
-    return [Side(run, fresh, calls=calls) for run in (ours, *map(rival, _HOW))]
-
-
-def _python_objects() -> list[Side]:
-    sizes = (32, 32)
-    mesh = mesh_of(sizes)
-
-    def fresh() -> tuple[Any, ...]:
-        return unseen_shape(sizes), mesh, CUT
-
-    def rival(shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec) -> dict[Any, Any]:
+    def rival(shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec, *, count: Count) -> object:
         indices = NamedSharding(mesh, spec).devices_indices_map(shape)
-        replica_ids = counted_as_jax(indices.values())
-        pairs = zip(indices.values(), replica_ids, strict=True)
+        if count is uncounted:
+            return indices
+        pairs = zip(indices.values(), count(indices.values()), strict=True)
         return dict(zip(indices, pairs, strict=True))
 
-    arguments = fresh()
-    assert gda.get_shard_indices_replica_ids(*arguments) == rival(*arguments)
-    return [Side(gda.get_shard_indices_replica_ids, fresh), Side(rival, fresh)]
+    def side(answer: Callable[..., object]) -> Side:
+        def run(questions: list[Asked]) -> None:
+            for question in questions:
+                answer(*question)
+
+        return Side(run, lambda: ([asked() for _ in range(calls)],), calls=calls)
+
+    question = asked()
+    expected = gda.get_shard_indices_replica_ids(*question)
+    for count in (counted_as_jax, counted_lean):
+        assert rival(*question, count=count) == expected
+    rivals = [partial(rival, count=count) for count in _HOW]
+    return [side(each) for each in (gda.get_shard_indices_replica_ids, *rivals)]
 
 
-def _eight_local(side: int) -> list[Side]:
+def _eight_local() -> list[Side]:
+    side = 256
     # Without devices JAX has no public function that answers: devices_indices_map of a sharding
     # over an AbstractMesh raises. Underneath it are these two.
     from jax._src.op_shardings import op_sharding_to_indices
@@ -168,7 +146,7 @@ def _eight_local(side: int) -> list[Side]:
         replica_ids = count(indices)
         return [[(indices[i], replica_ids[i] if replica_ids else 0) for i in local]]
 
-    def floor(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
+    def plain(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
         answers = []
         for rows, columns in shapes:
             high, wide = rows // side, columns // side
@@ -181,13 +159,13 @@ def _eight_local(side: int) -> list[Side]:
         return answers
 
     rivals = [partial(rival, count) for count in _COUNTS]
-    for each in (*rivals, floor):
+    for each in (*rivals, plain):
         assert each(shapes) == ours(shapes)
-    # The rival walks over a million objects and leaves the processor's caches empty, so one sample
-    # of gda's is twenty shapes.
+    # The rival walks over all devices and leaves the processor's caches empty, so one sample of
+    # gda's is twenty shapes.
     twenty = Side(ours, lambda: ([unseen_shape(sizes) for _ in range(20)],), calls=20)
     one = [Side(each, lambda: ([unseen_shape(sizes)],)) for each in rivals]
-    return [twenty, *one, replace(twenty, run=floor)]
+    return [twenty, *one, replace(twenty, run=plain)]
 
 
 def _a_million(mesh_shape: dict[str, int], spec: PartitionSpec) -> list[Side]:
@@ -246,7 +224,7 @@ def _list_or_array(sizes: tuple[int, int]) -> list[Side]:
     ]
 
 
-_SIZES = {(4, 2): Faster(4), (8, 8): Faster(8), (32, 32): Faster(50)}
+_SIZES = {(4, 2): Faster(4), (8, 8): Faster(8), (32, 32): Faster(8)}
 _MAP = "devices_indices_map of a new NamedSharding"
 _PRIVATE = "op_sharding_to_indices over an AbstractMesh (private), "
 _PLAIN = "8 tuples of slices made in a loop of plain Python"
@@ -255,7 +233,7 @@ WORKS = [
     *[
         Work(
             f"all indices and replica ids, cold, {prod(sizes):,} devices",
-            partial(_all_devices, sizes, False),
+            partial(_all_devices, sizes, True),
             {
                 f"{_MAP}, {how}": faster if count is counted_as_jax else None
                 for count, how in _HOW.items()
@@ -264,22 +242,12 @@ WORKS = [
         )
         for sizes, faster in _SIZES.items()
     ],
-    *[
-        Work(
-            f"index and replica id of 8 local devices of {side * side:,}",
-            partial(_eight_local, side),
-            # No public function answers without devices.
-            {f"{_PRIVATE}{_HOW[count]}": Faster(times) for count in _COUNTS} | {_PLAIN: None},
-            floor=Floor(_PLAIN, "An answer in Python is made of these objects."),
-            seconds=seconds,
-        )
-        for side, times, seconds in [(256, 3_000, 1), (1024, 50_000, 6)]
-    ],
     Work(
-        "the same as Python objects, cold, (32, 32): get_shard_indices_replica_ids",
-        _python_objects,
-        {f"{_MAP}, {_HOW[counted_as_jax]}": Faster(8)},
-        devices=1024,
+        "index and replica id of 8 local devices of 65,536, mesh and spec known",
+        _eight_local,
+        # No public function answers without devices.
+        {f"{_PRIVATE}{_HOW[count]}": Faster(3_000) for count in _COUNTS} | {_PLAIN: None},
+        floor=Floor("An answer in Python is made of these objects.", (_PLAIN,)),
     ),
     *[
         Work(
@@ -304,11 +272,11 @@ WORKS = [
             ("the view of one process", _view, 1.1),
         ]
     ],
-    # For information: the cost of the first time, and what `numbering.SMALL` relies on.
+    # For information: the next arrays over a mesh, and what `numbering.SMALL` relies on.
     *[
         Work(
-            f"the same, first time for this mesh and spec, {prod(sizes):,} devices",
-            partial(_all_devices, sizes, True),
+            f"the same, of a new shape over a known mesh and spec, {prod(sizes):,} devices",
+            partial(_all_devices, sizes, False),
             {f"{_MAP}, {how}": None for how in _HOW.values()},
             devices=prod(sizes),
         )

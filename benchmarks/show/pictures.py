@@ -95,7 +95,7 @@ WORKS = [
         partial(_command, "import jax", "import numpy"),
         {
             "python -c 'import jax', what any answer with JAX costs": None,
-            "python -c 'import numpy', the floor": None,
+            "python -c 'import numpy'": None,
         },
         Within(300),
     ),

@@ -159,7 +159,7 @@ def _batches(
 def _views(spec: tuple[str, ...]) -> Sequence[Side]:
     processes, devices = 10_000, 8
     process_of = np.arange(processes * devices) // devices
-    columns = itertools.count(16)  # a shape that was not seen before, so nothing is known of it
+    columns = itertools.count(16)  # a shape that was not seen before, over a mesh that was
 
     def ask() -> list[Any]:
         mesh_shape = {"data": processes, "model": devices}
@@ -174,7 +174,7 @@ def _views(spec: tuple[str, ...]) -> Sequence[Side]:
 _MAPL = "jax.make_array_from_process_local_data"
 _MULTIHOST = "multihost_utils.host_local_array_to_global_array"
 _PUBLIC = "make_array_from_callback of blocks that are known"
-_FLOOR = Floor(_PUBLIC, "No public function of JAX places blocks faster.")
+_FLOOR = Floor("JAX must place each block.")
 
 
 def _in(processes: int) -> str:

@@ -112,7 +112,7 @@ WORKS = [
             _ALONE: None,
         },
         limit=Within(21),
-        floor=Floor(_ALONE, "A step waits for itself.", share=0.95),
+        floor=Floor("A step waits for itself.", (_ALONE,), share=0.95),
         ours="prefetch",
         seconds=6,
     )

@@ -277,7 +277,7 @@ def _of_buffers(
     return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
 
 
-# The quickest registration there is: design.md has the figures. JAX makes containers by calling
+# As a dataclass, which JAX flattens without a function of Python. JAX makes containers by calling
 # `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
 jax.export.register_pytree_node_serialization(

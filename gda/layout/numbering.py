@@ -40,8 +40,9 @@ from gda.layout.spec import (
     entries_of,
 )
 
-# Up to this many devices a Python list is filled faster than a NumPy array is set up
-# (benchmarks/RESULTS.md), and the result is small enough to keep with the layout.
+# Below this many devices a list is filled by Python about as quickly as by NumPy and `tolist`, with
+# 64 devices in a third of the time (benchmarks/results.json, "numbers of"), and is small enough to
+# keep with the layout.
 SMALL = 512
 
 IntArray = npt.NDArray[np.int64]

@@ -2,7 +2,7 @@
 
 ``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
 to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
-to 8 times (benchmarks/RESULTS.md).
+to 8 times (benchmarks/results.json, "place").
 """
 
 from __future__ import annotations
