@@ -259,7 +259,7 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     pending = fp.begin(g.array)
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
     # The sums of narrow floats are made from views by NumPy. JAX copies a donated array of which
-    # NumPy has a view, and since 0.11 it does not delete this one.
+    # NumPy has a view, and JAX 0.11.2 does not delete it.
     assert g.is_deleted() or dtype == "bfloat16"
     g.delete()
     assert np.array_equal(pending.result(), expected)
