@@ -31,6 +31,7 @@ _INSIDE = ("lists", "make_array_from_callback")
 
 _SHORTER = [
     (", (same callback|the same), which keeps each block in a dictionary", " and a dictionary"),
+    (" of blocks that a pool of .*", " and a pool of threads"),
     ("(, same callback)?(, sharding made before)?$| of blocks that .*|, make_array.*", ""),
     ("make_array_from_callback, callback reads with ([\\w.]*).*", r"JAX by \1"),
     ("^make_array", "jax.make_array"),

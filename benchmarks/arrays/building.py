@@ -292,7 +292,7 @@ WORKS = [
                 )
             },
             devices=devices,
-            seconds=3,
+            seconds=2,
         )
         for filled_before in [False, True]
         for devices in _MESH_SIZES
@@ -311,7 +311,7 @@ WORKS = [
                 if aligned
                 else None
             ),
-            seconds=3,
+            seconds=2,
         )
         for blocks in [2, 16]
         for aligned in [True, False]
@@ -326,7 +326,7 @@ WORKS = [
                 f"{_CALLBACK}, the same, which keeps each block in a dictionary": None,
             },
             devices=8 if prod(sizes) == 8 else 64,
-            seconds=3,
+            seconds=2,
         )
         for name, sizes, target in [
             ("8 own blocks", (8, 1), Faster(1.5)),

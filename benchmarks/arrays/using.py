@@ -147,20 +147,20 @@ WORKS = [
         "a jitted call with one GlobalArray as input, one device",
         partial(_jitted, 1),
         {"the raw array": AtMost(1.06)},
-        seconds=3,
+        seconds=2,
     ),
     Work(
         "a jitted call with 100 GlobalArrays as input, one device",
         partial(_jitted, 100),
         {"the raw arrays": AtMost(1.25)},
-        seconds=3,
+        seconds=2,
     ),
     *[
         Work(
             f"a jitted call with {name} as input, one device",
             partial(_jitted, inputs, is_padded=True),
             {"GlobalArray": AtMost(most)},
-            seconds=3,
+            seconds=2,
         )
         for name, inputs, most in [("one PaddedArray", 1, 1.15), ("100 PaddedArrays", 100, 1.25)]
     ],
@@ -170,7 +170,7 @@ WORKS = [
         {"addressable_shards": Faster(15), _OBJECTS: None},
         devices=64,
         floor=Floor("The answer is 64 objects.", (_OBJECTS,)),
-        seconds=3,
+        seconds=2,
     ),
     Work(
         "the same with data",
@@ -178,7 +178,7 @@ WORKS = [
         {"addressable_shards": Faster(1.5), _SPLITTING: None},
         devices=64,
         floor=Floor("JAX splits the array into shards, and gda waits for it.", (_SPLITTING,)),
-        seconds=3,
+        seconds=2,
     ),
     Work(
         "import gda, after import jax",

@@ -418,8 +418,7 @@ def works(quick: bool = False) -> list[Work]:
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
     to_save = [way for way in WAYS if way not in (GDA, MEMMAP, OPENED)]
-    to_restore = [way for way in WAYS if way not in (GDA, OPENED)]
-    to_move = [way for way in to_restore if way != TORCH]  # it knows no layout
+    to_move = [way for way in WAYS if way not in (GDA, OPENED, TORCH)]  # it knows no layout
     of_small = [ORBAX, JAX, SAFETENSORS]
     # Not those that map files, whose pages would count: the kernel takes them back when it must.
     of_memory = [*few, UNCOMPRESSED, JAX, TENSORSTORE]
@@ -433,7 +432,7 @@ def works(quick: bool = False) -> list[Work]:
             {way: targets.get(way) for way in [*rivals, *WRITES]},
             floor=Floor("A durable save writes all bytes.", WRITES, share),
             raw=WRITE,
-            seconds=30,
+            seconds=24,
         )
 
     def restoring(
@@ -447,7 +446,7 @@ def works(quick: bool = False) -> list[Work]:
             partial(_restoring, scale, spec, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, READ, CHECKED]},
             raw=READ,
-            seconds=30,
+            seconds=24,
         )
 
     def in_processes(verb: str, prepare: Callable[..., list[Side]], raw: str) -> Work:
@@ -465,7 +464,7 @@ def works(quick: bool = False) -> list[Work]:
         restoring(
             large,
             ROWS,
-            to_restore,
+            [way for way in (ORBAX, JAX, SAFETENSORS, MEMMAP, TORCH) if way in WAYS],
             {ORBAX: Faster(3), MEMMAP: AtMost(1), READ: OfSpeed(0.8), CHECKED: OfSpeed(0.9)},
         ),
         restoring(large, COLUMNS, to_move, {ORBAX: Faster(2)}),

@@ -188,9 +188,9 @@ WORKS = [
             partial(_batches, processes, gda_each, jax_each, multihost_tree, public_each),
             {_MAPL: AtMost(1.05), _MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(
@@ -198,9 +198,9 @@ WORKS = [
             partial(_batches, processes, gda_tree, multihost_tree, public_each),
             {_MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(
@@ -209,9 +209,9 @@ WORKS = [
                 _batches, processes, gda_each, multihost_tree, gda_each_copied, is_aligned=True
             ),
             {_MULTIHOST: AtMost(1.05), "from_process_local, which copies": None},
-            seconds=3,
+            seconds=2,
         )
-        for processes in (1, 2, 4)
+        for processes in (1, 4)
     ],
     *[
         Work(

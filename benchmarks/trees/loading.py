@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -28,7 +29,7 @@ PROCESSES = 4
 
 
 def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
-    """Return gda with so many workers, and JAX, which reads one block for every device."""
+    """Return gda with so many workers, JAX, which reads a block for every device, and a pool."""
     mesh = mesh_of((blocks, DEVICES // blocks), ("data", "replica"))
     spec = PartitionSpec("data")
     data = np.arange(blocks * 1024, dtype=np.float32).reshape(blocks, 1024)
@@ -41,12 +42,25 @@ def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
         built = gda.GlobalArray.from_callback(data.shape, mesh, spec, read, max_workers=workers)
         return built.block_until_ready().array
 
+    sharding = NamedSharding(mesh, spec)
+
     def rival() -> jax.Array:
-        sharding = NamedSharding(mesh, spec)
         return jax.make_array_from_callback(data.shape, sharding, read).block_until_ready()
 
-    assert np.array_equal(np.asarray(ours()), np.asarray(rival()))
-    return [Side(ours), Side(rival)]
+    def pooled() -> jax.Array:
+        indices = sharding.devices_indices_map(data.shape).values()
+        distinct = {index[0].start: index for index in indices if index}
+        with ThreadPoolExecutor(workers) as pool:
+            known = dict(zip(distinct, pool.map(read, distinct.values()), strict=True))
+
+        def block(index: Any) -> np.ndarray[Any, Any]:
+            return known[index[0].start]
+
+        return jax.make_array_from_callback(data.shape, sharding, block).block_until_ready()
+
+    for each in (rival, pooled):
+        assert np.array_equal(np.asarray(ours()), np.asarray(each()))
+    return [Side(ours), Side(rival), Side(pooled)]
 
 
 # In several processes, which read what they share once, or each for itself.
@@ -87,6 +101,7 @@ def _from_slow_store(workers: int | None) -> Sequence[Side]:
     ]
 
 
+_POOLED = "make_array_from_callback of blocks that a pool of as many threads has read"
 _ALONE, _ONCE = "each process reads for itself", "read_once=True"
 
 WORKS = [
@@ -95,7 +110,7 @@ WORKS = [
             f"read {blocks} blocks{replicas} from a store with 20 ms per request, {workers} "
             f"workers, {DEVICES} devices",
             partial(_slow_store, blocks, workers),
-            {"make_array_from_callback, same callback": Faster(times)},
+            {"make_array_from_callback, same callback": Faster(times), _POOLED: None},
             devices=DEVICES,
             seconds=3,
         )

@@ -106,24 +106,24 @@ def works(quick: bool) -> list[Work]:
             "replicas compared: 64 MiB of float32 on each of 8 devices",
             partial(_compared, partial(_large, size)),
             {_XOR: AtMost(2), _HOST: None},
-            seconds=5,
+            seconds=3,
         ),
         Work(
             "replicas compared: 64 MiB of bfloat16 on each of 8 devices",
             partial(_compared, partial(_large, size, "bfloat16")),
             {_XOR: None, _HOST: None},
-            seconds=5,
+            seconds=3,
         ),
         Work(
             "replicas compared: 1,000 leaves of 256 to 2,048 float32 on 8 devices",
             partial(_compared, _small),
             {_XOR: None, _HOST: None},
-            seconds=5,
+            seconds=3,
         ),
         Work(
             "replicas compared: started with wait=False, 1,000 leaves on 8 devices",
             partial(_started, _small),
             {"wait=True": None},
-            seconds=5,
+            seconds=3,
         ),
     ]
