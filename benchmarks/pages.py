@@ -12,10 +12,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import accelerator
 from benchmarks.less import is_less
 from benchmarks.pairs import LEAST_ROUNDS
-from benchmarks.report import amount, comparison, fastest_rival, render, table
-from benchmarks.results import Results, machines_of
+from benchmarks.report import (
+    amount,
+    comparison,
+    fastest_rival,
+    render,
+    render_accelerator,
+    table,
+)
+from benchmarks.results import ON_ACCELERATOR, Results, load, machines_of
 from benchmarks.work import Work
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import Sheet, number, text_width
@@ -175,7 +183,7 @@ def pages(results: Results, sections: Mapping[str, Sequence[Work]]) -> dict[Path
     }
     texts[ROOT / "benchmarks" / "RESULTS.md"] = render(
         results, sections, _summary(results, works), quick=False
-    )
+    ) + render_accelerator(load(ON_ACCELERATOR), accelerator.works())
     machines = "\n".join(f"- {machine}" for machine in machines_of(results))
     guide = with_losses(GUIDE.read_text("utf-8"), results, works.values())
     texts[GUIDE] = _with_block(guide, "runs", f"\n{machines}\n")
