@@ -70,5 +70,7 @@ for name, step in steps.items():
     except Exception as error:
         said = f"{type(error).__name__}: {error}"[:400]
         print(json.dumps({"step": name, "state": "failed", "value": said}), flush=True)
+        if "communicates" in name:
+            break  # the others would wait in vain
     else:
         print(json.dumps({"step": name, "state": "done", "value": value}), flush=True)

@@ -23,7 +23,9 @@ from gda.launch.children import Children, Port, environment
 
 FOLDER = Path(__file__).parent
 TESTS = FOLDER.parent
-WAIT = 90  # seconds for a process to begin, and for each of its steps
+# Seconds for a process to begin, and for each of its steps. Twice as long is within the limit of a
+# test on an accelerator.
+WAIT = 40
 
 
 @pytest.fixture
