@@ -246,7 +246,7 @@ def works(quick: bool = False) -> list[Work]:
     large, small = (scale.smaller() if quick else scale for scale in (LARGE, SMALL))
     side = 512 if quick else 16384
     mebibytes = side**2 * 4 // MIB
-    rivals = dict.fromkeys((ORBAX, ORBAX_V1))
+    rivals: dict[str, None] = dict.fromkeys((ORBAX, ORBAX_V1))
     to_pull = 1 if quick else 256
     return [
         *[

@@ -9,7 +9,8 @@
 # accelerator, and --quick small arrays in the benchmarks.
 #
 # FOLDER gets summary.txt, machine.txt, tests.log, figures.jsonl (what each test measured),
-# benchmarks.log, and accelerator.json (the results; not with --quick).
+# benchmarks.log, accelerator.json (the results; not with --quick), and ran.txt, the line for
+# benchmarks/accelerators.txt.
 set -uo pipefail
 
 if (($# < 1 || $# > 2)) || [[ ${2:---quick} != --quick ]]; then
@@ -50,6 +51,9 @@ count() { # pattern, log
 failed=0
 summary() {
   trap - EXIT
+  total=$(sed -nE 's/.*collected ([0-9]+) items?.*/\1/p' "$folder/tests.log" 2>/dev/null)
+  sed -n 's/^ran on: //p' "$folder/machine.txt" 2>/dev/null |
+    sed "s/$/ | $(count '::.* PASSED' tests.log) of ${total:-?}/" >"$folder/ran.txt"
   {
     printf '\n== summary\n'
     head -n 12 "$folder/machine.txt" 2>/dev/null
@@ -73,6 +77,7 @@ import os
 import platform
 import shutil
 import subprocess
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -100,6 +105,8 @@ if os.environ.get("GDA_ACCELERATOR") == "cpu":
     os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 
+versions = f"JAX {jax.__version__}, Python {platform.python_version()}"
+print(f"ran on: {jax.devices()[0].device_kind} | {versions} | {date.today()}")
 for device in jax.devices()[:1]:
     print(f"{jax.device_count()} x {device.device_kind} ({device.platform})")
     memory = device.memory_stats() or {}

@@ -16,7 +16,15 @@ from benchmarks import measuring
 from benchmarks.layout.index_math import _all_devices
 from benchmarks.less import LESS, is_less
 from benchmarks.measuring import Measuring
-from benchmarks.pages import first_rows, losses, pages, picture_of, with_losses
+from benchmarks.pages import (
+    first_rows,
+    losses,
+    pages,
+    picture_of,
+    ran_in_a_table,
+    ran_in_words,
+    with_losses,
+)
 from benchmarks.pairs import Side, measure
 from benchmarks.report import line, render, render_accelerator
 from benchmarks.results import Measured, Results, Stats, load, save
@@ -318,6 +326,14 @@ def test_the_section_of_an_accelerator_has_every_way_with_its_speed() -> None:
     assert render_accelerator({}, [work]) == ""
     failed = {work.name: Measured("2026-01-01, here", 0, {}, "OSError: no")}
     assert "| load | not measured: OSError: no |" in render_accelerator(failed, [work])
+
+
+def test_pages_say_on_which_accelerators_the_tests_passed() -> None:
+    sentence = "It has not run on a GPU or a TPU yet."
+    assert (ran_in_words([]), ran_in_a_table([])) == (sentence, f"\n{sentence}\n")
+    line = "NVIDIA H100 80GB HBM3 | JAX 0.11.2, Python 3.12.3 | 2026-01-01 | 29 of 29"
+    assert "NVIDIA H100 80GB HBM3 (29 of 29 tests passed, JAX 0.11.2" in ran_in_words([line])
+    assert f"\n| {line} |\n" in ran_in_a_table([line])
 
 
 def test_without_an_accelerator_none_is_measured() -> None:
