@@ -1,6 +1,7 @@
 """Arrays built on an accelerator, their dtypes, and the rules of who owns memory."""
 
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def test_every_constructor_places_the_values(card_mesh: Mesh, card: Any, tmp_pat
         assert (shard.device, shard.replica_id, shard.data.shape) == (card, 0, SHAPE)
 
 
+def test_many_leaves_go_to_the_card_and_back_within_a_bound(one_mesh: Mesh) -> None:
+    sources = {str(number): normal(SHAPE) + number for number in range(12)}
+    bounds = {"max_bytes": 2 * sources["0"].nbytes, "max_workers": 4}
+    tree = gda.load_tree(sources, one_mesh, SPEC, **bounds)
+    targets = {name: np.empty(SHAPE, np.float32) for name in sources}
+    gda.store_tree(tree, targets, **bounds)
+    for name, source in sources.items():
+        assert bits(tree[name]) == bits(targets[name]) == source.tobytes()
+        assert bits(tree[name].gather(max_bytes=4096)) == source.tobytes()
+
+
 def test_a_padded_array_has_its_values_and_a_mask(card_mesh: Mesh) -> None:
     data = normal((5, 3))
     padded = gda.PaddedArray.from_array(data, card_mesh, P("x"))
@@ -93,6 +105,8 @@ def test_a_copy_on_the_host_outlives_the_array(one_mesh: Mesh) -> None:
     on_host = gda.to_numpy({"w": g})["w"]
     # Returned before the deletion: a view of memory that is freed would have other values.
     kept = np.array(on_host)
+    again = pickle.loads(pickle.dumps(g))
+    assert (again.sharding, bits(again)) == (g.sharding, data.tobytes())
     g.delete()
     assert g.is_deleted()
     assert kept.tobytes() == data.tobytes()
