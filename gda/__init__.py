@@ -39,7 +39,7 @@ _MODULE_OF = {
     "storage": "gda.storage",
     "Retry": "gda.storage.options",
     "aligned_empty": "gda.arrays.buffers",
-    "DoesNotFitError": "gda.arrays.dtypes",
+    "DoesNotFitError": "gda.storage.casts",
     "LayoutUnknownError": "gda.mesh",
     # Compute.
     "jit": "gda.trees.jit",

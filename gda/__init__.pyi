@@ -26,7 +26,7 @@ from gda.trees.layouts import ArrayLayout as ArrayLayout
 from gda import storage as storage
 from gda.storage.options import Retry as Retry
 from gda.arrays.buffers import aligned_empty as aligned_empty
-from gda.arrays.dtypes import DoesNotFitError as DoesNotFitError
+from gda.storage.casts import DoesNotFitError as DoesNotFitError
 from gda.mesh import LayoutUnknownError as LayoutUnknownError
 
 # Compute.

@@ -221,7 +221,9 @@ CASES: dict[Callable[..., None], list[Case]] = {
     ],
     store: [Case("g", lambda w: {"g": w.columns["a"]}, "process 1: spec P(None, 'x')")],
     store_tree: [
-        Case("tree: keys", lambda w: {"tree": {"a": w.g}}, "at ['b'], process 1: shape missing"),
+        Case(
+            "tree: keys", lambda w: {"tree": {"a": w.g}}, "process 1 failed: ValueError", ValueError
+        ),
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
     ],
     load_tree: [
@@ -245,6 +247,7 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("specs", lambda w: {"specs": P("x")}, "process 1: spec P('x')"),
         Case("specs", lambda w: {"specs": P("y")}, "process 1 failed: ValueError", ValueError),
         Case("dtype", lambda w: {"dtype": "bfloat16"}, "process 1: dtype bfloat16"),
+        Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
     ],
     from_source: [
         Case("fill", lambda w: {"fill": 1}, "process 1: shape (13, 2), padded with 1"),

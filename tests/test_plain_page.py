@@ -60,7 +60,8 @@ CALLS = [
 WITHOUT_ARRAYS = {
     "gda.aligned_empty", "gda.checking_agreement", "gda.compare_rehearsals", "gda.get_shard_shape",
     "gda.get_shard_indices", "gda.get_shard_indices_replica_ids", "gda.rehearsal_mesh",
-    "gda.checkpoint.exists", "gda.checkpoint.inspect", "gda.checkpoint.verify",
+    "gda.checkpoint.exists", "gda.checkpoint.inspect", "gda.checkpoint.open",
+    "gda.checkpoint.verify",
     "gda.storage.open_orbax", "gda.storage.open_safetensors",
 }  # fmt: skip
 

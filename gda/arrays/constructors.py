@@ -15,6 +15,7 @@ from gda.arrays.construction import from_callbacks, from_process_local
 from gda.layout.boundary import public
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike, after_spec, is_tracer, sharding_of
+from gda.multihost.agreement import communicates, if_checked
 from gda.storage.options import Options, ProgressLike, Retry
 
 
@@ -106,6 +107,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_callback", if_checked())
     def from_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -134,8 +136,8 @@ class ArrayConstructors:
             anything else that ``numpy.asarray`` takes. With ``into=True``,
             ``data_callback(index, out)`` fills ``out``. Elements that it does not write are
             uninitialised.
-          dtype: cast every block to it, as its own ``astype`` does. Required with ``into=True``,
-            and in a process without a device of the mesh.
+          dtype: cast every block to it. Required with ``into=True``, and in a process without a
+            device of the mesh.
           copy: with ``None``, copy a block at once if other code refers to its memory, such as a
             view, a memory map or a buffer that the callback uses again. After the call, no change
             of the caller's memory changes the array. ``True``: copy all blocks. ``False``: copy
@@ -166,8 +168,8 @@ class ArrayConstructors:
         Raises:
           TypeError: blocks have different dtypes, or one that JAX does not have.
           ValueError: the spec does not fit the shape and the mesh, or a block has another shape.
-          DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
-            ``ValueError`` and an ``OverflowError``.
+          DoesNotFitError: narrowing, or a cast, changes an integer, makes a finite number infinite
+            or loses an imaginary part. It is a ``ValueError`` and an ``OverflowError``.
           ImportError: ``progress=True`` without rich.
           Exception: any error of the callback, with a note of the index.
 
@@ -205,6 +207,7 @@ class ArrayConstructors:
 
     @classmethod
     @public
+    @communicates("GlobalArray.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
         source: Any,
@@ -221,10 +224,12 @@ class ArrayConstructors:
         """Build an array from anything that can be sliced; read the blocks of this process only.
 
         Each distinct block is read once, by one slice with start and stop for every dimension, and
-        copied at once if the source keeps it. On CPU, datasets of h5py and TensorStores are read
-        straight into the memory of the array. A TensorStore reads in its own threads: for it,
-        ``max_workers`` is the number of reads at a time, by default 32. Communicates as
-        ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
+        copied at once if the source keeps it. Blocks of this process that share chunks of the
+        source, or its rows of fewer than 32 KiB, such as columns, are read together: some rows or
+        chunks at a time, each once, which are split in memory. On CPU, datasets of h5py and
+        TensorStores are read straight into the memory of the array. A TensorStore reads in its own
+        threads: for it, ``max_workers`` is the number of reads at a time, by default 32.
+        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
@@ -233,12 +238,16 @@ class ArrayConstructors:
           mesh, spec: as in ``from_callback``.
           dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
             bfloat16, this is the type of these bytes.
-          read_once: ``True`` reads a block that several processes need in one of them only, and
-            large ones in parts by all of them, and sends the bytes to the others. Communicates:
-            all processes with devices of the mesh must call this. Until all is exchanged, the host
-            holds these blocks.
+          read_once: ``True`` reads what several processes need, a block or rows of several, in one
+            of them only, and large blocks in parts by all of them, and sends the bytes to the
+            others. Communicates: all processes with devices of the mesh must call this, with the
+            same ``max_bytes``. Until all is exchanged, the host holds these blocks, and at most
+            ``max_bytes``, by default 256 MiB, that only others need.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
-            needs a thread-safe library.
+            needs a thread-safe library. ``max_bytes`` also limits the memory to split what is
+            read; one chunk is always allowed, and 32 KiB. On accelerators, blocks that are read
+            together and larger than ``max_bytes`` are read as many at a time as fit, and what they
+            share then once for each time.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
@@ -281,6 +290,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_batched_callback", if_checked())
     def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -340,6 +350,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_batched_callback_with_devices", if_checked())
     def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -407,6 +418,7 @@ class ArrayConstructors:
     ) -> Self: ...
     @classmethod
     @public
+    @communicates("GlobalArray.from_process_local", if_checked())
     def from_process_local(  # pyright: ignore[reportInconsistentOverload]
         cls,
         local_data: Any,

@@ -34,6 +34,7 @@ from gda.mesh import (
     not_an_array_error,
     sharding_of,
 )
+from gda.multihost.agreement import communicates
 
 AnyNDArray = np.ndarray[Any, Any]
 
@@ -60,6 +61,12 @@ def dissolves_around(value: object) -> bool:
         return True
     held_types.add(type(value))
     return False
+
+
+def _if_shared(given: dict[str, Any]) -> Any:
+    """Return ``among`` of a method: all processes, if several hold parts of the array."""
+    devices = given["self"].array.sharding.device_set
+    return () if len({device.process_index for device in devices}) > 1 else None
 
 
 class Container:
@@ -264,6 +271,9 @@ class Container:
         donate: bool = False,
     ) -> Self: ...
     @public
+    @communicates(
+        "{self.__class__.__name__}.reshard", lambda given: [given["self"], given["mesh_or_spec"]]
+    )
     def reshard(
         self,
         mesh_or_spec: Any,
@@ -340,6 +350,7 @@ class Container:
     @overload
     def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
     @public
+    @communicates("{self.__class__.__name__}.gather", _if_shared)
     def gather(
         self, process: int | None = None, *, max_bytes: int | None = None
     ) -> AnyNDArray | None:
@@ -374,6 +385,7 @@ class Container:
         return moving.gather(self._live(), process, max_bytes, self._shape_if_padded)
 
     @public
+    @communicates("GlobalArray.fingerprint", _if_shared)
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from numbers import Number
 from typing import Any
@@ -10,28 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.layout.boundary import frame_of_caller, set_module
+from gda.layout.boundary import frame_of_caller
 from gda.layout.dtype_names import as_dtype, is_raw, native
-from gda.layout.spec import Index, start_of
+from gda.layout.spec import Index
 from gda.layout.text import format_index
+from gda.storage.casts import DoesNotFitError
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
 WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
-
-
-@set_module("gda")
-class DoesNotFitError(ValueError, OverflowError):
-    """A value of a block does not fit the dtype that the array has in JAX.
-
-    >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ('x',))
-    >>> try:
-    ...     gda.GlobalArray.from_source(np.array([2**40]), mesh, ())
-    ... except gda.DoesNotFitError as error:
-    ...     'narrows to int32' in str(error)
-    True
-    """
+_COMPLEX_OF = {np.dtype("f4"): np.dtype("c8"), np.dtype("f8"): np.dtype("c16")}
 
 
 def is_float(dtype: Any) -> bool:
@@ -48,6 +35,16 @@ def dtype_of_floats(name: Any) -> np.dtype[Any]:
             "others stay as they are"
         )
     return dtype
+
+
+def dtype_in_tree(dtype: np.dtype[Any], of_floats: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of an array in a tree of which all floats are cast to one dtype.
+
+    Complex numbers get the precision of the floats, if there are such; all others stay.
+    """
+    if dtype.kind == "c":
+        return _COMPLEX_OF.get(of_floats, dtype)
+    return of_floats if is_float(dtype) else dtype
 
 
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
@@ -84,26 +81,6 @@ def jax_dtype(dtype: Any, index: Index | None = None) -> Any:
             stacklevel=frame_of_caller()[1],
         )
     return final
-
-
-def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:
-    """Raise where an integer changed or a finite number became infinite."""
-    if wide.dtype.kind in "iu":
-        wrong = wide != narrow
-    else:
-        wrong = np.isinf(narrow) & np.isfinite(wide)
-        if wide.dtype.kind == "c":
-            for part in (np.real, np.imag):
-                wrong |= np.isinf(part(narrow)) & np.isfinite(part(wide))
-    if wrong.any():
-        place = tuple(map(int, np.argwhere(wrong)[0]))
-        element = tuple(map(operator.add, start_of(index), place))
-        raise DoesNotFitError(
-            f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
-            f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
-            "of the array does not fit. Set jax_enable_x64, or pass "
-            f"dtype={narrow.dtype} for the cast that NumPy makes"
-        )
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

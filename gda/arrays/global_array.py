@@ -28,6 +28,7 @@ from gda.mesh import (
     is_tracer,
     not_an_array_error,
 )
+from gda.multihost.agreement import communicates, if_checked
 
 _SUCCESSORS = {
     "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
@@ -263,6 +264,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         return self.addressable_data(i)
 
 
+@communicates("GlobalArray", if_checked())
 def _of_buffers(
     global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
 ) -> jax.Array:

@@ -24,6 +24,7 @@ from gda.arrays.construction.placing import hashable_over
 from gda.arrays.container import Container, dissolves_around, held_types
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, start_of
@@ -34,7 +35,7 @@ from gda.mesh import (
     is_tracer,
     named_sharding,
 )
-from gda.multihost.agreement import together
+from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
@@ -99,6 +100,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_callback", if_checked())
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -161,6 +163,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
         source: Any,
@@ -198,6 +201,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_process_local", if_checked())
     def from_process_local(
         cls,
         local_data: Any,
@@ -246,7 +250,9 @@ class PaddedArray(Container):
             def read(index: Index) -> np.ndarray[Any, Any]:
                 return local[place_at[start_of(index)]]
 
-            return cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+            made = cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+            is_kept = dtype is None and is_weak(local_data)
+            return cls(weakly_typed(made.array), shape) if is_kept else made
 
         return together(
             "PaddedArray.from_process_local",
@@ -258,6 +264,7 @@ class PaddedArray(Container):
 
     @classmethod
     @public
+    @communicates("PaddedArray.from_source", if_checked())
     def from_array(
         cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
     ) -> Self:
@@ -280,7 +287,8 @@ class PaddedArray(Container):
                     "other processes hold parts of the array; build it with "
                     "PaddedArray.from_callback in every process"
                 )
-        return cls.from_source(np.asarray(array), mesh, spec, fill=fill)
+        made = cls.from_source(np.asarray(array), mesh, spec, fill=fill)
+        return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
 
     # Its layout.
 

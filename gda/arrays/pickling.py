@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from gda.arrays.construction.from_callbacks import array_from_callback
 from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import is_all_here
+from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Shape
 from gda.multihost.agreement import checking_agreement
 
@@ -59,10 +60,7 @@ def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) 
 
 
 def load(state: State, *, is_padded: bool = False) -> jax.Array:
-    """Return the array on the devices it was on; a weak type only if all are of this process.
-
-    With ``is_padded`` it is padded with zeros, and has no weak type.
-    """
+    """Return the array on the devices it was on, with ``is_padded`` padded with zeros."""
     try:
         there = {device.id: device for device in jax.devices(state.platform)}
     except RuntimeError:
@@ -91,12 +89,8 @@ def load(state: State, *, is_padded: bool = False) -> jax.Array:
     data: Any = state.data
     if state.key_impl is not None:
         data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
-    if state.weak_type and not is_padded and sharding.is_fully_addressable:
-        # No public function makes a weak type, but updates of a Python number keep that of it.
-        weak = jax.numpy.broadcast_to(data.dtype.type(0).item(), data.shape).at[...].set(data)
-        return jax.device_put(weak, sharding)
     with checking_agreement(False):  # a process may read a pickle alone
-        return array_from_callback(
+        array = array_from_callback(
             data.shape,
             sharding,
             None,
@@ -104,3 +98,4 @@ def load(state: State, *, is_padded: bool = False) -> jax.Array:
             dtype=data.dtype if is_padded else None,
             pad=is_padded,
         )
+    return weakly_typed(array) if state.weak_type else array

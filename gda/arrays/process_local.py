@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from gda.arrays.bits import without_padding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.dtypes import is_extended
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, shape_at
 from gda.mesh import (
@@ -120,7 +121,8 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     buffers = [data_on[device] for device in local.mesh.devices.flat]  # pyright: ignore
     if (kind := array.sharding.memory_kind) is not None:
         local = local.with_memory_kind(kind)
-    return jax.make_array_from_single_device_arrays(shape, local, buffers)
+    found = jax.make_array_from_single_device_arrays(shape, local, buffers)
+    return weakly_typed(found) if is_weak(array) else found
 
 
 @lru_cache(maxsize=256)

@@ -1,8 +1,9 @@
 """Checkpoints: a tree of arrays on disk, restored onto any layout, whole or not at all.
 
-``save`` and ``save_async`` write, ``restore`` reads; ``inspect``, ``verify`` and ``diff`` need no
-device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
-reads, and a manifest that is written last, with size and checksum of every file.
+``save`` and ``save_async`` write, ``restore`` reads, ``open`` gives lazy sources; ``inspect``,
+``verify`` and ``diff`` need no device. A checkpoint is a directory, or a prefix of an object store:
+zarr v3 arrays that any tool reads, and a manifest that is written last, with size and checksum of
+every file.
 
 Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
 over ``writing``, ``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources),
@@ -33,6 +34,7 @@ from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
 from gda.checkpoint.inspecting import verify as verify
+from gda.checkpoint.reading.saved_arrays import open as open  # noqa: A004
 from gda.checkpoint.restoring import restore as restore
 from gda.checkpoint.saving import Pending as Pending
 from gda.checkpoint.saving import save as save
@@ -43,6 +45,7 @@ __all__ = [  # noqa: RUF022
     "save_async",
     "Pending",
     "restore",
+    "open",
     "exists",
     "inspect",
     "verify",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,19 +11,29 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.dtypes import dtype_of_floats, is_float
+from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.structure import flatten, format_path
 from gda.checkpoint.saving import MAX_BYTES, save
 from gda.checkpoint.stores.directory import LOCK
 from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
+from gda.checkpoint.writing import claim
 from gda.checkpoint.writing.saved_leaves import saved_leaves
 from gda.layout.text import join_some, typed_shape
+from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
-from gda.trees.leaves import as_dicts, is_array, is_container, is_source, is_value
+from gda.trees.leaves import (
+    are_keys,
+    as_dicts,
+    held_by,
+    is_array,
+    is_container,
+    is_source,
+    is_value,
+)
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}
@@ -74,12 +84,13 @@ def plan_conversion(
     max_bytes: int = MAX_BYTES,
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 600,
+    item: str | None = None,
 ) -> Conversion:
     """Return what a conversion will read and write; nothing of it is done, and all is checked.
 
     Args:
       source: the path of a checkpoint, of safetensors files or of an Orbax run.
-      target: a path where nothing is.
+      target: a path where nothing is, or what a conversion to the same kind left that was killed.
       kind: of the files at the target; by default safetensors files if the name ends with
         ``.safetensors``, and a checkpoint otherwise.
       change: takes the tree at the source, with a ``LazyArray`` for each array; returns the tree to
@@ -88,6 +99,7 @@ def plan_conversion(
       max_bytes: bound on host memory, as for ``checkpoint.save``.
       max_file_bytes: as for ``save_safetensors``.
       timeout: as for ``checkpoint.save``.
+      item: that of ``open_orbax``.
 
     Raises:
       FileExistsError: something is at the target.
@@ -95,8 +107,8 @@ def plan_conversion(
       Exception: any other error of ``open_tree``, or of ``change``.
     """
     kind = _kind_of_target(target, kind)
-    _check_is_new(open_store(target, timeout))
-    opened = open_tree(source, timeout)
+    _check_is_new(open_store(target, timeout), kind)
+    opened = open_tree(source, timeout, item)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"
@@ -109,14 +121,17 @@ def plan_conversion(
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
     if kind is Kind.SAFETENSORS:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
-    names, num_files = _checked(target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes)
+    metadata = {**_METADATA, **opened.metadata}
+    names, num_files = _checked(
+        target, kind, tree, Options(max_bytes=max_bytes), max_file_bytes, metadata
+    )
     # All sources of an opened tree are read by any thread.
     workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
     arguments = {"max_workers": workers, "max_bytes": max_bytes}
     if kind is Kind.CHECKPOINT:
         saver = partial(save, target, tree, timeout=timeout, **arguments)
     else:
-        files = {"max_file_bytes": max_file_bytes, "metadata": _METADATA}
+        files = {"max_file_bytes": max_file_bytes, "metadata": metadata}
         saver = partial(save_safetensors, target, tree, **files, **arguments)
     return Conversion(
         source=opened,
@@ -138,16 +153,17 @@ def _kind_of_target(target: str, kind: Kind | None) -> Kind:
     return kind or (Kind.SAFETENSORS if is_file else Kind.CHECKPOINT)
 
 
-def _check_is_new(store: Store) -> None:
+def _check_is_new(store: Store, kind: Kind) -> None:
     try:
-        names = [name for name in store.entries() if name != LOCK]
+        names = store.entries()
     except FileNotFoundError:
         return
     except NotADirectoryError:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    if names:
+    files = claim if kind is Kind.CHECKPOINT else safetensors_model
+    if names := sorted({*names} - {LOCK} - files.left_by_killed_saves(names)):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"
@@ -155,17 +171,28 @@ def _check_is_new(store: Store) -> None:
 
 
 def _checked(
-    target: str, kind: Kind, tree: Any, options: Options, max_file_bytes: int
+    target: str,
+    kind: Kind,
+    tree: Any,
+    options: Options,
+    max_file_bytes: int,
+    metadata: Mapping[str, str],
 ) -> tuple[Sequence[str], int]:
     """Return the names of leaves and the number of files; raise if the tree cannot be written."""
     if kind is Kind.SAFETENSORS:
         for path, leaf in flatten(tree)[1]:
+            if are_keys(leaf):
+                raise TypeError(
+                    f"{format_path(path)} is an array of PRNG keys, and safetensors files have no "
+                    "keys; write jax.random.key_data(keys) in the function of the map or omit it, "
+                    "or write a checkpoint"
+                )
             if is_value(leaf) and not isinstance(leaf, np.generic):
                 raise TypeError(
                     f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
                     "only; omit it in the function of the map, or write a checkpoint"
                 )
-        plan = planned_save(target, tree, max_file_bytes, _METADATA, None, options)
+        plan = planned_save(target, tree, max_file_bytes, metadata, None, options)
         return plan.names, len(plan.files)
     leaves = flatten(tree)[1]
     saved_leaves(leaves, options)
@@ -177,10 +204,11 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _cast(dtype: np.dtype[Any], leaf: Any) -> Any:
-    """Return a leaf in a dtype, if it is an array of floats."""
-    if not _is_array(leaf) or not is_float(leaf.dtype):
+    """Return an array in the dtype that it has where floats are cast to one dtype."""
+    if not _is_array(leaf) or are_keys(leaf):
         return leaf
-    return (lazy(leaf) if is_source(leaf) else leaf).astype(dtype)
+    wanted = dtype_in_tree(leaf.dtype, dtype)
+    return leaf if wanted == leaf.dtype else lazy(held_by(leaf)).astype(wanted)
 
 
 def _number_as_array(leaf: Any) -> Any:
@@ -191,6 +219,8 @@ def _number_as_array(leaf: Any) -> Any:
 def _converted(name: str, leaf: Any) -> ConvertedLeaf:
     if not _is_array(leaf):
         return ConvertedLeaf(name, type(leaf).__name__, 0, 0)
+    if are_keys(leaf):
+        leaf = jax.random.key_data(held_by(leaf))
     nbytes = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
     needed = bytes_to_read(lazy(leaf)) if is_source(leaf) else 0
     return ConvertedLeaf(name, typed_shape(leaf.dtype, leaf.shape), needed, nbytes)

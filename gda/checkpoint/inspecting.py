@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
+from gda.storage.sources import Unreadable
 from gda.storage.views.lazy import LazyArray
 
 MAX_BYTES = 128 * 2**20
@@ -77,7 +78,9 @@ class Contents:
         {'step': 7, 'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
         """
         values = [
-            jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else leaf.value
+            jax.ShapeDtypeStruct(*saved_type(leaf), weak_type=leaf.weak_type)
+            if isinstance(leaf, ArrayLeaf)
+            else leaf.value
             for leaf in self.leaves
         ]
         return unflatten(self.structure, values)
@@ -195,34 +198,44 @@ def verify(
     return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
 
 
-def contents_at(path: Any, timeout: float) -> Contents:
+def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
 
-    The last two have no ``data`` and no ``arrays``. Errors are those of ``open_tree``.
+    The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
+    ``open_tree``.
     """
     store = open_store(path, timeout)
-    if kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is Kind.CHECKPOINT:
         return _contents(store, load_complete(store))
-    return _contents_of(open_tree(path, timeout))
+    return _contents_of(open_tree(path, timeout, item))
 
 
-def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints: bool) -> Contents:
+def verify_at(
+    path: Any,
+    timeout: float,
+    progress: ProgressLike,
+    *,
+    fingerprints: bool,
+    item: str | None = None,
+) -> Contents:
     """Read all data at a path, of a checkpoint as ``verify``; return its contents.
 
     Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
     when they read is checked.
 
     Raises:
-      CorruptionError: an array cannot be read.
-      ValueError: ``fingerprints`` is for checkpoints only.
+      CorruptionError: an array is damaged.
+      ValueError: gda cannot read some leaves, and the others are not damaged; or ``fingerprints``
+        is for checkpoints only.
     """
     store = open_store(path, timeout)
-    if kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is Kind.CHECKPOINT:
         return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
-    opened = open_tree(path, timeout)
+    opened = open_tree(path, timeout, item)
     if fingerprints:
         raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
-    blocks = [*_blocks_of(opened)]
+    leaves = flatten(opened.tree)[1]
+    blocks = [*_blocks_of(leaves)]
     problems: set[str] = set()
     with counting(progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
 
@@ -238,11 +251,16 @@ def verify_at(path: Any, timeout: float, progress: ProgressLike, *, fingerprints
     if problems:
         lines = sorted(problems)
         raise CorruptionError(f"{opened.url} is damaged: {join_some(lines)}", lines)
+    if unread := [leaf.reason for _, leaf in leaves if isinstance(leaf, Unreadable)]:
+        raise ValueError(
+            f"{opened.url} was verified but for {len(unread)} of {len(leaves)} leaves, which gda "
+            f"cannot read: {join_some(unread)}"
+        )
     return _contents_of(opened)
 
 
-def _blocks_of(opened: OpenedTree) -> Iterator[tuple[Path, SourceBlock]]:
-    for path, leaf in flatten(opened.tree)[1]:
+def _blocks_of(leaves: Iterable[tuple[Path, Any]]) -> Iterator[tuple[Path, SourceBlock]]:
+    for path, leaf in leaves:
         if isinstance(leaf, LazyArray):
             array = SourceArray.of(leaf, "", MAX_BYTES, nullcontext())
             yield from ((path, array.block(number)) for number in range(array.num_blocks))

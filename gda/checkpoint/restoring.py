@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.sharding import Mesh, Sharding
@@ -19,17 +18,24 @@ from gda.checkpoint.reading.reader import read_arrays
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
-from gda.mesh import MeshLike, processes_of
-from gda.multihost.agreement import call_fields, done_by_all
-from gda.multihost.descriptions import Description
+from gda.mesh import MeshLike
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls
 from gda.storage.options import Options, ProgressLike
 from gda.trees.to_jax import check_not_padding, to_jax
 
 MAX_BYTES = 128 * 2**20
 
 
+def _layouts_of(given: dict[str, Any]) -> Any:
+    """Return a tree for ``communicates``."""
+    if given["check_fingerprint"]:
+        return ()
+    return [given["mesh"], given["like"]] if given["read_once"] else None
+
+
 @set_module("gda.checkpoint")
 @public
+@communicates(NAME, _layouts_of)
 def restore(
     path: Any,
     like: Any = None,
@@ -38,6 +44,7 @@ def restore(
     specs: Any = None,
     at: Iterable[str | int] = (),
     partial: bool = False,
+    missing: Literal["error", "keep"] = "error",
     cast: bool = False,
     pad: bool = False,
     plain: bool = False,
@@ -57,10 +64,12 @@ def restore(
       path: as for ``save``.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
-        needed. Each leaf is of the kind of its example, and a ``jax.Array`` for a
-        ``ShapeDtypeStruct``; an array of one number becomes a Python number if that is one, and a
+        needed. Each leaf is what its example is, so that a jitted step needs no new trace: of its
+        weak type, committed or not, in its kind of memory; and a ``jax.Array`` for a
+        ``ShapeDtypeStruct``. An array of one number becomes a Python number if that is one, and a
         Python number an array. Named tuples and dataclasses come back as such only with ``like``.
-      mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
+      mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy, unless
+        JAX does not have its dtype, as float64 without x64: that stays a NumPy array.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
         and a leaf is a ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
@@ -71,7 +80,10 @@ def restore(
       at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
         for that subtree.
       partial: omit leaves that ``like`` does not have.
-      cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
+      missing: ``"keep"`` returns the leaf of ``like`` itself where the checkpoint has none, as of a
+        model that has grown by a layer; by default that is an error.
+      cast: convert arrays and numbers to the dtypes of ``like``. A value that the new dtype cannot
+        hold is an error, as in ``gda.load_tree``.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too.
@@ -85,7 +97,8 @@ def restore(
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
         With ``read_once``, parts of chunks that were read for other processes come on top.
-      timeout: seconds to wait for each answer of an object store, as for ``save``.
+      timeout: seconds to wait for the other processes, and for each answer of an object store, as
+        for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
         the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
@@ -98,6 +111,7 @@ def restore(
       ValueError: the checkpoint does not fit ``like`` or ``specs``, or ``plain`` is given with
         ``pad`` or a ``PaddedArray`` in ``like``; nothing was read.
       TypeError: a dtype differs, or a leaf is of another kind.
+      DoesNotFitError: with ``cast``, a value does not fit its new dtype.
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
       RuntimeError: the checkpoint was replaced ten times while it was read; with several
@@ -124,8 +138,11 @@ def restore(
     where = checked_path(at)
     if isinstance(like, Mesh | Sharding):
         raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh= and specs=")
-    if like is None and (cast or partial):
-        raise TypeError("cast and partial were given without like; pass like= too")
+    if missing not in ("error", "keep"):
+        raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
+    keeps_missing = missing == "keep"
+    if like is None and (cast or partial or keeps_missing):
+        raise TypeError("cast, partial and missing are for like; pass like= too")
     if (pad or plain) and like is None and mesh is None:
         given = "pad" if pad else "plain"
         raise TypeError(f"{given} was given without a mesh; pass mesh= and specs=, or like=")
@@ -137,7 +154,9 @@ def restore(
         subtree(manifest.structure, where)
         layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
-            leaves, definition = leaves_like(manifest, like, where, partial, cast, layout, pad)
+            leaves, definition = leaves_like(
+                manifest, like, where, partial, cast, layout, pad, keeps_missing
+            )
         else:
             leaves, definition = leaves_of(manifest, where, layout, pad), None
         wanted = [leaf for leaf in leaves if isinstance(leaf, RestoredLeaf)]
@@ -146,40 +165,26 @@ def restore(
         together = processes_together(wanted) if read_once else ()
         return _Found(leaves, definition, wanted, together)
 
-    def asked(manifest: Manifest, found: _Found) -> Description:
+    def check_same(manifest: Manifest, found: _Found) -> None:
         layouts = {
             "/".join(map(str, each.saved.path)): layout_to_share(each) for each in found.wanted
         }
-        options = {
+        arguments = {
             "checkpoint": manifest.data,
             "check_fingerprint": check_fingerprint,
             "read_once": read_once,
             "max_bytes": max_bytes if found.together else None,  # decides what is read in one go
         }
-        return call_fields(layouts, options)
-
-    def agreed(manifest: Manifest) -> _Found:
-        if not (check_fingerprint or read_once):
-            return found(manifest)
-        looked_up = Future[_Found]()
-        try:
-            looked_up.set_result(found(manifest))
-            among = looked_up.result().together
-        except Exception as error:  # which is raised below, so that the others hear of it
-            looked_up.set_exception(error)
-            among = processes_of(mesh).numbers if isinstance(mesh, Mesh) else None
-        return done_by_all(
-            looked_up.result,
-            lambda done: asked(manifest, done),
-            NAME,
-            None if check_fingerprint else among,
-        )
+        among = None if check_fingerprint else found.together
+        check_same_call(NAME, layouts, arguments, among, min(timeout, timeout_of_calls()))
 
     def read(manifest: Manifest) -> Any:
-        leaves, definition, wanted, together = agreed(manifest)
+        leaves, definition, wanted, together = looked_up = found(manifest)
+        if check_fingerprint or read_once:
+            check_same(manifest, looked_up)
         arrays = read_arrays(store, manifest, wanted, options, together)
         if check_fingerprint:
-            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays)
+            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays, timeout=timeout)
         following = iter(arrays)
         values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
         if definition is not None:

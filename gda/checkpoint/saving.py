@@ -34,8 +34,7 @@ from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves,
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
-from gda.multihost import coordination
-from gda.multihost.agreement import check_same_call, timeout_of_checks
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
 from gda.storage import tasks
@@ -48,6 +47,7 @@ MAX_BYTES = 64 * 2**20
 
 @set_module("gda.checkpoint")
 @public
+@communicates("gda.checkpoint.save")
 def save(
     path: Any,
     tree: Any,
@@ -218,6 +218,7 @@ class Pending:
 
 @set_module("gda.checkpoint")
 @public
+@communicates("gda.checkpoint.save_async")
 def save_async(
     path: Any,
     tree: Any,
@@ -245,10 +246,6 @@ def save_async(
     Returns:
       the save; ``pending.result()`` waits until it is complete.
 
-    Raises:
-      RuntimeError: there are several processes, but not JAX's coordination service, through which
-        threads in the background communicate.
-
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> pending = gda.checkpoint.save_async(folder.name + '/run', {'w': np.zeros(3)})
@@ -259,11 +256,6 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
-    if jax.process_count() > 1 and coordination.service() is None:
-        raise RuntimeError(
-            "save_async needs JAX's coordination service to communicate in the background, and gda "
-            "does not find it in this version of JAX; use save"
-        )
     # Taken by the thread that ends the save: Ctrl-C may come when the other one has begun.
     held = {"stack": contextlib.ExitStack()}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,9 @@ from gda.checkpoint.stores.opening import Store, open_store
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.orbax_runs.run_folder import AGGREGATE, MARKS, OCDBT
 from gda.storage.safetensors import open_safetensors
+from gda.storage.sources import Unreadable
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
 
@@ -36,11 +37,12 @@ class Kind(Enum):
 
 
 class OpenedTree(NamedTuple):
-    """The tree at a path, with a ``LazyArray`` for each array."""
+    """The tree at a path, with a ``LazyArray`` or an ``Unreadable`` for each array."""
 
     kind: Kind
     url: str
     tree: Any
+    metadata: Mapping[str, str]  # of safetensors files
 
 
 def kind_at(store: Store) -> Kind:
@@ -59,21 +61,26 @@ def kind_at(store: Store) -> Kind:
     return kinds[0] if kinds else Kind.CHECKPOINT
 
 
-def open_tree(path: Any, timeout: float) -> OpenedTree:
+def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
     """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
 
-    ``path`` and ``timeout`` are as for ``checkpoint.save``. Errors are those of ``kind_at``,
-    ``inspect``, ``open_safetensors`` and ``open_orbax``.
+    ``path`` and ``timeout`` are as for ``checkpoint.save``, ``item`` is that of ``open_orbax``.
+    Errors are those of ``kind_at``, ``inspect``, ``open_safetensors`` and ``open_orbax``.
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
+    if item is not None and kind is not Kind.ORBAX:
+        raise ValueError(f"{store.url} is {kind.value}, which has no items; omit item {item!r}")
+    metadata: Mapping[str, str] = {}
     if kind is Kind.SAFETENSORS:
-        tree: Any = dict(open_safetensors(store.url))
+        files = open_safetensors(store.url)
+        tree: Any = dict(files)
+        metadata = files.metadata
     elif kind is Kind.ORBAX:
-        tree = open_orbax(path)
+        tree = open_orbax(path, item=item)
     else:
         tree = tree_of_sources(store, _manifest_of(store))
-    return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree))
+    return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
 
 
 def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
@@ -84,18 +91,17 @@ def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
 def _record(path: Path, leaf: Any) -> Leaf:
     if isinstance(leaf, LazyArray):
         return ArrayLeaf(path, "source", leaf.shape, leaf.dtype)
-    try:
-        (saved,) = saved_leaves([(path, leaf)], Options())
-    except (TypeError, ValueError):
-        return ValueLeaf(path, repr(leaf))  # of a leaf that cannot be read, the reason
+    if isinstance(leaf, Unreadable):
+        return ValueLeaf(path, repr(leaf))
+    (saved,) = saved_leaves([(path, leaf)], Options())
     return saved.record if isinstance(saved, SavedLeaf) else saved
 
 
 def _lazy(leaf: Any) -> Any:
     try:
         return lazy(leaf) if is_source(leaf) else leaf
-    except (TypeError, ValueError):
-        return leaf  # without data, or of a dtype that is not read: it raises when it is used
+    except (TypeError, ValueError) as error:
+        return Unreadable(str(error))
 
 
 def _manifest_of(store: Store) -> Any:
@@ -108,23 +114,25 @@ def _manifest_of(store: Store) -> Any:
 
 
 def _kinds_at(store: Store) -> list[Kind]:
-    if store.is_remote and _has_manifest(store):
-        return [Kind.CHECKPOINT]  # without a list of all its objects
+    if store.is_remote:  # ask for some keys, because a list has all of them
+        if _has_manifest(store):
+            return [Kind.CHECKPOINT]
+        return [Kind.ORBAX] if any(map(partial(_has, store), (*MARKS, AGGREGATE, OCDBT))) else []
     try:
         names = store.entries()
-    except (FileNotFoundError, io.UnsupportedOperation):  # the latter of a web server
+    except FileNotFoundError:
         return []
     except NotADirectoryError:
         is_tensors = os.path.isfile(store.url) and store.url.endswith((".safetensors", _INDEX))
         return [Kind.SAFETENSORS] if is_tensors else []
     kinds = []
-    if not store.is_remote:
-        if manifest_json.NAME in names and _has_manifest(store):
-            kinds.append(Kind.CHECKPOINT)
-        if any(name.endswith((".safetensors", _INDEX)) for name in names):
-            kinds.append(Kind.SAFETENSORS)
-    # Also a folder that holds runs, of which open_orbax tells the names.
-    if not {*MARKS}.isdisjoint(names) or (not kinds and _holds_runs(store, names)):
+    if manifest_json.NAME in names and _has_manifest(store):
+        kinds.append(Kind.CHECKPOINT)
+    if any(name.endswith((".safetensors", _INDEX)) for name in names):
+        kinds.append(Kind.SAFETENSORS)
+    # Also a run of an old release, and a folder of runs, of which open_orbax tells the names.
+    may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
+    if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
         kinds.append(Kind.ORBAX)
     return kinds
 
@@ -139,6 +147,14 @@ def _has_manifest(store: Store) -> bool:
 
 
 def _holds_runs(store: Store, names: Sequence[str]) -> bool:
-    return not store.is_remote and any(
+    return any(
         os.path.lexists(os.path.join(store.url, name, mark)) for name in names for mark in MARKS
     )
+
+
+def _has(store: Store, name: str) -> bool:
+    try:
+        store.head(name, 0)
+    except FileNotFoundError:
+        return False
+    return True

@@ -25,7 +25,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_inspect, add_verify
@@ -53,7 +53,8 @@ examples:
 exit code:
   0 for success, 1 for a damaged checkpoint, a program that does not fit or two
   checkpoints that differ, 2 for a wrong command, a path without a checkpoint,
-  an unreadable path, or an error in the program to rehearse, 130 after Ctrl-C.
+  an unreadable path, output that cannot be written, or an error in the program
+  to rehearse, 130 after Ctrl-C.
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
@@ -66,33 +67,83 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``--help``, ``--version`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
-    try:
-        return _run(sys.argv[1:] if argv is None else argv)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # As in `gda inspect PATH | head`. The rest of the buffer cannot be printed either.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-
-
-def _run(argv: Sequence[str]) -> int:
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed, as by `>&-`: the next file would take its number
+            os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
+    output: Any = _Output(sys.stdout or io.StringIO())
+    messages: Any = _Output(sys.stderr or io.StringIO())
+    options = argparse.Namespace(needs_output=True)
+    end = None
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
+        try:
+            code = _run(sys.argv[1:] if argv is None else argv, options)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+        except SystemExit as exit_:
+            code, end = OK, exit_
+        output.flush()
+        if output.is_lost and options.needs_output:
+            code, end = _failed(OSError(f"the output cannot be written: {output.error}")), None
+    output.end()
+    messages.end()
+    if end is not None:
+        raise end
+    return code
+
+
+class _Output:
+    """A stream that keeps its first error: the exit code is that of the command."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if something was not written, and not because its reader wants no more of it."""
+        return not isinstance(self.error, BrokenPipeError | None)
+
+    def write(self, text: str) -> int:
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def end(self) -> None:
+        """Drop what cannot be written, so that the interpreter does not try it when it ends."""
+        self.flush()
+        if self.error is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def _try(self, do: Callable[..., object], *arguments: str) -> None:
+        if self.error is None:
+            try:
+                do(*arguments)
+            except OSError as error:
+                self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
     parser = _parser()
     if argv[:1] == ["launch"]:
         parser.error(f"for processes: python -m gda.launch {shlex.join(argv[1:])}".rstrip())
-    options = parser.parse_args([*_with_negative_values(argv)])
+    parser.parse_args([*_with_negative_values(argv)], options)
     if options.run is None:
         parser.print_help()
         return OK
     try:
-        code = options.run(options)
-        sys.stdout.flush()
-        return code
-    except (BrokenPipeError, NotImplementedError, RecursionError):
-        raise  # the last two, which are kinds of RuntimeError, are mistakes of gda
+        return options.run(options)
+    except (NotImplementedError, RecursionError):
+        raise  # these are kinds of RuntimeError, and mistakes of gda
     except options.errors as error:
         return _failed(error)
 

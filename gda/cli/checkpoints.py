@@ -18,6 +18,7 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
+    add_item,
     add_timeout,
     print_json,
     shows_progress,
@@ -48,6 +49,7 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="a checkpoint, safetensors files or an Orbax run; or a URL such as s3://bucket/run",
     )
+    add_item(parser)
     add_timeout(parser)
 
 
@@ -62,7 +64,7 @@ def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.inspecting import contents_at
 
-    contents = contents_at(options.path, timeout=options.timeout)
+    contents = contents_at(options.path, timeout=options.timeout, item=options.item)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():
@@ -141,7 +143,11 @@ def verify(options: argparse.Namespace) -> int:
     from gda.checkpoint.inspecting import verify_at
 
     contents = verify_at(
-        options.path, options.timeout, shows_progress(), fingerprints=options.fingerprints
+        options.path,
+        options.timeout,
+        shows_progress(),
+        fingerprints=options.fingerprints,
+        item=options.item,
     )
     leaves = counted(len(contents.leaves), "leaf", "leaves")
     is_known = "is whole" if contents.data else "can be read, but has no checksums of its arrays"
@@ -165,21 +171,24 @@ def add_diff(commands: Any) -> None:
         help="compare only the subtree there, such as params/layers/0",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_item(parser)
     add_timeout(parser)
 
 
 def diff(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda import checkpoint
+    from gda.checkpoint.comparing.diff import differences_at
 
     try:
-        differences = checkpoint.diff(
+        differences = differences_at(
             options.a,
             options.b,
             values=options.values,
             at=_keys(options),
             timeout=options.timeout,
             progress=options.values and shows_progress(),
+            item=options.item,
         )
     except KeyError as error:
         raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
@@ -195,9 +204,15 @@ def diff(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
     from gda.checkpoint.inspecting import contents_at
+    from gda.checkpoint.stores.opening import open_store
+    from gda.checkpoint.tree_at import Kind, kind_at
 
     parts = [part for part in (options.at or "").split("/") if part]
-    leaves = contents_at(options.a, options.timeout).leaves if parts else ()
+    leaves: Sequence[Leaf] = ()
+    if parts:
+        is_run = kind_at(open_store(options.a, options.timeout)) is Kind.ORBAX
+        item = options.item if is_run else None
+        leaves = contents_at(options.a, options.timeout, item).leaves
     for leaf in leaves:
         keys = leaf.path[: len(parts)]
         if [str(key) for key in keys] == parts:

@@ -13,6 +13,7 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
+    add_item,
     add_timeout,
     shows_progress,
     without_accelerators,
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
-an Orbax run; its files tell which. TARGET must not exist. If its name ends with
-.safetensors, it is a safetensors file; otherwise it is a checkpoint of gda, or
-with --to safetensors a folder of safetensors files and their index.
+an Orbax run; its files tell which. TARGET must not exist; a conversion that was
+killed can be started again. If its name ends with .safetensors, it is a
+safetensors file; otherwise it is a checkpoint of gda, or with --to safetensors
+a folder of safetensors files and their index.
 
 the function of --map:
   FUNCTION(tree) takes the tree at SOURCE and returns the tree to write. Its
@@ -81,6 +83,7 @@ def add_convert(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, and write nothing"
     )
+    add_item(parser)
     add_timeout(parser)
 
 
@@ -105,11 +108,13 @@ def convert(options: argparse.Namespace) -> int:
         max_bytes=options.max_bytes,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
+        item=options.item,
     )
     if options.dry_run:
         print(*_plan(conversion), sep="\n")
     else:
         conversion.write(shows_progress())
+        options.needs_output = False  # the tree is at its target
         print(f"wrote {_target(conversion)}")
     return OK
 

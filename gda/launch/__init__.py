@@ -68,6 +68,8 @@ def initialize(
     arguments = _with_variables({name: value for name, value in given.items() if value is not None})
     import jax  # here, so that the command lines do not wait for it
 
+    # Registers an exit hook, which runs after those that the program registers later.
+    import gda.multihost.meeting  # noqa: F401
     from gda.launch.ending import finish_pending
 
     atexit.register(finish_pending)

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from gda.layout.grid import ShardGrid
@@ -75,23 +75,74 @@ def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None
     ]
 
 
-def boxes_of_chunks(shape: Shape, chunks: Shape, most_elements: int) -> Iterator[Index]:
-    """Yield boxes that divide an array, each of whole chunks, with so many elements or one chunk.
+def blocks_read_together(
+    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, short: int
+) -> list[list[int]]:
+    """Return the numbers of the blocks in groups: read alone, those of one would repeat reads.
 
-    >>> [*boxes_of_chunks((4, 4), (2, 2), most_elements=8)]
-    [(slice(0, 2, None), slice(0, 4, None)), (slice(2, 4, None), slice(0, 4, None))]
+    Blocks of one grid are given with every start and stop. Two are in a group if they share a
+    chunk. Of an array without chunks, which lies in C order, they are if they are runs of elements
+    side by side: one has fewer than ``short`` elements, and so few lie between them.
+
+    >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
+    >>> blocks_read_together(halves, (8, 8), (4, 4), 0)
+    [[0], [1]]
+    >>> blocks_read_together(halves, (8, 8), (1, 8), 0)
+    [[0, 1]]
+    >>> blocks_read_together(halves, (8, 8), None, short=2), blocks_read_together(
+    ...     halves, (8, 8), None, short=100
+    ... )
+    ([[0], [1]], [[0, 1]])
     """
-    sizes = [min(chunk, size) for chunk, size in zip(chunks, shape, strict=True)]
-    for dimension in reversed(range(len(shape))):
-        count = max(most_elements // max(math.prod(sizes), 1), 1)
-        sizes[dimension] = min(chunks[dimension] * count, shape[dimension])
-        if sizes[dimension] < shape[dimension]:
+    if not blocks:
+        return []
+    # Of each dimension, the number of the group of each pair of start and stop.
+    numbers: list[dict[tuple[int, int], int]] = []
+    for axis in reversed(range(len(shape))):
+        sides = sorted({(index[axis].start, index[axis].stop) for index in blocks.values()})
+        joined = [False] * (len(sides) - 1)
+        if chunks is not None:
+            chunk = chunks[axis]
+            joined = [(a[1] - 1) // chunk >= b[0] // chunk for a, b in pairwise(sides)]
+        elif any(
+            s.stop - s.start > 1 for index in blocks.values() for s in index[:axis]
+        ):  # else each block is one run
+            most = -(-short // math.prod(shape[axis + 1 :])) if math.prod(shape) else 0
+            joined = [
+                min(a[1] - a[0], b[1] - b[0]) < most and b[0] - a[1] < most
+                for a, b in pairwise(sides)
+            ]
+        group_of = itertools.accumulate([not each for each in joined], initial=0)
+        numbers.append(dict(zip(sides, group_of, strict=True)))
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, index in blocks.items():
+        along = zip(reversed(numbers), index, strict=True)
+        groups[tuple([group[s.start, s.stop] for group, s in along])].append(number)
+    return [*groups.values()]
+
+
+def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterator[Index]:
+    """Yield boxes that divide a part of an array, with so many elements or one chunk.
+
+    They end where chunks do, or the part.
+
+    >>> [*boxes_of_chunks((slice(0, 4), slice(1, 4)), (2, 2), most_elements=8)]
+    [(slice(0, 2, None), slice(1, 4, None)), (slice(2, 4, None), slice(1, 4, None))]
+    """
+    firsts = [s.start // chunk * chunk for s, chunk in zip(within, chunks, strict=True)]
+    sizes = [max(s.stop - first, 1) for s, first in zip(within, firsts, strict=True)]
+    steps = [*map(min, chunks, sizes)]
+    for dimension in reversed(range(len(sizes))):
+        count = max(most_elements // max(math.prod(steps), 1), 1)
+        steps[dimension] = min(chunks[dimension] * count, sizes[dimension])
+        if steps[dimension] < sizes[dimension]:
             break
-    starts = [range(0, size, step or 1) for size, step in zip(shape, sizes, strict=True)]
+    along = zip(within, firsts, steps, strict=True)
+    starts = [range(first, s.stop, step) for s, first, step in along]
     for start in itertools.product(*starts):
+        sides = zip(within, start, steps, strict=True)
         yield tuple(
-            slice(first, min(first + step, size))
-            for first, step, size in zip(start, sizes, shape, strict=True)
+            [slice(max(s.start, first), min(first + step, s.stop)) for s, first, step in sides]
         )
 
 

@@ -57,6 +57,21 @@ def bounded(index: Index, shape: Shape) -> Index:
     return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
 
 
+def sizes_of(index: Index) -> Shape:
+    """Return the shape of the block at an index that has every start and stop."""
+    return tuple([s.stop - s.start for s in index])
+
+
+def hull_of(indices: Iterable[Index]) -> Index:
+    """Return the smallest index that has all others; they have every start and stop."""
+    return tuple(
+        [
+            slice(min([s.start for s in along]), max([s.stop for s in along]))
+            for along in zip(*indices, strict=True)
+        ]
+    )
+
+
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages."""
     try:

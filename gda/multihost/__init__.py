@@ -7,5 +7,5 @@ process), ``descriptions`` (arrays as text to compare),
 is, and which have ended), ``meeting`` (each brings a payload, one judges), ``steps`` (all do it, or
 all hear the reason), ``failure_watch`` (work on devices, in which the failure of one process ends
 the others too), ``agreement`` (checks that all processes have the same arrays, and make the same
-calls).
+calls; ``communicates`` for what fails before that).
 """

@@ -13,17 +13,18 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
-from gda.layout.boundary import frame_of_caller, public, set_module
+from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, public, set_module
 from gda.layout.text import MOST_NAMED, format_processes, join_some
-from gda.mesh import is_tracer, processes_of
+from gda.mesh import Device, is_tracer, processes_of
+from gda.multihost import coordination
 from gda.multihost.descriptions import (
     Description,
     describe,
@@ -32,8 +33,14 @@ from gda.multihost.descriptions import (
     stable_text,
 )
 from gda.multihost.failure_watch import FailureWatch, wait_for
-from gda.multihost.meeting import DisagreementError, meet
-from gda.multihost.places import introduce
+from gda.multihost.meeting import (
+    END_OF,
+    DisagreementError,
+    count_of_meetings,
+    meet,
+    refuse,
+)
+from gda.multihost.places import introduce, one_line
 from gda.multihost.steps import all_do
 
 P = ParamSpec("P")
@@ -44,8 +51,73 @@ _LONG_WAIT = 1800.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+def communicates(
+    name: str, among: Callable[[dict[str, Any]], Any] = lambda given: ()
+) -> Callable[[FunctionT], FunctionT]:
+    """Make all of a function a part of its first meeting, also what comes before it.
+
+    So an error there, such as that of an argument, is told to the other processes: those in the
+    same call raise a ``DisagreementError`` with it. The process that failed raises it at once.
+
+    ``among`` the arguments, by name, returns a tree that has the meshes, shardings and arrays of
+    the call; or ``None`` if the call does not communicate. Told are the processes of all of these,
+    or all of the program if there are none, as where the mesh is what is wrong.
+    """
+
+    def decorate(function: FunctionT) -> FunctionT:
+        # A required argument that is missing is None.
+        defaults = {
+            name: None if parameter.default is parameter.empty else parameter.default
+            for name, parameter in inspect.signature(function).parameters.items()
+        }
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before = count_of_meetings()
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                if count_of_meetings() == before:
+                    given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
+                    with suppress(Exception):  # the error of the call is the one to raise
+                        _tell_failure(error, name.format_map(given), among(given))
+                hide_own_frames(error, call_frames=1)
+                raise
+
+        return call  # pyright: ignore[reportReturnType]
+
+    return decorate
+
+
+def if_checked(layouts: str = "mesh", option: str = "") -> Callable[[dict[str, Any]], Any]:
+    """Return ``among`` for a function that communicates to check, or if an option is given.
+
+    ``layouts`` is the name of the argument that has the layouts.
+    """
+    return lambda given: [given[layouts]] if given.get(option) or checks_are_on() else None
+
+
+def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
+    if layouts is None or coordination.service() is None:
+        return
+    devices: set[Device] = set()
+    with suppress(Exception):  # of what is no tree, or has no devices
+        for leaf in jax.tree.leaves(layouts):
+            if is_tracer(leaf):
+                return  # in a trace nothing communicates
+            sharding = leaf if isinstance(leaf, Sharding) else getattr(leaf, "sharding", None)
+            if isinstance(leaf, Mesh):
+                devices.update(leaf.devices.flat)
+            elif isinstance(sharding, Sharding):
+                devices |= sharding.device_set
+    processes = {device.process_index for device in devices} or range(jax.process_count())
+    what = f"{name} ({user_location()})"
+    refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
+
+
 @set_module("gda")
 @public
+@communicates("check {name!r}")
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
 
@@ -121,7 +193,7 @@ def checked(
         @functools.wraps(construct)
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
             introduce()
-            if not _is_on():
+            if not checks_are_on():
                 return construct(*args, **kwargs)
             arguments: Any = signature.bind(*args, **kwargs)
             given = arguments.arguments
@@ -166,7 +238,7 @@ def together(
     introduce()
     timeout = None if timeout is None else _seconds(timeout, "timeout")
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
-    compares = always or _is_on()
+    compares = always or checks_are_on()
     if compares or communicates:
         _check_joined()
     takes_part = len(processes) > 1 and jax.process_index() in processes
@@ -174,7 +246,10 @@ def together(
         return work(prepare())
     if compares and timeout is None:
         timeout = timeout_of_checks()
-    prepared = done_by_all(prepare, asked, name, processes, timeout) if asked else prepare()
+    prepared = prepare()
+    if asked:
+        fields = asked(prepared)
+        done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
     if not compares:
         return work(prepared)
 
@@ -182,20 +257,26 @@ def together(
         with _switched(_Switch(False, timeout)):
             return work(prepared)
 
-    return done_by_all(unchecked, outcome, f"end of {name}", processes, timeout)
+    return done_by_all(unchecked, outcome, END_OF + name, processes, timeout)
 
 
 def check_same_call(
-    name: str, tree: Any, arguments: Mapping[str, object], *, timeout: float | None = None
+    name: str,
+    tree: Any,
+    arguments: Mapping[str, object],
+    processes: tuple[int, ...] | None = None,
+    timeout: float | None = None,
 ) -> None:
-    """Check that all processes make the same call, of a function that communicates.
+    """Check that some processes, by default all, make the same call of a function.
 
-    Such a function begins with this check or ``done_by_all``, also where checks are off: with other
-    arguments in one process, it would wait in vain, or give wrong results silently. Afterwards the
-    arrays of the tree are computed; see ``wait_for_arrays``.
+    A function that communicates begins with this check or ``done_by_all``, also where checks are
+    off: with other arguments in one process, it would wait in vain, or give wrong results silently.
+    It is decorated with ``communicates``, for the errors that come before. Afterwards the arrays of
+    the tree are computed; see ``wait_for_arrays``.
     """
-    done_by_all(lambda: None, lambda _: call_fields(tree, arguments), name, timeout=timeout)
-    wait_for_arrays(name, tree)
+    fields = call_fields(tree, arguments)
+    done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
+    wait_for_arrays(name, tree, processes)
 
 
 def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:
@@ -242,7 +323,7 @@ def done_by_all(
     if len(processes) < 2 or jax.process_index() not in processes:
         return work()
     if timeout is None:
-        timeout = timeout_of_checks() if _is_on() else timeout_of_work()
+        timeout = timeout_of_calls()
     what = f"{name} {label}".rstrip() + f" ({user_location()})"
     here = {("", name): label} if label else {("", "call"): name}
 
@@ -311,7 +392,8 @@ def _switched(switch: _Switch) -> Iterator[None]:
         _switch.reset(token)
 
 
-def _is_on() -> bool:
+def checks_are_on() -> bool:
+    """Return True where constructors check."""
     # Other threads may run in another order in each process.
     return _switch.get().is_on and threading.current_thread() is threading.main_thread()
 
@@ -332,6 +414,11 @@ def timeout_of_checks() -> float:
         return seconds
     given = os.environ.get(_TIMEOUT_VARIABLE)
     return _DEFAULT_TIMEOUT if given is None else _seconds(given, _TIMEOUT_VARIABLE)
+
+
+def timeout_of_calls() -> float:
+    """Return the seconds to wait for processes that are to make the same call."""
+    return timeout_of_checks() if checks_are_on() else timeout_of_work()
 
 
 def timeout_of_work() -> float:
@@ -379,17 +466,26 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
         {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
         for group in groups
     ]
+    # A leaf lacks fields that another kind of leaf has. They are worth a word if no others differ.
+    differences = _differences(groups, descriptions, omits_missing=True)
+    differences = differences or _differences(groups, descriptions, omits_missing=False)
+    return f"the processes do not agree: {join_some(differences)}".encode()
+
+
+def _differences(
+    groups: list[list[int]], descriptions: list[Description], *, omits_missing: bool
+) -> list[str]:
     differences = []
     for path, field in dict.fromkeys(key for each in descriptions for key in each):
         holders: dict[str, list[int]] = {}
         for group, description in zip(groups, descriptions, strict=True):
             value = description.get((path, field))
-            if value is None and (path, "shape") in description:
-                continue  # a leaf without this field; other fields differ too
+            if value is None and omits_missing and (path, "shape") in description:
+                continue
             holders.setdefault(value or "missing", []).extend(group)
         if len(holders) > 1:
             minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
             said = f"{format_processes(minority[1])}: {field} {minority[0]}"
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
             differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
-    return f"the processes do not agree: {join_some(differences)}".encode()
+    return differences

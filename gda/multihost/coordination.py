@@ -137,8 +137,7 @@ def listen_on(address: str) -> None:
 @cache  # logged once
 def warn_of_moved_service() -> None:
     logging.getLogger("gda").warning(
-        "gda does not find the coordination service of JAX %s: processes agree through collectives "
-        "instead, which wait for a missing process without a limit and cannot name it",
+        "gda does not find the coordination service of JAX %s, through which processes agree",
         jax.__version__,
     )
 

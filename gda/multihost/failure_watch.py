@@ -24,8 +24,8 @@ from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.background import Background, wait_and_look
-from gda.multihost.meeting import DisagreementError, LateProcessError, one_line
-from gda.multihost.places import Place, ended, places
+from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.places import Place, ended, one_line, places, text_of_end
 
 _FOLDER = "gda/multihost/watch"
 _LOOKS = 10  # for a process that ends, after an error that its end explains
@@ -129,8 +129,8 @@ class FailureWatch:
         with contextlib.suppress(ConnectionError):
             if service.list(self._alarm):
                 raise _AlarmError
-            gone = ended(self._places, self._processes)
-            if self._states(service, gone).keys() != set(gone):
+            gone = ended(service, self._places, self._processes)
+            if self._states(service, [*gone]).keys() != gone.keys():
                 raise _AlarmError
 
     def _states(
@@ -182,7 +182,7 @@ class FailureWatch:
             except ConnectionError as error:
                 return error
             missing = [process for process in self._processes if process not in states]
-            gone = ended(self._places, missing)
+            gone = ended(self._service, self._places, missing)
             if not missing or gone or time.monotonic() > deadline:
                 break
             time.sleep(pause)
@@ -218,7 +218,7 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
     def look() -> None:
         nonlocal found
         found = found or places(service)  # once: it is much to ask where there are many
-        if gone := ended(found, processes):
+        if gone := ended(service, found, processes):
             raise _ended(what, gone)
 
     with closing(Background("gda-wait")) as background:
@@ -235,7 +235,7 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
         raise error
 
 
-def _ended(what: str, gone: Sequence[int]) -> LateProcessError:
-    who = format_processes(gone)
-    message = f"{what}: {who} ended. Look for the reason in the output of {who}"
+def _ended(what: str, gone: dict[int, str]) -> LateProcessError:
+    who = format_processes([*gone])
+    message = f"{what}: {who} {text_of_end(gone)}. Look for the reason in the output of {who}"
     return LateProcessError(message, gone)

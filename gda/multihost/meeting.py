@@ -3,35 +3,37 @@
 Through JAX's coordination service a meeting never hangs: every process raises an error with the
 numbers of late processes. A meeting costs each process three small messages, for any number of
 processes; only its first process reads all payloads. While it waits, a process looks at the places
-of others: one that has ended, or that waits elsewhere for this one, will not come. Without the
-service, a collective with a watchdog takes its place.
+of others: one that has ended, or that waits elsewhere for this one, will not come. A process that
+fails before it comes refuses the meeting, and goes on.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import faulthandler
 import functools
 import json
-import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.allgather import all_gather
 from gda.multihost.background import Background, is_done, wait_and_look
-from gda.multihost.places import Place, ended, is_near, places, post
+from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
 Judge = Callable[[dict[int, bytes]], bytes]
+
+END_OF = "end of "
+_SECONDS_AT_EXIT = 5.0
+_SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
@@ -98,27 +100,40 @@ def meet(
       DisagreementError: some processes brought another kind, because they are at another place,
         or wait for this one at a meeting of other processes.
       LateProcessError: a process did not come in time, or has ended. All others raise it, and so
-        does the late process if it comes later.
+        does the late process if it comes later, for the same call.
       ConnectionError: process 0, which runs the service, has ended.
     """
     if processes is None:
         processes = tuple(range(jax.process_count()))
     if processes == (jax.process_index(),):
         return judge({processes[0]: payload})
-    service = coordination.service()
-    if service is None:
-        entries = _by_collective(_entry(0, kind, what, payload), processes, what, timeout)
-        return _open(_judged(entries, judge), what)
-    thread = threading.current_thread().name
-    _held[thread, processes] += 1
-    number = _held[thread, processes]
-    meeting = _Meeting(service, thread, processes, number, what, timeout)
-    return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
+    passed: _PassedError | None = None
+    while True:
+        meeting = _next_meeting(processes, what, timeout)
+        try:
+            return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
+        except _PassedError as error:
+            passed = error
+        except Exception as error:
+            if passed is not None:
+                error.add_note(f"gda: before that, {passed}")
+            raise
 
 
-def one_line(error: BaseException) -> str:
-    """Return kind and message of an error as one line that is short enough to be sent."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
+def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
+    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait.
+
+    The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
+    for another call pass over this meeting to the next one.
+    """
+    if processes[1:] and jax.process_index() in processes:
+        _next_meeting(processes, what, timeout=0).refuse(reason)
+
+
+def count_of_meetings() -> int:
+    """Return the number of meetings that this thread has come to or refused."""
+    name = threading.current_thread().name
+    return sum(number for (thread, _), number in _held.items() if thread == name)
 
 
 def forget() -> None:
@@ -162,6 +177,23 @@ def _open(verdict: bytes, what: str) -> bytes:
     return verdict[1:]
 
 
+def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Meeting:
+    service = coordination.service()
+    if service is None:
+        raise RuntimeError(
+            f"{what}: JAX has {jax.process_count()} processes, and gda does not find its "
+            "coordination service, through which they meet. Call gda.launch.initialize() or "
+            "jax.distributed.initialize() first"
+        )
+    thread = threading.current_thread().name
+    _held[thread, processes] += 1
+    return _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
+
+
+class _PassedError(Exception):
+    """A meeting of another call has failed, to which this process did not come."""
+
+
 @dataclass(frozen=True)
 class _Meeting:
     service: coordination.Service
@@ -179,6 +211,25 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
+        """Return the verdict; give up a moment after the timeout, whatever the service does."""
+        limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+
+        def look() -> None:
+            if time.monotonic() > limit:
+                raise LateProcessError(
+                    f"{self.what}: process 0 did not answer within {self.timeout:g} s. It runs the "
+                    "service through which processes meet: it is stopped, or cannot be reached. "
+                    "Look for the reason on its machine",
+                    [0],
+                )
+
+        with contextlib.closing(Background("gda-meeting")) as background:
+            # Calls of the service have no timeout of their own if its process is stopped.
+            holding = background.begin(lambda: self._hold(entry, judge))
+            wait_and_look(holding, look)
+        return holding.result()
+
+    def _hold(self, entry: bytes, judge: Judge) -> bytes:
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
@@ -226,6 +277,18 @@ class _Meeting:
 
     # A meeting that fails.
 
+    def refuse(self, reason: str) -> None:
+        """Fail the meeting, for those that wait there and those that will come."""
+        post(self.service, Place(f"{self.what}, which failed: {reason}"))
+        message = f"{self.what}: process {jax.process_index()} failed: {reason}"
+        if self._claims(self._group, self.number):
+            self._say(_Failure(message, is_late=False, calls=[_call_of(self.what)]))
+        _release(self.service, self._group, self.number)
+
+    def _say(self, failure: _Failure) -> None:
+        said = json.dumps(failure).encode()
+        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+
     def _failed(self, describe: Callable[[], _Failure]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
         with contextlib.suppress(ConnectionError):
@@ -240,7 +303,7 @@ class _Meeting:
             group = _group_of(self.thread, tuple(processes))
             if self._claims(group, number):
                 self.service.put(f"{_failure_folder(group, number)}said", said)
-        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+        self._say(failure)
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
@@ -258,11 +321,18 @@ class _Meeting:
         return None if said is None else self._taken_in(_Failure(*json.loads(said)))
 
     def _taken_in(self, failure: _Failure) -> Exception:
-        """Return the error, after counting the meetings that fail with this one as held."""
+        """Return the error, after counting the meetings that fail with this one as held.
+
+        If this process is here for another call than those whose meeting it was, it came too late
+        for that, or did not make that call. So it passes over this meeting, and is in step again.
+        """
+        if _call_of(self.what) not in failure.calls:
+            raise _PassedError(failure.message)
         for processes, number in failure.also:
             key = self.thread, tuple(processes)
             if jax.process_index() in processes:
                 _held[key] = max(_held[key], number)
+                _release(self.service, _group_of(*key), number)
         return failure.error
 
     def _failure_seen(self) -> Callable[[], _Failure] | None:
@@ -271,8 +341,8 @@ class _Meeting:
         # The first process looks at all and the others at the first, to ask little of the service.
         first = self.processes[0]
         found = places(self.service, None if me == first else first)
-        if gone := ended(found, self.processes):
-            return functools.partial(self._late, None, gone)
+        if ended(self.service, found, self.processes):
+            return functools.partial(self._late, None)
         for process in self.processes:
             place = found.get(process)
             if place is not None and self._is_waited_for_at(place):
@@ -295,30 +365,36 @@ class _Meeting:
             f"{mine}. Give all processes the same mesh and the same order of calls"
         )
         also = [[list(self.processes), self.number], [list(place.processes), place.number]]
-        return _Failure(message, is_late=False, also=also)
+        calls = [*map(_call_of, [place.what, *self._waiting()])]
+        return _Failure(message, is_late=False, calls=calls, also=also)
 
-    def _late(self, reason: Exception | None, gone: Sequence[int] = ()) -> _Failure:
+    def _late(self, reason: Exception | None) -> _Failure:
         found = places(self.service)
-        waiting: dict[str, list[int]] = {}
-        late = set(self.processes)
-        for process, entry in self._entries().items():
-            number, _, what = json.loads(entry.partition(b"\n")[0])
-            if number == self.number and process not in gone:
-                waiting.setdefault(what, []).append(process)
-                late.discard(process)
-        named = gone or sorted(late)
+        gone = ended(self.service, found, self.processes)
+        waiting = self._waiting(gone)
+        named = [*gone] or sorted(set(self.processes).difference(*waiting.values()))
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
         for process in named[:MOST_NAMED]:
             place = found.get(process)
             last = f"was last at {place.what}" if place else "has not met others"
             lines.append(f"process {process} {last}")
         who = format_processes(named) if named else "a process"
-        did = "ended" if gone else f"did not come within {self.timeout:g} s"
+        did = text_of_end(gone) if gone else f"did not come within {self.timeout:g} s"
         message = (
             f"{self.what}: {who} {did}. {'; '.join(lines)}. Look for the reason in the output of "
             f"{who}{'' if gone else self._because(reason, found, named)}"
         )
-        return _Failure(message, is_late=True, processes=[*named])
+        calls = [*map(_call_of, waiting)]
+        return _Failure(message, is_late=True, calls=calls, processes=named)
+
+    def _waiting(self, gone: Collection[int] = ()) -> dict[str, list[int]]:
+        """Return the processes that have come, by their places."""
+        waiting: dict[str, list[int]] = {}
+        for process, entry in self._entries().items():
+            number, _, what = json.loads(entry.partition(b"\n")[0])
+            if number == self.number and process not in gone:
+                waiting.setdefault(what, []).append(process)
+        return waiting
 
     def _because(
         self, reason: Exception | None, found: dict[int, Place], late: Sequence[int]
@@ -339,11 +415,13 @@ class _Meeting:
 class _Failure(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
-    ``also`` has processes and number of each meeting that fails for the same reason.
+    ``calls`` are those whose meeting it was. ``also`` has processes and number of each meeting that
+    fails for the same reason.
     """
 
     message: str
     is_late: bool
+    calls: Sequence[str]
     processes: Sequence[int] = ()
     also: Sequence[Any] = ()
 
@@ -354,43 +432,51 @@ class _Failure(NamedTuple):
         return DisagreementError(self.message)
 
 
+def _release(service: coordination.Service, group: str, number: int) -> None:
+    """Let those that wait at the barrier of a meeting, and those that come to it, leave it at once.
+
+    It fails because this process, which has not come, waits there for itself alone. Otherwise their
+    threads would wait on, and JAX ends a program whose threads wait in it.
+    """
+    with contextlib.suppress(Exception):
+        service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
+
+
+# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
+# may wait for this one. Hooks of the program that are registered later are called first, and may
+# communicate.
+@atexit.register
+def _refuse_all() -> None:
+    """Tell the others that this process ends, and keep none waiting.
+
+    The service ends with process 0, so that waits a moment for the others to hear and end.
+    """
+    service = coordination.service()
+    if service is None or not coordination.has_backends():
+        return
+    with contextlib.suppress(Exception):
+        post_end(service)
+        for (thread, processes), number in _held.items():
+            _release(service, _group_of(thread, processes), number + 1)
+        if jax.process_index() == 0:
+            limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
+            found = places(service)
+            while len(ended(service, found, others)) < len(others) and time.monotonic() < limit:
+                time.sleep(0.05)
+
+
 def _failure_folder(group: str, number: int) -> str:
     return f"{_FOLDER}/{group}/failure/{number}/"
+
+
+def _call_of(what: str) -> str:
+    """Return the text of a place without the line of the program, which may be another.
+
+    The meeting at the end of a call is of that call: it may be the only one.
+    """
+    return (what.rpartition(" (")[0] or what).removeprefix(END_OF)
 
 
 def _group_of(thread: str, processes: tuple[int, ...]) -> str:
     """Return a short name for the meetings of some processes in threads of this name."""
     return coordination.short_name((thread, processes))
-
-
-def _by_collective(
-    payload: bytes, processes: tuple[int, ...], what: str, timeout: float
-) -> dict[int, bytes]:
-    """Return the payloads of all processes; wait for all of them, without a limit."""
-
-    def alarm() -> None:
-        logging.getLogger("gda").error(
-            "%s: waiting for %s for %g s, in a collective, because JAX's coordination service was "
-            "not found; the stack of this process follows",
-            what,
-            format_processes(processes),
-            timeout,
-        )
-        faulthandler.dump_traceback(all_threads=True)
-
-    watchdog = threading.Timer(timeout, alarm)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        # All processes know both sizes beforehand, so that no disagreement hangs.
-        size = np.frombuffer(np.int64(len(payload)).tobytes(), np.uint8)
-        sizes = all_gather(size, processes).view(np.int64).ravel()
-        padded = np.zeros(max(int(sizes.max()), 1), np.uint8)
-        padded[: len(payload)] = np.frombuffer(payload, np.uint8)
-        rows = all_gather(padded, processes)
-    finally:
-        watchdog.cancel()
-    return {
-        process: row[:size].tobytes()
-        for process, row, size in zip(processes, rows, sizes.tolist(), strict=True)
-    }

@@ -3,7 +3,7 @@
 A process posts its place when it constructs its first array, and before it waits for others: the
 function, the meeting, its machine and its process id. So another process on that machine learns at
 once that it has ended. On other machines JAX learns it, after ``heartbeat_timeout_seconds``, and
-then ends the program.
+then ends the program. A process that exits says so.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import select
+import sys
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from gda.multihost import coordination
 from gda.multihost.coordination import Service
 
 _FOLDER = "gda/multihost/place"
+_ENDS = "gda/multihost/end/"
 
 
 class Place(NamedTuple):
@@ -70,13 +72,36 @@ def places(service: Service, process: int | None = None) -> dict[int, Place]:
     return found
 
 
-def ended(places: dict[int, Place], processes: Iterable[int]) -> list[int]:
-    """Return those of the processes that have ended, as far as this machine can tell."""
-    return [
-        process
+def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) -> dict[int, str]:
+    """Return those of the processes that have ended or exit, as far as this machine can tell.
+
+    With each comes its last error, an empty text if it is unknown.
+    """
+    said = {int(key.split("/")[-2]): error for key, error in service.list(_ENDS).items()}
+    return {
+        process: said.get(process, b"").decode()
         for process in processes
-        if (place := places.get(process)) and is_near(place) and _is_gone(place.pid)
-    ]
+        if process in said
+        or ((place := places.get(process)) and is_near(place) and _is_gone(place.pid))
+    }
+
+
+def text_of_end(gone: dict[int, str]) -> str:
+    """Return how some processes have ended."""
+    errors = "; ".join(dict.fromkeys(filter(None, gone.values())))
+    return f"ended after {errors}" if errors else "ended"
+
+
+def post_end(service: Service) -> None:
+    """Post that this process ends, with the error that ends it."""
+    error = getattr(sys, "last_value", None)  # that Python has shown
+    text = "" if error is None else one_line(error)
+    service.put(f"{_ENDS}{jax.process_index()}/last", text.encode())
+
+
+def one_line(error: BaseException) -> str:
+    """Return kind and message of an error as one line that is short enough to be sent."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
 
 
 def is_near(place: Place) -> bool:

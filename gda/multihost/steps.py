@@ -11,7 +11,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from gda.layout.text import join_some
-from gda.multihost.meeting import DisagreementError, meet, one_line
+from gda.multihost.meeting import DisagreementError, meet
+from gda.multihost.places import one_line
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,16 +15,16 @@ import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
-from gda.layout.text import counted
+from gda.layout.text import counted, join_some
 from gda.storage.new_files import axis_of_runs, check_path
-from gda.storage.safetensors_format import read_header, read_object
+from gda.storage.safetensors_format import read_header, read_object, version_of
 from gda.storage.sources import SAFETENSORS_DTYPES
 
 # Reads of columns: runs with gaps of at least so many bytes are read one by one, others together
 # with their gaps, a piece at a time. A read costs as much as copying some ten thousand bytes: 2 KiB
 # of every 16 KiB took 3 times as long run by run.
 GAP_BYTES = 32 * 1024
-PIECE_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 2**20
 
 _PathLike = str | os.PathLike[str]
 _Memory = np.ndarray[Any, Any]
@@ -45,13 +46,15 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
 
     Args:
       path_or_paths: a ``.safetensors`` file or several; an index such as
-        ``model.safetensors.index.json``, with its files in the same folder; or a folder that has
-        one index, or only such files. An index gives the tensors that it names.
+        ``model.safetensors.index.json``, with its files in the same folder; or a folder with one
+        model: an index, a single file, or numbered parts such as
+        ``model-00001-of-00003.safetensors``. An index gives the tensors that it names.
 
     Raises:
-      FileNotFoundError: a file is missing, or a folder has none.
-      ValueError: a file is broken, truncated or too large; a tensor is in two files; or an index
-        names a file outside its folder, or with too long a name. The message names file and tensor.
+      FileNotFoundError: a file is missing, a numbered part too, or a folder has none.
+      ValueError: a file is broken, truncated or too large; a tensor is in two files; a folder has
+        several models; or an index names a file outside its folder, or with too long a name. The
+        message names file and tensor. A read raises it if the file has changed since it was opened.
 
     >>> import gda, numpy as np, os, tempfile
     >>> from safetensors.numpy import save_file
@@ -65,15 +68,11 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     (3, 2) float32 [[2.0], [4.0]]
     """
     if not isinstance(path_or_paths, str | os.PathLike):
-        return SafetensorsFiles(_tensors_of_files([Path(path) for path in path_or_paths]))
-    path = Path(path_or_paths)
-    if path.is_dir():
-        path, *others = _files_of_folder(path)
-        if others:
-            return SafetensorsFiles(_tensors_of_files([path, *others]))
-    if path.suffix == ".json":
-        return SafetensorsFiles(_tensors_of_index(path))
-    return SafetensorsFiles(_tensors_of_files([path]))
+        return _of_files([Path(path) for path in path_or_paths])
+    paths = [Path(path_or_paths)]
+    if paths[0].is_dir():
+        paths = _files_of_folder(paths[0])
+    return _of_index(paths[0]) if paths[0].suffix == ".json" else _of_files(paths)
 
 
 @set_module("gda.storage")
@@ -81,6 +80,10 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     """The tensors of safetensors files by name, from ``open_safetensors``.
 
     As a context manager it does nothing, because no file is open between reads.
+
+    Attributes:
+      metadata: the texts in the headers, such as ``{'format': 'pt'}``. If several files have texts
+        of one name that differ, that of the first file.
 
     >>> import gda, numpy as np, os, tempfile
     >>> from safetensors.numpy import save_file
@@ -92,8 +95,9 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     (['w'], 64, array([[1., 1.]], dtype=float32))
     """
 
-    def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
+    def __init__(self, tensors: dict[str, SafetensorsTensor], metadata: dict[str, str]) -> None:
         self._tensors = tensors
+        self.metadata = metadata
 
     def __getitem__(self, name: str) -> SafetensorsTensor:
         """Return a tensor; ``KeyError`` names the tensors most like ``name``."""
@@ -168,11 +172,19 @@ class SafetensorsTensor:
     """
 
     def __init__(
-        self, path: Path, name: str, shape: Shape, dtype: str, offset: int, nbytes: int
+        self,
+        path: Path,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        offset: int,
+        nbytes: int,
+        version: tuple[int, ...],
     ) -> None:
         self.path, self.name, self.shape, self.nbytes = path, name, shape, nbytes
         self._dtype = dtype
         self._offset = offset
+        self._version = version
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -218,7 +230,8 @@ class SafetensorsTensor:
         """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.
 
         Raises:
-          ValueError: the file was truncated, or ``out`` has another shape or dtype.
+          ValueError: the file has changed since it was opened, or ``out`` has another shape or
+            dtype.
         """
         shape = tuple(s.stop - s.start for s in index)
         if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
@@ -229,7 +242,16 @@ class SafetensorsTensor:
         if not out.size:
             return
         with open(self.path, "rb", buffering=0) as file:
+            self._check_unchanged(file.fileno())
             self._read_part(file.fileno(), out, index)
+            self._check_unchanged(file.fileno())  # the file may be written meanwhile
+
+    def _check_unchanged(self, file: int) -> None:
+        if version_of(file) != self._version:
+            raise ValueError(
+                f"{self._text()}: the file has changed since it was opened, so the tensor may be "
+                "elsewhere in it; open it again"
+            )
 
     def _read_part(self, file: int, out: _Memory, index: Index) -> None:
         run = axis_of_runs(self.shape, out.shape)
@@ -269,7 +291,7 @@ class SafetensorsTensor:
         while view:
             count = os.preadv(file, [view], position)
             if not count:
-                raise ValueError(f"{self._text()}: the file was truncated; restore it")
+                raise ValueError(f"{self._text()}: the file was truncated while it was read")
             view, position = view[count:], position + count
 
     def _text(self) -> str:
@@ -319,30 +341,63 @@ def _bounds(index: Any, shape: Shape) -> tuple[Index, list[bool]]:
 # The files, and their tensors.
 
 
+_PART = re.compile(r"(.*?)(\d+)-of-(\d+)(.*)")
+
+
 def _files_of_folder(folder: Path) -> list[Path]:
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if len(indices) > 1:
         names = ", ".join(path.name for path in indices)
         raise ValueError(f"{folder} has more than one index: {names}; pass the path of one")
-    if files := indices or sorted(folder.glob("*.safetensors")):
-        return files
-    raise FileNotFoundError(f"{folder} has no .safetensors file and no index of such files")
+    if indices:
+        return indices
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder} has no .safetensors file and no index of such files")
+    models: dict[str, list[re.Match[str]]] = {}
+    for path in files:
+        part = _PART.fullmatch(path.name)
+        name = path.name if part is None else f"{part[1]}*-of-{part[3]}{part[4]}"
+        models.setdefault(name, []).extend([] if part is None else [part])
+    if len(models) > 1:
+        raise ValueError(
+            f"{folder} has {len(models)} models and no index: {join_some(list(models))}; pass the "
+            "path of a file, or the paths of all files to open"
+        )
+    ((name, parts),) = models.items()
+    if parts and (missing := _missing(parts)) is not None:
+        raise FileNotFoundError(
+            f"{folder} has {len(parts)} of the {int(parts[0][3])} files {name}: {missing} is "
+            "missing; copy it again, or pass the paths of the files to open"
+        )
+    return files
 
 
-def _tensors_of_files(paths: list[Path]) -> dict[str, SafetensorsTensor]:
+def _missing(parts: list[re.Match[str]]) -> str | None:
+    """Return the name of the first numbered part that is missing; they count from 0 or 1."""
+    numbers = {int(part[2]) for part in parts}
+    first, (stem, width, count, end) = int(0 not in numbers), parts[0].groups()
+    for number in range(first, first + int(count)):
+        if number not in numbers:
+            return f"{stem}{number:0{len(width)}}-of-{count}{end}"
+    return None
+
+
+def _of_files(paths: list[Path]) -> SafetensorsFiles:
     if not paths:
         raise ValueError("no paths were given; expected at least one .safetensors file")
+    files = [_of_file(path) for path in paths]
     tensors: dict[str, SafetensorsTensor] = {}
-    for path in paths:
-        for name, tensor in _tensors_of_file(path).items():
+    for path, file in zip(paths, files, strict=True):
+        for name, tensor in file.items():
             if name in tensors:
                 both = f"{tensors[name].path} and in {path}"
                 raise ValueError(f"tensor {name!r} is in {both}; open only one of these files")
             tensors[name] = tensor
-    return tensors
+    return SafetensorsFiles(tensors, _merged(files))
 
 
-def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
+def _of_index(path: Path) -> SafetensorsFiles:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     content = read_object(path)
@@ -357,11 +412,12 @@ def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
             )
     for file, name in {file: name for name, file in files.items()}.items():
         check_path(os.fspath(path.parent / file), f"{path}: the file of tensor {name!r:.80}")
-    of_file = {file: _tensors_of_file(path.parent / file) for file in sorted(set(files.values()))}
+    of_file = {file: _of_file(path.parent / file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in of_file[file]:
             raise ValueError(f"{path}: tensor {name!r} is not in {file}; download the model again")
-    return {name: of_file[file][name] for name, file in files.items()}
+    tensors = {name: of_file[file][name] for name, file in files.items()}
+    return SafetensorsFiles(tensors, _merged(of_file.values()))
 
 
 def _is_inside(file: Any) -> bool:
@@ -372,11 +428,21 @@ def _is_inside(file: Any) -> bool:
     return not path.is_absolute() and ".." not in path.parts and bool(path.parts)
 
 
-def _tensors_of_file(path: Path) -> dict[str, SafetensorsTensor]:
+def _of_file(path: Path) -> SafetensorsFiles:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    entries, data_start = read_header(path)
-    return {
-        name: SafetensorsTensor(path, name, shape, dtype, data_start + start, stop - start)
-        for name, dtype, shape, start, stop in entries
+    header = read_header(path)
+    tensors = {
+        name: SafetensorsTensor(
+            path, name, shape, dtype, header.data_start + start, stop - start, header.version
+        )
+        for name, dtype, shape, start, stop in header.entries
     }
+    return SafetensorsFiles(tensors, header.metadata)
+
+
+def _merged(files: Iterable[SafetensorsFiles]) -> dict[str, str]:
+    metadata: dict[str, str] = {}
+    for file in files:
+        metadata = file.metadata | metadata
+    return metadata

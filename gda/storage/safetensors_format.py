@@ -32,6 +32,15 @@ MOST_HEADER_VALUES = 1_500_000
 METADATA = "__metadata__"
 
 
+class Header(NamedTuple):
+    """The header of a file, checked."""
+
+    entries: list[Entry]
+    data_start: int
+    metadata: dict[str, str]
+    version: tuple[int, ...]  # of the file, by version_of
+
+
 class Entry(NamedTuple):
     """A tensor in the header: its first byte in the data, and that after its last."""
 
@@ -60,10 +69,17 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)
 # Reading.
 
 
-def read_header(path: Path) -> tuple[list[Entry], int]:
-    """Return the tensors in the header of a file, checked, and the first byte of the data."""
+def version_of(file: int) -> tuple[int, ...]:
+    """Return the inode, size and time of change of an open file: others if it was replaced."""
+    found = os.fstat(file)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a file; ``ValueError`` says the fault in it."""
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        version = version_of(file.fileno())
+        size = version[1]
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise ValueError(
@@ -79,7 +95,7 @@ def read_header(path: Path) -> tuple[list[Entry], int]:
     entries = [_entry(path, name, given) for name, given in header.items()]
     data_start = 8 + length
     _check_places(path, entries, size - data_start)
-    return entries, data_start
+    return Header(entries, data_start, metadata or {}, version)
 
 
 def read_object(path: Path) -> dict[str, Any]:

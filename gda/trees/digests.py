@@ -11,8 +11,7 @@ from gda.arrays.fingerprints.fingerprint import OTHERWISE, check_held, fingerpri
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer, processes_of, sharding_of
-from gda.multihost.agreement import done_by_all, wait_for_arrays
-from gda.multihost.descriptions import describe
+from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
 from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
@@ -30,6 +29,7 @@ _NAME = "gda.fingerprint"
 
 @set_module("gda")
 @public
+@communicates(_NAME, lambda given: _layouts_of(given["tree"]))
 def fingerprint(tree: Any) -> Any:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
 
@@ -74,18 +74,25 @@ def fingerprint(tree: Any) -> Any:
             return fingerprint_of_numpy(np.asarray(leaf))
         return leaf if is_value(leaf) and not is_one else array_of(leaf, OTHERWISE)  # raises
 
-    def described(_: object) -> Any:
+    results = with_paths(tree, prepared, leaves)
+    if shared:
         layouts: dict[int, Any] = dict.fromkeys(range(len(leaves)))
         layouts |= {number: without_data(leaves[number]) for number in shared}
-        return describe(jax.tree.unflatten(structure, layouts.values()))
-
-    alone = None if shared else ()
-    results = done_by_all(lambda: with_paths(tree, prepared, leaves), described, _NAME, alone)
-    wait_for_arrays(_NAME, [results[number] for number in shared])
+        check_same_call(_NAME, jax.tree.unflatten(structure, layouts.values()), {})
+        wait_for_arrays(_NAME, [results[number] for number in shared])
     with_grids = [(results[number], grid_of_leaf(leaves[number])) for number in arrays]
     for number, digest in zip(arrays, fingerprints_of(with_grids, _NAME), strict=True):
         results[number] = digest
     return jax.tree.unflatten(structure, results)
+
+
+def _layouts_of(tree: Any) -> Any:
+    """Return a tree for ``communicates``: ``None`` if all leaves are of this process."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_container)
+    others = [leaf for leaf in leaves if not is_array(leaf)]
+    are_known = all(is_value(leaf) or isinstance(leaf, np.ndarray) for leaf in others)
+    is_any_shared = any(_is_shared(held_by(leaf)) for leaf in leaves if is_array(leaf))
+    return None if are_known and not is_any_shared else ()
 
 
 def _is_shared(array: Any) -> bool:

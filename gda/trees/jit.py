@@ -29,6 +29,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
 from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
+from gda.multihost.agreement import communicates
 from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
@@ -182,6 +183,7 @@ def jit(
 
 @set_module("gda")
 @public
+@communicates("GlobalArray.reshard", lambda given: [given["x"], given["spec"], given["mesh"]])
 def constrain(
     x: _TreeT,
     spec: SpecLike | NamedSharding | SingleDeviceSharding | Any,

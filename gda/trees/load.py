@@ -16,13 +16,13 @@ from jax.tree_util import keystr
 
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
-from gda.arrays.dtypes import narrowed_dtype
+from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
-from gda.layout.dtype_names import as_dtype
+from gda.layout.dtype_names import as_dtype, is_raw
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
-from gda.multihost.agreement import together
+from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
@@ -36,7 +36,8 @@ from gda.trees.leaves import (
     note_path,
     with_paths,
 )
-from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, specs_for, specs_per_leaf
+from gda.trees.matching import Pair, names_of
+from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, prefix_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
 _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
@@ -44,6 +45,7 @@ _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 @set_module("gda")
 @public
+@communicates("gda.load_tree", if_checked(option="read_once"))
 def load_tree(
     sources: Any,
     mesh: MeshLike | Any,
@@ -68,15 +70,18 @@ def load_tree(
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
         such as ``zarr.Group``, ``h5py.Group`` or the result of ``gda.storage.open_safetensors``, is
-        taken too, also inside a tree. Numbers and strings stay as they are. A ``jax.Array`` of
-        PRNG keys comes back as one, in its new layout.
+        taken too, also inside a tree. Numbers and strings stay as they are. A ``jax.Array`` stays
+        of its weak type and in its kind of memory, unless a sharding names another, and one of PRNG
+        keys comes back as one.
       mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
         ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. A leaf is a
         ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
-      dtype: cast to it. One dtype for all, or a tree of them that is a prefix of ``sources``, with
-        ``None`` for no cast.
+      dtype: cast arrays of floats to it, and those of complex numbers to its precision; integers,
+        booleans and keys stay. Or a tree of dtypes that is a prefix of ``sources``, with ``None``
+        for no cast: a dtype at the place of a source is for that source, whatever it has. A value
+        that the dtype cannot hold, as a finite one that would become infinite, is an error.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
       plain: return ``jax.Array``s in place of ``GlobalArray``s.
@@ -172,20 +177,24 @@ def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, 
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
-    dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
+    dtypes = prefix_of(tree, dtype, "dtype", _DTYPES)
+    dtypes.of_each_leaf()  # raises if it is no prefix
+    named = {tuple(names_of(keys)) for keys, _ in _flatten_dtypes(dtype)}
 
-    def pending(number: int, source: Any, found: Any, dtype: Any) -> Any:
+    def pending(number: int, source: Any, found: Any, pair: Pair) -> Any:
         if is_value(source):
             return source
         note = partial(note_path, tree=tree, number=number)
-        over, data = mesh_and_spec_of(mesh, found), source
+        is_named = tuple(names_of(pair.keys)) in named
+        dtype = pair.found if is_named else _dtype_of_floats(source, pair.found)
+        over, data = mesh_and_spec_of(mesh, found, source), source
         if are_keys(source):
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], pad)  # that of their data has more
             data, dtype = np.asarray(jax.random.key_data(held_by(source))), None
         build = pending_array_of_source(data, *over, dtype, options, note, pad=pad)
         return _Pending(source, build)
 
-    made = with_paths(tree, pending, range(len(leaves)), leaves, layouts, dtypes)
+    made = with_paths(tree, pending, range(len(leaves)), leaves, layouts, dtypes.pairs)
     return jax.tree.unflatten(structure, made)
 
 
@@ -205,9 +214,24 @@ def _shaped(source: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
 
 
+def _dtype_of_floats(source: Any, dtype: Any) -> Any:
+    """Return the dtype to cast a source to, as one of those under ``dtype``; None for no cast."""
+    if dtype is None or are_keys(source):
+        return None
+    given = source_of(source).dtype
+    if is_raw(given) or given.hasobject:  # no cast: it names what the elements are
+        return dtype
+    wanted = dtype_in_tree(given, dtype_of_floats(dtype))
+    return None if wanted == given else wanted
+
+
+def _flatten_dtypes(dtypes: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]
+
+
 def _check_dtypes(dtypes: Any) -> None:
     """Raise ``TypeError`` unless all leaves are dtypes that JAX has, or ``None``."""
-    for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]:
+    for path, dtype in _flatten_dtypes(dtypes):
         if dtype is None:
             continue
         name = f"dtype{keystr(path)}="

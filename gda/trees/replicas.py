@@ -14,14 +14,14 @@ from jax.tree_util import keystr
 
 from gda.arrays.fingerprints.formula import Words
 from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_replicas
-from gda.arrays.liveness import real
+from gda.arrays.liveness import kind_error, real
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
 from gda.mesh import Device, devices_of, processes_of, sharding_of
-from gda.multihost.agreement import done_by_all, user_location, watching
+from gda.multihost.agreement import communicates, done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
 from gda.multihost.failure_watch import wait_for
 from gda.trees.leaves import (
@@ -30,6 +30,8 @@ from gda.trees.leaves import (
     held_by,
     is_array,
     is_container,
+    is_leaf,
+    is_value,
     with_paths,
     without_data,
 )
@@ -122,6 +124,7 @@ def check_replicas_agree(tree: Any, *, wait: Literal[True] = True) -> None: ...
 def check_replicas_agree(tree: Any, *, wait: Literal[False]) -> ReplicaCheck: ...
 @set_module("gda")
 @public
+@communicates(_NAME, lambda given: [given["tree"]])
 def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None:
     """Check that all replicas of every block of a tree hold the same bits.
 
@@ -147,7 +150,7 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
       DisagreementError: the processes have different trees, or the check failed in another one.
       LateProcessError: a process did not come. It is a ``TimeoutError``.
       RuntimeError: an array was deleted or donated.
-      TypeError: an array is being traced, or has no mesh and spec.
+      TypeError: an array is being traced, or has no mesh and spec, or ``tree`` is something else.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -157,6 +160,8 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     >>> pending = gda.check_replicas_agree(params, wait=False)
     >>> pending.result()
     """
+    if is_leaf(tree) and not (is_array(tree) or is_value(tree) or isinstance(tree, np.ndarray)):
+        raise kind_error(tree, "check an array, or a tree that has some")
     check = ReplicaCheck(tree)
     if wait:
         return check.result()

@@ -12,6 +12,7 @@ from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
+from gda.multihost.agreement import communicates
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
@@ -20,6 +21,7 @@ from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 @set_module("gda")
 @public
+@communicates("gda.reshard_tree", lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
     tree: Any,
     mesh: MeshLike | Any,
@@ -37,8 +39,9 @@ def reshard_tree(
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
-        it is. Numbers and strings stay as they are. A process without an array has a
-        ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
+        it is, also of a weak type and in its kind of memory. Numbers and strings stay as they are.
+        A process without an array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in
+        its place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.

@@ -10,8 +10,8 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.mesh import MESHES, check_not_devices, mesh_and_spec
-from gda.trees.leaves import is_container, is_value, with_paths
+from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
+from gda.trees.leaves import held_by, is_container, is_value, with_paths
 from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 
 # A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
@@ -137,9 +137,20 @@ def specs_per_leaf(
     return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
 
 
-def mesh_and_spec_of(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
-    """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``."""
-    return (mesh, found) if isinstance(found, PartitionSpec) else (found, None)
+def mesh_and_spec_of(
+    mesh: Any, found: PartitionSpec | Any, leaf: Any = None
+) -> tuple[Any, PartitionSpec | None]:
+    """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``.
+
+    It is a sharding too for a leaf in another memory than the default: it stays in that.
+    """
+    if not isinstance(found, PartitionSpec):
+        return found, None
+    sharding = getattr(held_by(leaf), "sharding", None)
+    kind = None if sharding is None else memory_kind_of(sharding)
+    if kind is None:
+        return mesh, found
+    return NamedSharding(mesh, found, memory_kind=kind), None
 
 
 def _spec_by(function: SpecOf, name: str, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:

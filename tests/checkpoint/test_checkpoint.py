@@ -225,12 +225,90 @@ def test_a_number_comes_back_as_the_array_of_like(tmp_path: Path) -> None:
 def test_a_number_that_an_array_of_like_cannot_hold(tmp_path: Path) -> None:
     save(tmp_path, {"step": 2**40})
     like = gda.abstract({"step": 0}, mesh_of({"x": 8}), P())
-    with pytest.raises(ValueError, match="it has the int 1099511627776, and like has int32"):
+    with pytest.raises(ValueError, match="it has the int 1099511627776, and like has int32, wh"):
         restore(tmp_path, like)
     with pytest.raises(ValueError, match="like has no sharding for the array"):
         restore(tmp_path, jax.eval_shape(lambda: {"step": 0}))
     with pytest.raises(ValueError, match="put a value of type int there"):
         restore(tmp_path, gda.abstract({"step": 0.5}, mesh_of({"x": 8}), P()))
+
+
+def test_a_saved_number_is_what_its_example_is(mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"step": 7, "rate": 0.5})
+    over = NamedSharding(mesh, P())
+    examples = [
+        np.int64(0),
+        np.uint8(0),
+        np.array(0, np.int16),
+        jnp.int32(0),
+        jax.device_put(jnp.int32(0), over),
+        gda.GlobalArray.from_array(jax.device_put(jnp.int32(0), over)),
+        jax.ShapeDtypeStruct((), np.int8, sharding=over),
+    ]
+    for example in examples:
+        step = restore(tmp_path, {"step": example}, partial=True)["step"]
+        if not isinstance(example, jax.ShapeDtypeStruct):
+            assert type(step) is type(example)
+        assert (step.dtype, step.shape, int(step)) == (example.dtype, (), 7)
+        if hasattr(example, "sharding"):
+            assert step.sharding == example.sharding
+    rate = restore(tmp_path, {"rate": np.float16(0)}, partial=True)["rate"]
+    assert (type(rate), float(rate)) == (np.float16, 0.5)
+
+
+def test_a_cast_of_a_number(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"step": 7, "rate": 2.5, "big": 1e300, "z": 1 + 2j, "one": jnp.int32(3)})
+    array = jax.ShapeDtypeStruct((), np.float32, sharding=NamedSharding(auto_mesh, P()))
+
+    def cast(name: str, like: Any) -> Any:
+        return restore(tmp_path, {name: like}, partial=True, cast=True)[name]
+
+    assert cast("step", array).tolist() == 7.0
+    assert (cast("rate", jnp.int32(0)).dtype, int(cast("rate", jnp.int32(0)))) == (np.int32, 2)
+    assert type(cast("step", 0.5)) is float
+    assert type(cast("one", 0.5)) is float
+    for name, like in [
+        ("big", array),
+        ("big", jnp.int32(0)),
+        ("z", array),
+        ("z", 0.5),
+        ("step", True),
+        ("one", True),
+    ]:
+        with pytest.raises(ValueError, match=r"cannot hold it|does not fit (bool|float)"):
+            cast(name, like)
+    with pytest.raises(ValueError, match="put a value of type int there"):
+        cast("step", "text")
+
+
+def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
+    w = cut(batch(8), auto_mesh, P("x"))
+    save(tmp_path, {"w": w, "step": 3})
+    like = {"w": w, "step": 0, "lora": jnp.ones(2), "new": {"rate": 0.5, "numpy": batch(2)}}
+    restored = restore(tmp_path, like, missing="keep")
+    assert restored["step"] == 3
+    assert restored["lora"] is like["lora"]
+    assert restored["new"] == like["new"]
+    part = {"w": w, "lora": jnp.ones(2)}
+    specs = {"w": P("y"), "lora": P()}
+    moved = restore(tmp_path, part, mesh=auto_mesh, specs=specs, partial=True, missing="keep")
+    assert moved["w"].spec == P("y")
+    assert moved["lora"] is part["lora"]
+    assert restore(tmp_path, part, partial=True, missing="keep")["lora"] is part["lora"]
+    with pytest.raises(ValueError, match=r"like has no \['step'\] \(partial=True omits them\)"):
+        restore(tmp_path, part, missing="keep")
+    with pytest.raises(ValueError, match=r"no \['lora'\] \(missing='keep' keeps those of like\)"):
+        restore(tmp_path, part, partial=True)
+    shape = jax.ShapeDtypeStruct((2,), np.float32)
+    gone = jnp.ones(2)
+    gone.delete()
+    for empty, what in ((shape, "a jax.ShapeDtypeStruct"), (gone, "a deleted array")):
+        with pytest.raises(ValueError, match=rf"at \['lora'\], it has nothing, .* {what}"):
+            restore(tmp_path, {**part, "lora": empty}, partial=True, missing="keep")
+    with pytest.raises(ValueError, match="has no leaf of like, so nothing would be restored"):
+        restore(tmp_path, {"v": w}, partial=True, missing="keep")
+    with pytest.raises(ValueError, match="missing must be 'error' or 'keep', not 'omit'"):
+        restore(tmp_path, part, missing="omit")  # pyright: ignore[reportArgumentType]
 
 
 def test_arrays_on_one_device_go_back_to_it(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from damaged import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from links import as_links
 from meshes import cut, mesh_of
 from open_files import little_memory
 from trials import Trials, tried
@@ -544,19 +545,44 @@ def some_files(damaged: Damaged) -> list[Path]:
     return [damaged.chunks[0], damaged.chunks[-1], array / "zarr.json", damaged.manifest]
 
 
-def test_links_within_a_checkpoint_are_refused(damaged: Damaged, tmp_path: Path) -> None:
+def test_files_and_directories_may_be_links(damaged: Damaged, tmp_path: Path) -> None:
     array = damaged.chunks[0].parent
     for place in [*some_files(damaged), damaged.data / "zarr.json", array, damaged.data]:
         elsewhere = tmp_path / "elsewhere"
         place.rename(elsewhere)
-        for target in (elsewhere, "/dev/zero", "/nowhere"):
-            place.symlink_to(target)
-            assert str(place) in said_by(verify, damaged.path)
-            if place.parent != damaged.data or place == array:
-                assert str(place) in said_by(restore, damaged.path)
+        place.symlink_to(elsewhere)
+        verify(damaged.path)
+        check_equal(restore(damaged.path), plain_arrays(make_tree()))
+        for target in ("/dev/zero", "/nowhere"):
             place.unlink()
+            place.symlink_to(target)
+            said = said_by(verify, damaged.path)
+            assert str(place) in said
+            if target == "/nowhere" and place not in (array, damaged.data):
+                assert f"{place} is a link to /nowhere, which is missing; fetch it" in said
+        place.unlink()
         elsewhere.rename(place)
     verify(damaged.path)
+
+
+def test_a_save_over_links_leaves_the_files_behind_them(plain: Damaged, tmp_path: Path) -> None:
+    (plain.path / ".lock").touch()
+    as_links(plain.path, tmp_path / "blobs")
+    elsewhere = tmp_path / "elsewhere"  # a directory that is a link too
+    plain.chunks[0].parent.rename(elsewhere)
+    plain.chunks[0].parent.symlink_to(elsewhere)
+
+    def files() -> dict[Path, bytes | str]:
+        behind = [*elsewhere.rglob("*"), *(tmp_path / "blobs").iterdir()]
+        return {path: path.read_bytes() for path in behind if path.is_file()}
+
+    before = files()
+    verify(plain.path)
+    for value in 1, 2:
+        gda.checkpoint.save(plain.path, {"w": np.full(3, value)}, overwrite=True)
+        assert restore(plain.path)["w"].tolist() == [value] * 3
+        assert files() == before
+    assert [path for path in plain.path.rglob("*") if path.is_symlink()] == []
 
 
 def test_pipes_sockets_and_directories_are_refused(

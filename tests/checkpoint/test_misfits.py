@@ -50,8 +50,8 @@ def test_leaves_that_are_missing_and_surplus_are_named_together(
     with pytest.raises(ValueError, match="does not match like") as caught:
         restore(tmp_path, {"a": np.ones(2), "b": {"c": np.ones(2), "e": 4}, "f": 5})
     assert str(caught.value) == (
-        "the checkpoint does not match like: it has no ['b']['e']; ['f']; like has no ['b']['d'] "
-        "(partial=True omits them)"
+        "the checkpoint does not match like: it has no ['b']['e']; ['f'] (missing='keep' keeps "
+        "those of like); like has no ['b']['d'] (partial=True omits them)"
     )
     save(
         tmp_path / "run", {"run": {"mu": {"w": 1, "b": [2]}, "params": {"w": 3, "b": [4], "c": 5}}}
@@ -173,8 +173,8 @@ LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
     [
         ({"specs": P()}, TypeError, "was given without a mesh; pass"),
         ({"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
-        ({"cast": True}, TypeError, "cast and partial were given without like; pass like= too"),
-        ({"partial": True}, TypeError, "cast and partial were given without like; pass like= too"),
+        ({"cast": True}, TypeError, "cast, partial and missing are for like; pass like= too"),
+        ({"partial": True}, TypeError, "cast, partial and missing are for like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
         ({"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['params', 0], "),
         ({"at": [1.5]}, TypeError, "at must be a list of keys and indices"),
@@ -391,12 +391,23 @@ def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_pa
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
-    wide = np.arange(3)
-    save(tmp_path / "wide", {"n": wide})
+
+
+def test_an_array_that_jax_does_not_have_stays_that_of_numpy(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    wide, path = np.arange(3), tmp_path / "of numpy"
+    save(path, {"n": wide, "w": DATA})
+    for like in (None, {"n": wide, "w": DATA}):
+        restored = restore(path, like, mesh=auto_mesh, specs=P())
+        assert type(restored["n"]) is np.ndarray
+        np.testing.assert_array_equal(restored["n"], wide, strict=True)
+    assert isinstance(restore(path, mesh=auto_mesh, specs=P())["w"], gda.GlobalArray)
+    with jax.enable_x64(True):
+        assert restore(path, mesh=auto_mesh, specs=P())["n"].array.dtype == np.int64
+        save(tmp_path / "of jax", {"n": jax.numpy.arange(3)})
     with pytest.raises(ValueError, match="it has dtype int64, which JAX narrows to int32 without"):
-        restore(tmp_path / "wide", mesh=auto_mesh, specs=P())
-    restored = restore(tmp_path / "wide", {"n": wide}, mesh=auto_mesh, specs=P())
-    np.testing.assert_array_equal(restored["n"], wide)
+        restore(tmp_path / "of jax", mesh=auto_mesh, specs=P())
 
 
 def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_path: Path) -> None:

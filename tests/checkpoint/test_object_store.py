@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+from counting_store import CountingStore
 from damaged import flip
 from forks import Forks, check_clean, generation_at
 from jax.sharding import Mesh, PartitionSpec
@@ -31,6 +32,7 @@ from trials import Trials, tried
 
 import gda
 from gda import checkpoint
+from gda.checkpoint.inspecting import contents_at
 from gda.checkpoint.stores import waiting
 from gda.checkpoint.stores.object_store import KvStore
 from gda.checkpoint.stores.opening import open_store
@@ -150,6 +152,41 @@ def test_next_save_removes_leftovers_of_one_that_died(spec: Spec, auto_mesh: Mes
     check_restored(spec)
     assert "data-0123456789abcdef" not in directories(spec)
     assert "data-fedcba9876543210" in directories(spec)
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys that are listed of stores that are opened from now on."""
+    listed: list[bytes] = []
+    real = KvStore.__init__
+
+    def counting(self: KvStore, *args: Any) -> None:
+        real(self, *args)
+        self._kv = CountingStore(self._kv, listed)
+
+    monkeypatch.setattr(KvStore, "__init__", counting)
+    return listed
+
+
+def test_a_listing_has_the_keys_that_are_needed(listed: list[bytes]) -> None:
+    kv = ts.KvStore.open("memory://").result()
+    tree = {str(number): batch(512, 512) for number in range(4)}  # with objects of their own
+    checkpoint.save(kv / "run/", tree)
+    checkpoint.save(kv / "other/", tree)
+    data = len([key for key in kv.list().result() if key.startswith(b"run/data-")])
+    del listed[:]
+    checkpoint.exists(kv / "run/")
+    checkpoint.restore(kv / "run/")
+    checkpoint.open(kv / "run/")
+    contents_at(kv / "run/", 10)
+    assert listed == []
+    with pytest.raises(FileExistsError, match="there is a checkpoint at"):
+        checkpoint.save(kv / "run/", tree)
+    assert listed == [b"manifest.json"]
+    del listed[:]
+    checkpoint.save(kv / "run/", tree, overwrite=True)
+    # Those of the data that is replaced, to see that it has no other files, and to remove them.
+    assert len(listed) == 1 + 2 * data
 
 
 def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from commands import Run
+from commands import Run, exit_code
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 
 import gda
 from gda import cli
@@ -270,6 +271,75 @@ def test_a_pipe_that_is_closed_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+@pytest.fixture
+def commands(path: Path, tmp_path: Path) -> dict[str, list[object]]:
+    gda.checkpoint.save(tmp_path / "other", {"step": 1})
+    return {
+        "convert": ["convert", path, tmp_path / "new"],
+        "inspect": ["inspect", path, "--json"],
+        "verify": ["verify", path],
+        "diff": ["diff", path, tmp_path / "other"],
+        "same": ["diff", path, path],
+        "dry run": ["convert", path, tmp_path / "newer", "--dry-run"],
+        "plan": ["plan", "--shape", "8", "--dtype", "f32", "--mesh", "x=8", "--spec", "x"],
+        "version": ["--version"],
+        "help": ["--help"],
+    }
+
+
+def test_output_that_is_lost_is_an_error(
+    commands: dict[str, list[object]],
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, command in commands.items():
+        with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            code = exit_code(*command)
+        said = capsys.readouterr().err
+        if name == "convert":  # its exit code tells if the tree is there
+            assert (code, said) == (0, "")
+            assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
+            continue
+        line = "gda: the output cannot be written: [Errno 28] No space left on device\n"
+        assert (code, said) == (2, line), name
+
+
+def test_a_reader_that_is_gone_leaves_the_exit_code(
+    commands: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, command in commands.items():
+        for stream in "stdout", "stderr":
+            reading, writing = os.pipe()
+            os.close(reading)
+            words = ["--wrong"] if stream == "stderr" else command
+            with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patch:
+                patch.setattr(sys, stream, pipe)
+                code = exit_code(*words)
+            assert code == (2 if stream == "stderr" else name == "diff"), name
+
+
+CLOSED = """
+import os, sys
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    os.close(number)
+    setattr(sys, name, None)  # as Python has it at its start
+from gda.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_closed_streams_take_no_file(
+    commands: dict[str, list[object]], path: Path, tmp_path: Path
+) -> None:
+    assert python("-c", CLOSED, *commands["convert"]).returncode == 0
+    assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
+    assert python("-c", CLOSED, *commands["diff"]).returncode == 1
+    assert python("-c", CLOSED, "inspect", tmp_path).returncode == 2
 
 
 def in_terminal(*args: Any) -> tuple[int, str]:

@@ -1,15 +1,18 @@
 """``gda convert`` as a user runs it, and the other commands at the files that it makes."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
 from commands import Run
+from running import python
 from safetensors.numpy import save_file
 
 import gda
@@ -49,6 +52,17 @@ class Unread:
 
 def unread(tree):
     return {"a": tree["big"], "w": Unread(OSError("the disk is gone"))}
+
+class Killing(Unread):
+    def __getitem__(self, index):
+        import os
+        os.kill(os.getpid(), 9)
+
+def killed(tree):
+    return {"a": tree["big"], "w": Killing(None)}
+
+def twice(tree):
+    return {"a": tree["big"][0], "big": tree["big"]}
 
 def interrupted(tree):
     return {"a": tree["big"], "w": Unread(KeyboardInterrupt())}
@@ -155,6 +169,45 @@ def test_a_map_of_views(convert: Callable[..., Any], tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["big"], BIG[:8])
 
 
+def test_keys_stay_keys(run: Run, tmp_path: Path) -> None:
+    keys = {"fry": jax.random.key(1), "rbg": jax.random.split(jax.random.key(2, impl="rbg"), 3)}
+    gda.checkpoint.save(tmp_path / "keys", {**keys, "w": W})
+    command = ["convert", tmp_path / "keys"]
+    code, out, err = run(*command, tmp_path / "new", "--dtype", "bf16", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "['rbg']  uint32[3,4]" in out
+    assert run(*command, tmp_path / "new", "--dtype", "bf16")[0] == 0
+    restored = gda.checkpoint.restore(tmp_path / "new")
+    assert restored["w"].dtype == ml_dtypes.bfloat16
+    for name, key in keys.items():
+        assert restored[name].dtype == key.dtype
+        np.testing.assert_array_equal(*map(jax.random.key_data, (restored[name], key)))
+    code, _, err = run(*command, tmp_path / "new.safetensors")
+    said = "gda: ['fry'] is an array of PRNG keys, and safetensors files have no keys; write jax."
+    assert (code, err.startswith(said)) == (2, True)
+    # As the message says.
+    (tmp_path / "map.py").write_text(
+        "import jax\n"
+        "def data(tree):\n"
+        "    return tree | {name: jax.random.key_data(tree[name]) for name in ('fry', 'rbg')}\n"
+    )
+    of_map = ["--map", f"{tmp_path}/map.py:data"]
+    assert run(*command, tmp_path / "new.safetensors", *of_map)[0] == 0
+    data = gda.storage.open_safetensors(tmp_path / "new.safetensors")["rbg"]
+    np.testing.assert_array_equal(data, jax.random.key_data(keys["rbg"]), strict=True)
+
+
+def test_metadata_of_safetensors_files_is_kept(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"w": W}, source, {"format": "mlx", "license": "MIT"})
+    assert run("convert", source, target, "--dtype", "bf16")[0] == 0
+    kept = gda.storage.open_safetensors(target).metadata
+    assert kept == {"format": "mlx", "license": "MIT"}
+    gda.checkpoint.save(tmp_path / "checkpoint", {"w": W})
+    assert run("convert", tmp_path / "checkpoint", tmp_path / "c.safetensors")[0] == 0
+    assert gda.storage.open_safetensors(tmp_path / "c.safetensors").metadata == {"format": "pt"}
+
+
 def test_a_dry_run_writes_nothing(
     convert: Callable[..., Any], sources: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +281,54 @@ def test_verify_reads_every_kind(run: Run, sources: Path, tmp_path: Path) -> Non
     assert err.startswith("array ['w']: ")
 
 
+def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:
+    entries = {"q": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
+    entries |= {"w": {"dtype": "U8", "shape": [3], "data_offsets": [1, 4]}}
+    header = json.dumps(entries).encode()
+    file = tmp_path / "packed.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
+    code, out, err = run("verify", file)
+    assert (code, out) == (2, "")
+    assert f"{file} was verified but for 1 of 2 leaves, which gda cannot read: tensor 'q'" in err
+    code, out, _ = run("inspect", file)
+    assert (code, "['q']" in out) == (0, True)
+
+    write_orbax(tmp_path / "run", {("w",): W, ("other",): W})
+    metadata = json.loads((tmp_path / "run" / "_METADATA").read_text())
+    metadata["tree_metadata"]["('other',)"]["value_metadata"]["value_type"] = "MyType"
+    (tmp_path / "run" / "_METADATA").write_text(json.dumps(metadata))
+    code, out, err = run("verify", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "1 of 2 leaves, which gda cannot read: leaf 'other' of " in err
+    for command in (
+        ["convert", tmp_path / "run", tmp_path / "new"],
+        ["diff", *[tmp_path / "run"] * 2],
+    ):
+        code, out, err = run(*command)
+        assert (code, out, "'MyType', which gda does not read" in err) == (2, "", True)
+
+
+def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> None:
+    write_orbax(tmp_path / "run" / "state", {("w",): W})
+    write_orbax(tmp_path / "run" / "ema", {("w",): W + 1})
+    (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
+    path, item = tmp_path / "run", ("--item", "ema")
+    for command in (["inspect", path], ["verify", path], ["convert", path, tmp_path / "new"]):
+        code, _, err = run(*command)
+        assert (code, "has 2 items: 'ema'; 'state'; pass one of them" in err) == (2, True)
+        assert run(*command, *item)[0] == 0
+        code, _, err = run(*command[:1], sources / "checkpoint", tmp_path / "n", *item)
+        assert code == 2
+    assert gda.checkpoint.restore(tmp_path / "new")["w"].tolist() == (W + 1).tolist()
+    assert run("diff", path, path, "--values", "--item", "ema")[0] == 0
+    assert run("diff", tmp_path / "new", path, "--values", "--at", "w", *item)[0] == 0
+    assert run("diff", tmp_path / "new", path, "--values", "--item", "state")[0] == 1
+    code, _, err = run("diff", *[sources / "checkpoint"] * 2, *item)
+    assert (code, "is an Orbax run; omit item 'ema'" in err) == (2, True)
+    code, _, err = run("inspect", sources / "checkpoint", *item)
+    assert (code, "is a checkpoint of gda, which has no items; omit item 'ema'" in err) == (2, True)
+
+
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
     code, out, err = run(
@@ -273,6 +374,45 @@ def test_ctrl_c_leaves_no_tree(convert: Callable[..., Any], tmp_path: Path, targ
     assert convert("checkpoint", target, by="interrupted")[0] == 130
     assert {*tmp_path.glob("new/*")} <= {tmp_path / "new" / ".lock"}
     assert not (tmp_path / "new.safetensors").exists()
+
+
+KILLED = """
+import sys
+from gda.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "safetensors"])
+def test_a_killed_conversion_can_be_started_again(
+    convert: Callable[..., Any], sources: Path, tmp_path: Path, kind: str
+) -> None:
+    words = ["convert", sources / "checkpoint", tmp_path / "new", "--to", kind]
+    of_map = ["--map", f"{sources}/map.py:killed"]
+    assert python("-c", KILLED, *words, *of_map).returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "new").iterdir()}
+    assert left - {".lock"}
+    # The other kind would leave these files where they are.
+    other = "safetensors" if kind == "checkpoint" else "checkpoint"
+    code, _, err = convert("checkpoint", "new", "--to", other)
+    assert (code, "new is not empty: it has " in err) == (2, True)
+    assert convert("checkpoint", "new", "--to", kind, by="twice")[0] == 0
+    assert not left & {path.name for path in (tmp_path / "new").iterdir()} - {".lock"}
+    assert {*read(tmp_path / "new")} == {"a", "big"}
+    code, _, err = convert("checkpoint", "new", "--to", kind)
+    assert (code, "new is not empty: it has " in err) == (2, True)
+
+
+def test_a_conversion_killed_while_it_commits_can_be_started_again(
+    convert: Callable[..., Any], tmp_path: Path
+) -> None:
+    # As the steps of replace_model leave it: the index, and one of two parts in its place.
+    gda.storage.save_safetensors(tmp_path / "new", {"a": W, "b": W}, max_file_bytes=50)
+    partial = tmp_path / "new" / ".model.safetensors.0123456789abcdef.partial"
+    partial.mkdir()
+    (tmp_path / "new" / "model-00002-of-00002.safetensors").rename(partial / "b")
+    assert convert("checkpoint", "new", "--to", "safetensors")[0] == 0
+    assert {*read(tmp_path / "new")} == {*ARRAYS, "step"}
 
 
 def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Reads that processes share: every one is made once, and all processes read about as much."""
 
+import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,14 @@ from hypothesis import strategies as st
 import gda
 from gda.layout.processes import Processes
 from gda.layout.sharing import (
+    blocks_read_together,
     boxes_of_chunks,
     common_box,
     holders_of,
     parts_of,
     readers_of,
 )
+from gda.layout.spec import Shape, bounded, sizes_of
 
 pytestmark = pytest.mark.no_jax
 
@@ -91,20 +95,58 @@ def test_parts_cover_a_block_once_and_end_where_chunks_do(
     assert (times == 1).all()
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=3), st.integers(1, 100))
-def test_boxes_of_chunks_divide_the_array_where_chunks_end(
-    sides: list[tuple[int, int]], most: int
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 5)), max_size=3),
+    st.integers(1, 100),
+)
+def test_boxes_of_chunks_divide_a_part_where_chunks_end(
+    sides: list[tuple[int, int, int]], most: int
 ) -> None:
-    shape, chunks = tuple(size for size, _ in sides), tuple(chunk for _, chunk in sides)
-    covered = np.zeros(shape, int)
-    for box in boxes_of_chunks(shape, chunks, most):
+    within = tuple(slice(start, start + size) for start, size, _ in sides)
+    chunks = tuple(chunk for *_, chunk in sides)
+    covered = np.zeros([s.stop for s in within], int)
+    for box in boxes_of_chunks(within, chunks, most):
         covered[box] += 1
-        for s, size, chunk in zip(box, shape, chunks, strict=True):
-            assert s.start % chunk == 0
-            assert s.stop % chunk == 0 or s.stop == size
-        sizes = [s.stop - s.start for s in box]
-        assert math.prod(sizes) <= max(most, math.prod(chunks))
-    assert (covered == 1).all()
+        for s, whole, chunk in zip(box, within, chunks, strict=True):
+            assert s.start % chunk == 0 or s.start == whole.start
+            assert s.stop % chunk == 0 or s.stop == whole.stop
+        assert math.prod(sizes_of(box)) <= max(most, math.prod(chunks))
+    assert (covered[within] == 1).all()
+    assert covered.sum() == math.prod(sizes_of(within))
+
+
+@given(
+    st.sampled_from([(), ("x",), (None, "x"), ("x", "y"), ("y", None, "x"), (None, "x", "y")]),
+    st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9)),
+    st.sampled_from([None, (1, 1, 1), (2, 3, 3), (1, 2, 9)]),
+    st.integers(1, 60),
+    st.sets(st.integers(0, 7), min_size=1),
+)
+def test_groups_of_blocks_share_no_chunk_and_no_short_run(
+    spec: tuple[Any, ...], shape: Shape, chunks: Shape | None, short: int, devices: set[int]
+) -> None:
+    grid = gda.ShardGrid(shape, {"x": 4, "y": 2}, spec, pad=True)
+    indices = {block: grid.block_index(block) for block in {grid.block_id(i) for i in devices}}
+    blocks = {n: bounded(index, shape) for n, index in indices.items()}
+    blocks = {n: index for n, index in blocks.items() if math.prod(sizes_of(index))}
+    groups = blocks_read_together(blocks, shape, chunks, short)
+    assert sorted(itertools.chain(*groups)) == sorted(blocks)
+    # What a read of one block alone takes: whole chunks, or runs with short gaps between them.
+    taken = {}
+    for number, index in blocks.items():
+        part = np.zeros(shape, bool)
+        if chunks is None:
+            part[index] = True
+            for first, last in itertools.pairwise(np.flatnonzero(part)):
+                if last - first - 1 < short:
+                    part.flat[first:last] = True
+        else:
+            pairs = zip(index, chunks, strict=True)
+            part[tuple(slice(s.start // n * n, -(-s.stop // n) * n) for s, n in pairs)] = True
+        taken[number] = part
+    for one, other in itertools.combinations(groups, 2):
+        for pair in itertools.product(one, other):
+            assert not (taken[pair[0]] & taken[pair[1]]).any()
 
 
 def test_the_common_box_of_two() -> None:

@@ -246,6 +246,13 @@ def test_many_differences_are_counted() -> None:
     assert said.endswith("and 12 more")
 
 
+@pytest.mark.processes(2, devices=4)
+def test_a_field_that_one_process_alone_has_is_a_difference() -> None:
+    g = gda.GlobalArray.from_source(np.zeros((8, 2), np.float32), line(), P("x"))
+    message = refused({"w": np.zeros((8, 2), np.float32) if is_me() else g.array})
+    assert "at ['w'], process 0: spec P('x'), process 1: missing" in message
+
+
 # Beside the main thread, and with what can be used only once.
 
 

@@ -1,7 +1,6 @@
 """Meetings: all bring a payload, one judges, all hear the verdict or the names of late ones."""
 
 import json
-import logging
 import time
 from pathlib import Path
 
@@ -41,11 +40,11 @@ def test_some_meet_without_the_others() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_payloads_may_be_large_or_empty() -> None:
-    mine = b"x" * (5_000_000 if jax.process_index() == 3 else 0)
+    mine = b"x" * (20_000_000 if jax.process_index() == 3 else 0)
     verdict = meet(
         mine, lambda payloads: str(len(payloads[3])).encode(), kind="test", what="large", timeout=30
     )
-    assert verdict == b"5000000"
+    assert verdict == b"20000000"
 
 
 @pytest.mark.processes(4, devices=2)
@@ -129,30 +128,50 @@ def test_nothing_is_left_of_the_meetings_of_a_save(tmp_path: Path) -> None:
     assert [key for key in left if "/entry/" in key] == []
 
 
-@pytest.mark.processes(4, devices=2)
-def test_without_the_service_a_collective_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination, "service", lambda: None)
-    mine = b"x" * (10 * jax.process_index())
-    verdict = meet(mine, join, kind="test", what="collective", timeout=30)
-    assert json.loads(verdict) == {str(i): "x" * (10 * i) for i in range(4)}
-    pair = (1, 3) if jax.process_index() % 2 else (0, 2)
-    verdict = meet(b"yes", join, kind="test", what="pair", timeout=30, processes=pair)
-    assert json.loads(verdict) == {str(i): "yes" for i in pair}
+@pytest.mark.processes(2, devices=4)
+def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
+    what = "a call (program.py:3)"
+    if jax.process_index() == 1:
+        for reason in ("the first reason", "the second reason"):
+            meeting.refuse(reason, what=what, processes=(0, 1))
+    else:
+        for reason in ("the first reason", "the second reason"):
+            with pytest.raises(gda.DisagreementError) as caught:
+                meet(b"", join, kind="test", what="a call (program.py:5)", timeout=20)
+            assert str(caught.value) == f"{what}: process 1 failed: {reason}"
+    meet(b"", join, kind="test", what="in step again", timeout=20)
 
 
 @pytest.mark.processes(4, devices=2)
-def test_without_the_service_a_watchdog_says_where_it_waits(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize("refuser", [0, 2])
+def test_those_that_make_another_call_pass_over_a_refused_one(refuser: int) -> None:
+    if jax.process_index() == refuser:
+        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+    meet(b"", join, kind="test", what="another call", timeout=20)
+    if jax.process_index() == refuser:
+        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+    else:
+        with pytest.raises(gda.DisagreementError, match="failed: a reason"):
+            meet(b"", join, kind="test", what="a call", timeout=20)
+    meet(b"", join, kind="test", what="in step again", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("skips", [False, True], ids=["comes late", "does not come"])
+def test_after_a_late_process_was_caught_all_are_in_step(skips: bool) -> None:
+    """Also if each of the later steps takes longer than a check waits."""
+    is_late = jax.process_index() == 1
+    if is_late:
+        time.sleep(2)
+    if not (is_late and skips):
+        with pytest.raises(gda.LateProcessError, match="process 1 did not come"):
+            gda.check_processes_agree(0, name="first", timeout=0.5)
+    for step in range(3):
+        gda.check_processes_agree(0, name=f"step {step}", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_without_the_service_a_meeting_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "service", lambda: None)
-    # Compiled here, so that the next takes no time.
-    meet(b"", join, kind="test", what="once", timeout=30)
-    with caplog.at_level(logging.ERROR, logger="gda"):
-        if jax.process_index() == 0:
-            time.sleep(3)
-        meet(b"", join, kind="test", what="slow", timeout=1)
-    if jax.process_index() != 0:
-        assert "slow: waiting for processes 0-3 for 1 s, in a collective" in caplog.text
-        assert "in all_gather" in capfd.readouterr().err
+    with pytest.raises(RuntimeError, match=r"2 processes, .* Call gda.launch.initialize\(\)"):
+        meet(b"", join, kind="test", what="here", timeout=20)

@@ -328,6 +328,64 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         open_safetensors(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("present", "missing"),
+    [
+        (["model-00001-of-00003", "model-00003-of-00003"], "model-00002-of-00003"),
+        (["model-00001-of-00002"], "model-00002-of-00002"),
+        (["w_0-of-3.fp16", "w_1-of-3.fp16"], "w_2-of-3.fp16"),
+        (["model-00002-of-99999999999999999999"], "model-00001-of-99999999999999999999"),
+    ],
+)
+def test_a_numbered_part_that_is_missing_is_named(
+    present: list[str], missing: str, tmp_path: Path
+) -> None:
+    for name in present:
+        save_file({name: DATA}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(FileNotFoundError, match=f": {missing}.safetensors is missing; copy it"):
+        open_safetensors(tmp_path)
+    # Files that were chosen one by one are opened.
+    assert len(open_safetensors(tmp_path.glob("*.safetensors"))) == len(present)
+
+
+def test_parts_count_from_0_or_from_1(tmp_path: Path) -> None:
+    for first in 0, 1:
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        for number in range(first, first + 2):
+            save_file({f"{number}": DATA}, folder / f"model-{number}-of-2.safetensors")
+        assert len(open_safetensors(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("consolidated", "model"),
+        ("model", "model-1-of-1"),
+        ("model-1-of-2", "model-2-of-2", "model.fp16-1-of-2", "model.fp16-2-of-2"),
+    ],
+)
+def test_a_folder_of_two_models_asks_which(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        save_file({name: DATA}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"has 2 models and no index: .*; pass the path of a file"):
+        open_safetensors(tmp_path)
+
+
+def test_metadata_of_files(tmp_path: Path) -> None:
+    for number in 1, 2:
+        path = tmp_path / f"model-{number}-of-2.safetensors"
+        save_file({path.name: DATA}, path, {"format": "pt", f"only {number}": "", "n": f"{number}"})
+    both = {"format": "pt", "only 1": "", "only 2": "", "n": "1"}
+    assert open_safetensors(tmp_path).metadata == both
+    index = tmp_path / "model.safetensors.index.json"
+    names = [path.name for path in tmp_path.glob("*.safetensors")]
+    index.write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    assert open_safetensors(tmp_path).metadata == both
+    save_file({"w": DATA}, tmp_path / "a")
+    assert open_safetensors(tmp_path / "a").metadata == {}
+
+
 # Files that are broken, or that somebody hostile made. The package refuses all of them, too, but
 # for a tensor that is there twice: it takes the last.
 
@@ -373,14 +431,51 @@ def test_broken_files(case: str, tmp_path: Path) -> None:
             pass
 
 
-def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    save_file({"w": DATA}, path)
-    tensors = open_safetensors(path)
-    os.truncate(path, path.stat().st_size - 4)
-    assert np.array_equal(tensors["w"][:4], DATA[:4])
-    with pytest.raises(ValueError, match="tensor 'w' of .*a: the file was truncated; restore it"):
-        gda.load_tree(tensors, mesh_of({"x": 4}), P("x"))
+def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
+    path, other = tmp_path / "a", tmp_path / "b"
+    message = "tensor 'w' of .*a: the file has changed since it was opened.*; open it again"
+
+    def replaced() -> None:  # by a file of the same size and time, with other places
+        save_file({"v": -DATA, "w": DATA}, other)
+        os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+        other.replace(path)
+
+    def rewritten() -> None:
+        path.write_bytes(path.read_bytes()[::-1])
+
+    def truncated() -> None:
+        os.truncate(path, path.stat().st_size - 4)
+
+    for change in replaced, rewritten, truncated:
+        save_file({"w": DATA, "x": -DATA}, path)
+        os.utime(path, ns=(0, 0))
+        tensors = open_safetensors(path)
+        change()
+        for read in (
+            lambda of=tensors: of["w"][:4],
+            lambda of=tensors: np.asarray(gda.storage.lazy(of["w"])[:, 1:2]),
+            lambda of=tensors: gda.load_tree(of, mesh_of({"x": 4}), P("x")),
+        ):
+            with pytest.raises(ValueError, match=message):
+                read()
     path.unlink()
     with pytest.raises(FileNotFoundError):
         tensors["w"][0]
+
+
+def test_a_file_that_is_written_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    save_file({"w": DATA}, path)
+    os.utime(path, ns=(0, 0))
+    tensor, preadv = open_safetensors(path)["w"], os.preadv
+
+    def written(file: int, buffers: Any, offset: int) -> int:
+        with open(path, "r+b") as other:
+            other.write(bytes(8))
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr(storage.os, "preadv", written)
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        tensor[...]

@@ -165,7 +165,8 @@ def test_bfloat16(tmp_path: Path) -> None:
     data = DATA.astype(ml_dtypes.bfloat16)
     untyped = memory_map(tmp_path, data)
     assert untyped.dtype.type is np.void
-    for source in (own_safetensors(tmp_path, data), their_safetensors(tmp_path, data), untyped):
+    for open_source in (own_safetensors, their_safetensors, lambda *_: untyped):
+        source = open_source(tmp_path, data)
         dtype = jnp.bfloat16 if source is untyped else None
         g = gda.GlobalArray.from_source(source, MESH, P("x", "y"), dtype=dtype)
         assert g.dtype == jnp.bfloat16
@@ -495,6 +496,25 @@ def test_shardings_for_a_tree(kind: str) -> None:
 
 def _is_array(node: object) -> bool:
     return isinstance(node, gda.GlobalArray)
+
+
+def test_arrays_that_jax_does_not_slice_are_sources(explicit_mesh: Mesh) -> None:
+    """Those over Explicit axes, and those in host memory."""
+    in_host_memory = NamedSharding(MESH, P("y"), memory_kind="pinned_host")
+    tree = {
+        "explicit": jax.device_put(DATA, NamedSharding(explicit_mesh, P("y"))),
+        "on the host": jax.device_put(DATA, in_host_memory),
+    }
+    loaded = gda.load_tree(tree, explicit_mesh, P("x"))
+    for g in loaded.values():
+        np.testing.assert_array_equal(g, DATA)
+    kinds = {name: g.sharding.memory_kind for name, g in loaded.items()}
+    usual = jax.devices()[0].default_memory().kind
+    assert kinds == {"explicit": usual, "on the host": "pinned_host"}
+    on_devices = gda.load_tree(tree, NamedSharding(MESH, P("x"), memory_kind=usual))
+    assert {g.sharding.memory_kind for g in on_devices.values()} == {usual}
+    view = gda.storage.lazy(tree["explicit"])[2:4].T
+    np.testing.assert_array_equal(np.asarray(view), DATA[2:4].T)
 
 
 def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from meshes import batch
@@ -25,29 +26,6 @@ from gda.checkpoint.writing import writer
 from gda.storage import open_safetensors, save_safetensors
 
 DATA = batch(60, 70)
-
-
-class Counting:
-    """A source that counts how often each element is read, and where; its chunks are read whole."""
-
-    def __init__(self, data: np.ndarray, chunks: Any = None) -> None:
-        self.data, self.shape, self.dtype = data, data.shape, data.dtype
-        if chunks is not None:
-            self.chunks = chunks
-        self.counts = np.zeros(data.shape, int)
-        self.threads: set[str] = set()
-        self.before: Callable[[Any], object] = lambda index: None
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        self.before(index)
-        self.threads.add(threading.current_thread().name)
-        chunks = getattr(self, "chunks", (1,) * len(self.shape))
-        whole = [
-            slice(s.start // step * step, -(-s.stop // step) * step)
-            for s, step in zip(index, chunks, strict=True)
-        ]
-        self.counts[tuple(whole)] += 1
-        return self.data[index]
 
 
 def sources(folder: Path) -> dict[str, Any]:

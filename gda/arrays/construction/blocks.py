@@ -24,7 +24,6 @@ from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
     WIDE_DTYPES,
     asked_dtype,
-    check_fits,
     fill_of,
     is_extended,
     jax_dtype,
@@ -34,9 +33,10 @@ from gda.arrays.dtypes import (
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
+from gda.storage.casts import Origin, cast_into, check_cast
 from gda.storage.sources import as_numpy
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -231,7 +231,8 @@ class BlockReader:
         if len(value.devices()) > 1:
             value = jax.device_put(value, self._device)  # pyright: ignore
         if self.asked is not None and value.dtype != self.dtype:
-            value, is_sole = value.astype(self.dtype), True
+            given, value, is_sole = value, value.astype(self.dtype), True
+            check_cast(np.asarray(given), np.asarray(value), _origin(index))
         self._check_dtype(index, value.dtype)
         return self._own(value, is_sole)
 
@@ -261,33 +262,34 @@ class BlockReader:
             value = value.view(wanted)
         final = self._narrowed.get(wanted) or jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
-        is_converted = value.dtype != wanted
-        is_whole = value.shape == self.shape
-        if is_converted:
-            value = self._copied(value, wanted) if is_whole else value.astype(wanted)
         self._check_dtype(index, final)
-        if value.dtype != final:
-            with np.errstate(over="ignore"):
-                narrow = self._copied(value, final)
-            check_fits(value, narrow[tuple(map(slice, value.shape))], index)
-            return narrow
-        if not is_whole:
-            return self._copied(value, final)
-        if is_converted or self.copy is False:
-            return value
-        needs_alignment = self._align and value.ctypes.data % ALIGNMENT
-        if sole and self.copy is None and not needs_alignment:
-            return value
-        return self._copied(value, final)
-
-    def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        out = self.empty(dtype)
+        if value.dtype == final and value.shape == self.shape:
+            needs_alignment = self._align and value.ctypes.data % ALIGNMENT
+            if self.copy is False or (sole and self.copy is None and not needs_alignment):
+                return value
+        out = self.empty(final)
+        within = out
         if value.shape != self.shape:
-            out[...] = fill_of(self._fill, dtype)
-            np.copyto(out[tuple(map(slice, value.shape))], value, casting="unsafe")
+            out[...] = fill_of(self._fill, final)
+            within = out[tuple(map(slice, value.shape))]
+        if value.dtype == final:
+            np.copyto(within, value)
         else:
-            np.copyto(out, value, casting="unsafe")
+            cast_into(within, value, _origin(index, is_narrowed=final != wanted))
         return out
+
+    def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
+        """Copy the part of a block at ``index`` into its memory, which has the final dtype.
+
+        It is cast and checked as a block is.
+        """
+        wanted = self.asked or native(value.dtype)
+        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+            value = value.view(wanted)
+        if value.dtype == out.dtype:
+            np.copyto(out, value)
+        else:
+            cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
 
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
@@ -309,6 +311,12 @@ class BlockReader:
                 f"the block at index {format_index(index)} has dtype {dtype}, those before it "
                 f"{self.dtype}; return one dtype, or cast with dtype="
             )
+
+
+def _origin(index: Index, is_narrowed: bool = False) -> Origin:
+    return Origin.of_block(
+        f"the block at index {format_index(index)}", start_of(index), is_narrowed
+    )
 
 
 def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:

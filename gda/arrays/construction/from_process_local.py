@@ -18,6 +18,7 @@ from gda.arrays.construction.placing import hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.process_local import local_sharding
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import MeshAndSpec, MeshLike, is_tracer, processes_of, view_of
@@ -55,14 +56,23 @@ def array_from_process_local(
     reader = whole.reader(dtype, copy)
     if not whole.devices:
         return whole.place([], reader.dtype)
+    if isinstance(local, jax.Array) and plan.sharding is None and is_extended(local.dtype):
+        return _from_key_data(local, mesh, spec, global_shape)
+    array = _placed(local, plan, reader, batch)
+    return weakly_typed(array) if dtype is None and is_weak(local) else array
+
+
+def _placed(
+    local: Any, plan: _LocalPlan, reader: BlockReader, batch: BatchBuffers | None
+) -> jax.Array:
+    """Return the array of local data of any kind."""
+    whole = plan.whole
     if isinstance(local, jax.Array):
-        if plan.sharding is None and is_extended(local.dtype):
-            return _from_key_data(local, mesh, spec, global_shape)
         if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
             return _from_pieces(local, plan, reader)
         # On the CPU this is the memory of the array, which is not for others to keep.
         local, reader.copy = np.asarray(local), reader.copy or None
-    if dtype is None and type(local) is np.ndarray:
+    if reader.asked is None and type(local) is np.ndarray:
         try:
             blocks = _blocks_at_once(local, plan, reader.copy, batch and batch.buffers)
         except (TypeError, ValueError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
-from gda.arrays.construction.reading_by_chunks import ChunkReads
+from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxReads, check_dtype_of
 from gda.arrays.dtypes import narrowed_dtype
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
-from gda.layout.spec import Index, SpecLike
+from gda.layout.sharing import blocks_read_together
+from gda.layout.spec import Index, Shape, SpecLike, bounded, shape_at
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
 from gda.storage.progress import shown
@@ -31,9 +33,11 @@ class PendingArray:
     Args:
       read: gets a list of one index and returns a list of its block; called in any thread.
       source: that of the blocks, if they are slices of one; an ``AsyncSource`` is used instead of
-        ``read``.
+        ``read``, and any source for blocks that are read together.
       dtype: of what is read, if that is known.
+      options: of the reads of a source.
       note: adds to an error which array it was.
+      is_weak: True for an array of a weak type.
     """
 
     def __init__(
@@ -44,14 +48,17 @@ class PendingArray:
         source: Source | None = None,
         dtype: np.dtype[Any] | None = None,
         note: Callable[[Exception], object] = lambda _: None,
+        options: Options | None = None,
+        is_weak: bool = False,
     ) -> None:
         self.plan = plan
+        self._is_weak = is_weak
         self.reader, self._read, self.source = reader, read, source
         # Empty blocks are not read: some libraries refuse.
         has_elements = math.prod(reader.shape) > 0
         self._begin = source.begin if isinstance(source, AsyncSource) and has_elements else None
         self.dtype = dtype
-        self._note = note
+        self._note, self._options = note, options
         self._places_early = plan.places_early
         self._blocks: list[Any] = [None] * len(plan.distinct)
         self._arrays: dict[Device, jax.Array] = {}
@@ -71,10 +78,9 @@ class PendingArray:
         self, report: Callable[[int], object], others: Collection[int | None] = ()
     ) -> Iterator[Task | AsyncTask]:
         """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
-        if (source := self._source_of_chunks()) is not None:
-            by_chunks = self._chunk_reads(source, report, others)
-            yield from by_chunks.tasks()
-            others = {*others, *by_chunks.numbers}
+        if (reads := self._reads_together(report, others)) is not None:
+            yield from reads.tasks()
+            others = {*others, *reads.numbers}
         for number, index in enumerate(self.plan.distinct):
             if number in others:
                 continue
@@ -85,28 +91,41 @@ class PendingArray:
             else:
                 yield self._async_task(nbytes, number, index, report)
 
-    def _chunk_reads(
-        self,
-        source: AsyncSource,
-        report: Callable[[int], object],
-        others: Collection[int | None],
-    ) -> ChunkReads:
-        def done(number: int, index: Index, memory: np.ndarray[Any, Any]) -> None:
-            self.keep(number, index, report, self.reader.settle_own, memory)
+    def _reads_together(
+        self, report: Callable[[int], object], others: Collection[int | None]
+    ) -> BoxReads | None:
+        """Return the reads of the blocks that share chunks or rows of a source."""
+        source, options = self.source, self._options
+        if source is None or options is None or not math.prod(self.reader.shape):
+            return None
+        # Few chunks are held if a library reads all blocks by chunks, also those that share none.
+        # Elsewhere than on CPU, blocks that are complete need no more memory.
+        by_chunks = isinstance(source, AsyncSource) and source.chunks and not self._places_early
+        groups = [
+            own
+            for group in _local_groups(self.plan, source.chunks, source.dtype.itemsize)
+            if len(own := [n for n in group if n not in others]) >= (1 if by_chunks else 2)
+        ]
+        if not groups:
+            return None
+        indices = self.plan.distinct
 
-        indices = {n: index for n, index in enumerate(self.plan.distinct) if n not in others}
-        empty = partial(self.reader.empty, source.dtype)
-        return ChunkReads(source, indices, empty, done, self.note_where)
+        def done(number: int, block: Block) -> Transfer | None:
+            sizes = shape_at(indices[number], self.reader.shape)
+            if padding := self.block_bytes - math.prod(sizes) * source.dtype.itemsize:
+                report(padding)
+            return self._placed(number, block)
 
-    def _source_of_chunks(self) -> AsyncSource | None:
-        """Return the source if it is to be read chunk by chunk, into the memory of the array."""
-        # Elsewhere than on CPU, and for a cast, blocks that are complete need no more memory.
-        is_in_place = not self._places_early and self.dtype == self.reader.dtype
-        source = self.source if self._begin is not None and is_in_place else None
-        return source if isinstance(source, AsyncSource) and source.chunks else None
+        return BoxReads(
+            *(source, self.reader, indices, groups, options, done, report, self.note_where),
+            has_rounds=self._places_early,
+        )
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
+        return weakly_typed(self._array()) if self._is_weak else self._array()
+
+    def _array(self) -> jax.Array:
         plan, dtype = self.plan, self.reader.dtype
         if not (self._places_early and plan.devices):
             return plan.place(self._blocks, dtype, self.reader.padding)
@@ -120,11 +139,12 @@ class PendingArray:
         return jax.ShapeDtypeStruct(plan.shape, self.reader.dtype, sharding=plan.sharding)
 
     def _held_bytes(self) -> int:
-        """Bytes of one block as it is read, and of its copy where it has to be cast."""
+        """Bytes of one block as it is read, of the read, and of its copy if it has to be cast."""
         read, dtype = self.dtype, self.reader.dtype
+        nbytes = self.block_bytes + (0 if self.source is None else self.source.buffer_bytes)
         if read is None or dtype is None or read == dtype:
-            return self.block_bytes
-        return self.block_bytes + math.prod(self.reader.shape) * dtype.itemsize
+            return nbytes
+        return nbytes + math.prod(self.reader.shape) * dtype.itemsize
 
     def _work(self, index: Index) -> Block:
         try:
@@ -168,6 +188,10 @@ class PendingArray:
             self.note_where(index, error)
             raise
         report(self.block_bytes)
+        return self._placed(number, block)
+
+    def _placed(self, number: int, block: Block) -> Transfer | None:
+        """Keep a block on the host, or send it to its devices."""
         if not self._places_early:
             self._blocks[number] = block
             return None
@@ -206,20 +230,37 @@ def pending_array_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    return PendingArray(plan, reader, read, found, native(found.dtype), note)
+    # Nothing is read of an array in memory. A file that is mapped may be larger than memory.
+    in_memory = isinstance(source, np.ndarray | jax.Array)
+    if isinstance(source, np.memmap):
+        in_memory = not source.flags.c_contiguous  # whose rows are no rows of the file
+    is_read = not in_memory and not found.dtype.hasobject
+    return PendingArray(
+        *(plan, reader, read, found, native(found.dtype), note),
+        options=options if is_read else None,
+        is_weak=asked is None and is_weak(source),
+    )
+
+
+@lru_cache(maxsize=256)  # most arrays of a model have the shapes and layouts of others
+def _local_groups(plan: LocalBlocks, chunks: Shape | None, itemsize: int) -> list[list[int]]:
+    shape = plan.grid.global_shape
+    blocks = {number: bounded(index, shape) for number, index in enumerate(plan.distinct)}
+    return groups_of(blocks, shape, chunks, itemsize)
+
+
+def groups_of(
+    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, itemsize: int
+) -> list[list[int]]:
+    """Return the blocks of a source that are to be read together, by their numbers."""
+    return blocks_read_together(blocks, shape, chunks, -(-RUN_BYTES // max(itemsize, 1)))
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     if not math.prod(reader.shape):
         return reader.empty(native(source.dtype), index)
     block = source.read(index, partial(reader.empty, index=index))
-    dtype = getattr(block, "dtype", None)
-    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
-    if is_other and reader.asked is None:
-        raise TypeError(
-            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
-            f"libraries that scale their data; pass dtype={dtype}"
-        )
+    check_dtype_of(block, source, reader)
     return block
 
 

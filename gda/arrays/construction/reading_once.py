@@ -1,36 +1,40 @@
 """Arrays whose blocks are read once by all processes together, and not once by each.
 
 A block that several processes need is divided into parts, one for each of them where it is large.
-Each process reads its parts into the memory of the blocks, which the exchange completes.
+So are the boxes of blocks that are read together, such as columns, if they are of several
+processes. Each process reads its parts into the memory of the blocks, or into memory that it keeps
+until the exchange, which completes the blocks.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.construction.from_sources import PendingArray, read_all, reporter
+from gda.arrays.construction.from_sources import PendingArray, groups_of, read_all, reporter
+from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxTasks, within
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
-from gda.layout.sharing import holders_of, parts_of, readers_of
-from gda.layout.spec import Index, shape_at, start_of
-from gda.layout.text import format_index
+from gda.layout.sharing import boxes_of_chunks, common_box, holders_of, parts_of, readers_of
+from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of, start_of
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
-from gda.storage.sources import AsyncSource, Source, as_numpy
-from gda.storage.tasks import AsyncTask, Task, run
+from gda.storage.sources import Source
+from gda.storage.tasks import AsyncTask, Task, groups_within, run
 
 # A smaller part would not be read in much less time: a request takes as long as so many bytes.
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
+# Of parts that a process reads for others, without max_bytes.
+_STAGED_BYTES = 256 * 2**20
 
 
 def reads_wanted(pending: Sequence[PendingArray], options: Options) -> Description:
@@ -42,7 +46,8 @@ def reads_wanted(pending: Sequence[PendingArray], options: Options) -> Descripti
         for number, each in enumerate(pending)
         if (source := each.source)
     }
-    return {("", "read_once"): "True"} | sources
+    # It decides what is read before an exchange.
+    return {("", "read_once"): "True", ("", "max_bytes"): str(options.max_bytes)} | sources
 
 
 def read_builds(pending: Sequence[PendingArray], options: Options, name: str) -> None:
@@ -55,25 +60,33 @@ def read_builds(pending: Sequence[PendingArray], options: Options, name: str) ->
     if mesh is None:
         read_all(pending, options, name)
         return
+    me = jax.process_index()
     with shown(options.progress, name) as show:
         report = reporter(pending, show)
-        shared = [SharedBlocks(each, each.source, report) for each in pending if each.source]
-        parts = [(blocks, part) for blocks in shared for part in blocks.parts]
-        each = [part for _, part in parts]
-        readers = readers_of([part.holders for part in each], [part.nbytes for part in each])
-
-        def tasks() -> Iterator[Task | AsyncTask]:
-            for one, blocks in zip(pending, shared, strict=True):
-                yield from one.tasks(report, blocks.numbers)
-            for reader, (blocks, part) in zip(readers, parts, strict=True):
-                if reader == jax.process_index():
-                    yield blocks.task(part)
-
-        pairs = zip(readers, each, strict=True)
-        sent = [Part(reader, part.holders, part.nbytes) for reader, part in pairs]
+        shared = [
+            SharedBlocks(each, each.source, report, options.max_bytes)
+            for each in pending
+            if each.source
+        ]
+        alone = itertools.chain.from_iterable(
+            one.tasks(report, blocks.numbers) for one, blocks in zip(pending, shared, strict=True)
+        )
         with watching(name, processes_of(mesh).numbers) as watch:
-            run(tasks(), options)
-            exchange(sent, lambda n: parts[n][0].memory(parts[n][1]), watch)
+            for parts in _rounds_of(shared, options.max_bytes):
+                own = (blocks.task(part) for reader, blocks, part in parts if reader == me)
+                run(itertools.chain(alone, own), options)
+                pieces = [
+                    (reader, blocks, piece)
+                    for reader, blocks, part in parts
+                    for piece in part.pieces
+                ]
+                sent = [
+                    Part(reader, tuple(sorted({reader, *piece.holders})), piece.nbytes)
+                    for reader, _, piece in pieces
+                ]
+                exchange(sent, lambda n, pieces=pieces: pieces[n][1].memory(pieces[n][2]), watch)
+                for blocks in shared:
+                    blocks.drop_staged()
         for blocks in shared:
             blocks.settle()
 
@@ -86,13 +99,47 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
     return mesh if is_shared else None
 
 
-class _BlockPart(NamedTuple):
-    """A part of a block that several processes need."""
+class _Piece(NamedTuple):
+    """The elements of a block in a part of the array."""
 
     block: Index
-    within: Index  # of the part, within the block
-    holders: tuple[int, ...]  # the processes, ascending
+    place: Index  # with every start and stop
+    holders: tuple[int, ...]  # the processes that need the block, ascending
     nbytes: int
+
+
+class _SharedPart(NamedTuple):
+    """A part of the array that one process reads, and others need too."""
+
+    place: Index  # with every start and stop
+    pieces: list[_Piece]
+    holders: tuple[int, ...]  # the processes that need any of it, ascending
+    nbytes: int
+
+
+def _rounds_of(
+    shared: Sequence[SharedBlocks], max_bytes: int | None
+) -> list[tuple[tuple[int, SharedBlocks, _SharedPart], ...]]:
+    """Return reader, array and part, in rounds: each ends with an exchange.
+
+    In a round a process reads at most ``max_bytes`` for others alone, or one part. There is at
+    least one round. All processes get the same.
+    """
+    parts = [(blocks, part) for blocks in shared for part in blocks.parts]
+    each = [part for _, part in parts]
+    readers = readers_of([part.holders for part in each], [part.nbytes for part in each])
+    of_reader: dict[int, list[tuple[int, SharedBlocks, _SharedPart]]] = {}
+    for reader, (blocks, part) in zip(readers, parts, strict=True):
+        of_reader.setdefault(reader, []).append((reader, blocks, part))
+    rounds: list[Iterator[list[tuple[int, SharedBlocks, _SharedPart]]]] = []
+    for reader, own in of_reader.items():
+        staged = [
+            sum(piece.nbytes for piece in part.pieces if reader not in piece.holders)
+            for _, _, part in own
+        ]
+        rounds.append(groups_within(own, staged, max_bytes or _STAGED_BYTES))
+    together = itertools.zip_longest(*rounds, fillvalue=[])
+    return [tuple(itertools.chain(*some)) for some in together] or [()]
 
 
 class SharedBlocks:
@@ -103,69 +150,109 @@ class SharedBlocks:
     """
 
     def __init__(
-        self, pending: PendingArray, source: Source, report: Callable[[int], object]
+        self,
+        pending: PendingArray,
+        source: Source,
+        report: Callable[[int], object],
+        max_bytes: int | None,
     ) -> None:
         self._pending, self._source, self._report = pending, source, report
+        self._itemsize = source.dtype.itemsize
+        most = _LEAST_BYTES_OF_A_PART
+        self._most_bytes = most if max_bytes is None else min(most, max(max_bytes, RUN_BYTES))
         self.parts = list(self._parts())
-        numbers = {pending.plan.number_of(part.block) for part in self.parts}
-        self.numbers = numbers - {None}
+        pieces = [piece for part in self.parts for piece in part.pieces]
+        self.numbers = {pending.plan.number_of(piece.block) for piece in pieces} - {None}
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
+        # Of pieces that this process reads for others alone, by block and index of the piece.
+        self._staged: dict[tuple[Shape, Shape], np.ndarray[Any, Any]] = {}
 
-    def _parts(self) -> Iterator[_BlockPart]:
-        grid, dtype = self._pending.plan.grid, self._source.dtype
-        if dtype.hasobject or not math.prod(grid.shard_shape):
+    def _parts(self) -> Iterator[_SharedPart]:
+        grid, source = self._pending.plan.grid, self._source
+        if source.dtype.hasobject or not math.prod(grid.shard_shape):
             return
         mesh: Any = self._pending.plan.sharding.mesh
-        for block, holders in enumerate(holders_of(grid, processes_of(mesh))):
-            index = grid.block_index(block)
-            sizes = shape_at(index, grid.shard_shape)
-            nbytes = math.prod(sizes) * dtype.itemsize
-            if len(holders) < 2 or not nbytes:  # of a padded grid, some have no elements
+        holders = holders_of(grid, processes_of(mesh))
+        indices = [grid.block_index(number) for number in range(len(holders))]
+        blocks = {n: bounded(index, source.shape) for n, index in enumerate(indices)}
+        # Of a padded grid, some have no elements.
+        filled = {n: index for n, index in blocks.items() if math.prod(sizes_of(index))}
+        for group in groups_of(filled, source.shape, source.chunks, source.dtype.itemsize):
+            among = {process for number in group for process in holders[number]}
+            if len(among) < 2:
                 continue
-            count = min(len(holders), nbytes // _LEAST_BYTES_OF_A_PART)
-            for within in parts_of(start_of(index), sizes, count, self._source.chunks):
-                nbytes = math.prod(shape_at(within, sizes)) * dtype.itemsize
-                yield _BlockPart(index, within, holders, nbytes)
+            for box in self._boxes_of([blocks[number] for number in group], len(among)):
+                common = [(number, common_box(box, blocks[number])) for number in group]
+                pieces = [
+                    _Piece(indices[number], index, holders[number], self._nbytes(index))
+                    for number, index in common
+                    if index is not None
+                ]
+                if pieces:
+                    index = hull_of([piece.place for piece in pieces])
+                    needed_by = sorted({process for each in pieces for process in each.holders})
+                    yield _SharedPart(index, pieces, tuple(needed_by), self._nbytes(index))
 
-    def memory(self, part: _BlockPart) -> np.ndarray[Any, Any]:
-        """Return the memory of a part, of a block that this process has."""
-        number: Any = self._pending.plan.number_of(part.block)
+    def _boxes_of(self, group: list[Index], processes: int) -> Iterator[Index]:
+        """Yield the boxes of a group of blocks, about one for each process if they are small."""
+        chunks = self._source.chunks
+        if len(group) > 1:
+            most_elements = max(self._most_bytes // self._itemsize, 1)
+            whole = hull_of(group)
+            yield from boxes_of_chunks(whole, chunks or (1,) * len(whole), most_elements)
+            return
+        (index,) = group
+        count = min(processes, self._nbytes(index) // _LEAST_BYTES_OF_A_PART)
+        for part in parts_of(start_of(index), sizes_of(index), count, chunks):
+            sides = zip(index, part, strict=True)
+            yield tuple([slice(s.start + p.start, s.start + p.stop) for s, p in sides])
+
+    def _nbytes(self, index: Index) -> int:
+        return math.prod(sizes_of(index)) * self._itemsize
+
+    def memory(self, piece: _Piece) -> np.ndarray[Any, Any]:
+        """Return the memory of a piece, of a block that this process has or reads for others."""
+        number = self._pending.plan.number_of(piece.block)
+        dtype = native(self._source.dtype)
+        if number is None:
+            key = (start_of(piece.block), start_of(piece.place))
+            if key not in self._staged:
+                self._staged[key] = np.empty(sizes_of(piece.place), dtype)
+            return self._staged[key]
         if number not in self._memory:
-            dtype = native(self._source.dtype)
-            self._memory[number] = self._pending.reader.empty(dtype, part.block)
-        return self._memory[number][(*part.within, ...)]  # with the dots, also of a scalar a view
+            self._memory[number] = self._pending.reader.empty(dtype, piece.block)
+        block = bounded(piece.block, self._source.shape)
+        return self._memory[number][within(piece.place, block)]
 
-    def task(self, part: _BlockPart) -> Task | AsyncTask:
-        """Return the task that reads a part into its memory."""
-        index = tuple(
-            slice(first + along.start, first + along.stop)
-            for first, along in zip(start_of(part.block), part.within, strict=True)
-        )
-        out, nbytes, source = self.memory(part), part.nbytes, self._source
-        if isinstance(source, AsyncSource):
-            note = partial(self._pending.note_where, index)
-            return AsyncTask(nbytes, lambda: source.begin(index, out), note=note)
-        return Task(nbytes, partial(self._read, index, out))
+    def drop_staged(self) -> None:
+        """Let go of the memory of pieces for others, which have been sent."""
+        self._staged.clear()
 
-    def _read(self, index: Index, out: np.ndarray[Any, Any]) -> None:
-        def empty(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-            fits = dtype == out.dtype and out.flags.c_contiguous
-            return out if fits else np.empty(out.shape, dtype)
+    def task(self, part: _SharedPart) -> Task | AsyncTask:
+        """Return the task that reads a part into the memory of its pieces."""
+        pieces = part.pieces
 
-        try:
-            block = as_numpy(self._source.read(index, empty), index)
-            if block is out:
-                return
-            if block.shape != out.shape or native(block.dtype) != out.dtype:
-                raise TypeError(
-                    f"the block at index {format_index(index)} has shape {block.shape} and dtype "
-                    f"{block.dtype}, but the source says {out.shape} and {out.dtype}; omit "
-                    "read_once for a source that converts its data"
-                )
-            out[...] = block
-        except Exception as error:
+        def note(_: object, index: Index, error: Exception) -> None:
             self._pending.note_where(index, error)
-            raise
+
+        tasks = BoxTasks(
+            *(self._source, native(self._source.dtype)),
+            part=lambda number, _: self.memory(pieces[number]),
+            write=lambda out, block, _: np.copyto(out, block),
+            check=self._check,
+            note=note,
+        )
+        needed = [(number, piece.place) for number, piece in enumerate(pieces)]
+        # The memory is made here, in the thread of the caller.
+        nbytes = [self.memory(piece).nbytes for piece in pieces]
+        return tasks.task([needed], lambda: None, sum(nbytes) if nbytes[1:] else 0)
+
+    def _check(self, block: np.ndarray[Any, Any]) -> None:
+        if native(block.dtype) != native(self._source.dtype):
+            raise TypeError(
+                f"a block has dtype {block.dtype}, but the source says {self._source.dtype}; omit "
+                "read_once for a source that converts its data"
+            )
 
     def settle(self) -> None:
         """Make blocks of the array of the memory, which is complete."""

@@ -20,6 +20,7 @@ from gda.arrays.transport.carrying import Relayout, carry
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.arrays.transport.staging import box
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.reshard.rounds import Piece
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
@@ -30,14 +31,14 @@ from gda.mesh import (
     processes_of,
     sharding_of,
 )
-from gda.multihost.agreement import call_fields, done_by_all, wait_for_arrays, watching
-from gda.multihost.descriptions import Description
+from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays, watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
 _LEAST_PIECE_BYTES = 2**16
 
 
+@communicates("{name}", lambda given: [given["array"], given["mesh_or_spec"]])
 def reshard(
     array: Any,
     mesh_or_spec: MeshLike | SpecLike,
@@ -72,24 +73,24 @@ def reshard_all(
     mesh = mesh_of_all(device for each in between for device in each.devices)
     processes = () if mesh is None else processes_of(mesh).numbers
 
-    def prepare() -> int:
-        for each in relayouts:
-            each.check()
-        return _max_bytes_of(max_bytes)
-
-    def asked(most: int) -> Description:
-        layouts = {each.path: each.described() for each in between}
-        layouts = layouts.get("", layouts)
-        return call_fields(layouts, {"max_bytes": most, "donate": donate})
-
-    max_bytes = done_by_all(prepare, asked, name, processes)
+    for each in relayouts:
+        each.check()
+    max_bytes = _max_bytes_of(max_bytes)
+    layouts = {each.path: each.described() for each in between}
+    layouts = layouts.get("", layouts)
+    arguments = {"max_bytes": max_bytes, "donate": donate}
+    check_same_call(name, layouts, arguments, processes)
     wait_for_arrays(name, [each.array for each in between], processes)
     are_for_jax = [not donate and _is_for_jax(each) for each in relayouts]
     pairs = [*zip(relayouts, are_for_jax, strict=True)]
     moved = iter([_moved_by_jax(each, name) for each, is_for_jax in pairs if is_for_jax])
     rest = [each for each, is_for_jax in pairs if not is_for_jax]
     carried = iter(carry(rest, name, max_bytes, donate))
-    return [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
+    arrays = [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
+    return [
+        weakly_typed(array) if is_weak(each.array) and not is_weak(array) else array
+        for each, array in zip(relayouts, arrays, strict=True)
+    ]
 
 
 def _is_for_jax(each: Relayout) -> bool:
@@ -165,16 +166,10 @@ def gather(
     if len(numbers) == 1:
         raise elsewhere_error("gather()", numbers[0])
 
-    def prepare() -> tuple[int, np.ndarray[Any, Any] | None]:
-        most = _max_bytes_of(max_bytes)
-        return most, aligned_empty(shape, array.dtype) if _is_wanted(process) else None
-
-    def asked(prepared: tuple[int, np.ndarray[Any, Any] | None]) -> Description:
-        most, _ = prepared
-        return call_fields(array, {"shape": shape, "process": process, "max_bytes": most})
-
-    max_bytes, value = done_by_all(prepare, asked, name)
-    wait_for_arrays(name, array)
+    max_bytes = _max_bytes_of(max_bytes)
+    value = aligned_empty(shape, array.dtype) if _is_wanted(process) else None
+    arguments = {"shape": shape, "process": process, "max_bytes": max_bytes}
+    check_same_call(name, array, arguments)
     with watching(name, tuple(range(jax.process_count()))) as watch:
         _gather_into(value, array, shape, watch, max_bytes)
     return value

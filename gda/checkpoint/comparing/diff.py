@@ -26,19 +26,25 @@ from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, open_tree
 from gda.layout.boundary import public, set_module
-from gda.multihost.agreement import check_same_call
+from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.steps import all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 
+_NAME = "gda.checkpoint.diff"
 _MAX_BYTES = 256 * 2**20
 _DRIVERS = (GivenSide, OpenedSide, SavedSide)
 _BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
+def _are_paths(*sides: Any) -> bool:
+    return all(map(names_store, sides))
+
+
 @set_module("gda.checkpoint")
 @public
+@communicates(_NAME, lambda given: None if _are_paths(given["a"], given["b"]) else ())
 def diff(
     a: Any,
     b: Any,
@@ -88,6 +94,19 @@ def diff(
     >>> print(*differences.of_other_content, differences.num_equal)
     ['w'] float64[2,3] 6 of 6 elements; largest 1.0 at [0,0], relative 1 at [0,0] 1
     """
+    return differences_at(a, b, values, at, timeout, progress)
+
+
+def differences_at(
+    a: Any,
+    b: Any,
+    values: bool,
+    at: Iterable[str | int],
+    timeout: float,
+    progress: ProgressLike,
+    item: str | None = None,
+) -> Differences:
+    """Return what ``diff`` does; ``item`` is that of ``open_orbax``, for each Orbax run."""
     where = checked_path(at)
     are_paths = names_store(a), names_store(b)
     if not any(are_paths):
@@ -103,8 +122,12 @@ def diff(
     ]
     kinds = [None if place is None else kind_at(place) for place in places]
     by_name = Kind.SAFETENSORS in kinds
+    if item is not None and Kind.ORBAX not in kinds:
+        raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
     opened = [
-        open_tree(side, timeout) if kind not in (None, Kind.CHECKPOINT) else None
+        open_tree(side, timeout, item if kind is Kind.ORBAX else None)
+        if kind not in (None, Kind.CHECKPOINT)
+        else None
         for side, kind in zip((a, b), kinds, strict=True)
     ]
 
@@ -123,7 +146,7 @@ def diff(
                 "at": where,
                 "values": values,
             }
-            check_same_call("gda.checkpoint.diff", given, asked)
+            check_same_call(_NAME, given, asked)
         following = iter(saved)
         of_a, of_b = (
             next(following) if kind is Kind.CHECKPOINT else side_of(given, tree)

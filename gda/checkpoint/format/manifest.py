@@ -130,6 +130,7 @@ class ArrayLeaf:
       fingerprint: its ``gda.fingerprint``; ``None`` if it was saved with ``fingerprint=False``.
       array: the number of its stored array in ``Contents.arrays``; ``None`` if ``pieces`` hold it.
       pieces: its blocks in stored arrays that many small arrays share.
+      weak_type: True for a ``jax.Array`` of a weak type.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -149,6 +150,7 @@ class ArrayLeaf:
     fingerprint: str | None = None
     array: int | None = None
     pieces: tuple[Piece, ...] = ()
+    weak_type: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -189,9 +191,11 @@ class RecordedTree:
     leaves: tuple[Leaf, ...]  # in the order in which the structure counts them
     structure: Any  # of the tree: see gda.checkpoint.format.structure
 
-    # For messages: the tree, and the argument that casts its arrays to the dtypes of ``like``.
+    # For messages: the tree, and the arguments that cast its arrays to the dtypes of ``like``, and
+    # that keep leaves which it does not have.
     what: ClassVar[str] = "the checkpoint"
     cast_argument: ClassVar[str] = "cast=True"
+    missing_argument: ClassVar[str] = " (missing='keep' keeps those of like)"
 
     @property
     def array_leaves(self) -> list[ArrayLeaf]:

@@ -439,6 +439,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
     "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),
+    "weak_type": ("true or false", _of(bool)),
     "kind": ("a kind of leaf", _matching(r"GlobalArray|PaddedArray|jax\.Array|numpy|number")),
     "leaves": ("a list of leaves", _each(_leaf)),
     "mesh": ("an object of sizes", _mesh),

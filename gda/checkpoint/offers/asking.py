@@ -15,14 +15,15 @@ import numpy as np
 from gda.arrays.fingerprints.formula import LANES, Words, digest_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.offers.catalog import Catalog
-from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.checkpoint.offers.connection import Address, Connection, Deadline, GivenUpError
 from gda.checkpoint.offers.pieces import PulledPiece, all_blocks, pulled_pieces
-from gda.checkpoint.offers.serving import ERRORS
+from gda.checkpoint.offers.serving import ERRORS, MOST_PIECES
+from gda.checkpoint.offers.versions import Version
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.restored_leaves import saved_type
 
-_MOST_CATALOG_BYTES = 2**28
-_MOST_ANSWER_BYTES = 2**26
+_MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
+_MOST_ANSWER_BYTES = 2**20
 _MOST_CONNECTIONS = 8  # at a time: each thread copies as fast as a core can
 
 
@@ -64,14 +65,14 @@ class OfferToPull:
             return f"the offer at {self.address}"
         return f"process {server} of the offer at {self.address}, at {address},"
 
-    def catalog(self, name: str | None, least: int | None, held: contextlib.ExitStack) -> str:
+    def catalog(self, name: str | None, least: Version | None, held: contextlib.ExitStack) -> str:
         """Return the catalog of the first process, which holds its version as long as ``held``."""
         peer = self.peer(0)
         connection = Connection.to(self.address, peer, self.token, self.deadline, waits=True)
         held.callback(connection.close)
-        connection.send(
-            {"ask": "tree", "name": name, "least": least, "timeout": self.deadline.left()}
-        )
+        run, number = least or (None, 1)
+        question = {"ask": "tree", "name": name, "run": run or None, "least": number}
+        connection.send(question | {"timeout": self.deadline.left()})
         text = connection.text(_MOST_CATALOG_BYTES)
         if text.startswith('{"error"'):
             _raise_error(connection.object_of(text), peer)
@@ -98,6 +99,7 @@ class OfferToPull:
         pieces: defaultdict[int, list[PieceToPull]] = defaultdict(list)
         sums: dict[int, list[Any]] = {}
         for number, leaf in enumerate(catalog.leaves):
+            self.deadline.check(self.peer(0))
             if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
                 sums[number], grid = [], catalog.grid_of(leaf)
                 for piece in pulled_pieces(grid, all_blocks(grid)):
@@ -127,30 +129,48 @@ class OfferToPull:
         pieces: Pieces,
         receive: Callable[[Connection, list[PieceToPull]], object],
     ) -> None:
-        """Ask processes for something about pieces, several at a time; an error ends all."""
-        is_stopped = threading.Event()
-        errors: list[BaseException] = []
+        """Ask processes for something about pieces, by several connections at a time.
 
-        def ask(server: int, asked: list[PieceToPull]) -> None:
+        An error ends the questions after it, but not those before it: of several errors that of
+        the first question is raised, and not the one that came first.
+        """
+        questions = [
+            (server, asked[first : first + MOST_PIECES], threading.Event())
+            for server, asked in sorted(pieces.items())
+            for first in range(0, len(asked), MOST_PIECES)
+        ]
+        errors: dict[int, BaseException] = {}
+
+        def stop_after(number: int) -> None:
+            for _, _, is_stopped in questions[number + 1 :]:
+                is_stopped.set()
+
+        def ask(number: int) -> None:
+            server, asked, is_stopped = questions[number]
+            if is_stopped.is_set():
+                return
             place = catalog.servers[server].place
             peer, deadline = self.peer(server, place), self.deadline
+            question = {"ask": kind, "run": catalog.run, "version": catalog.version}
             try:
                 connection = Connection.to(place, peer, self.token, deadline, is_stopped=is_stopped)
                 with contextlib.closing(connection):
-                    question = {"ask": kind, "version": catalog.version, "timeout": deadline.left()}
-                    connection.send(question | {"pieces": [each.question for each in asked]})
+                    places = [each.question for each in asked]
+                    connection.send(question | {"timeout": deadline.left(), "pieces": places})
                     receive(connection, asked)
+            except GivenUpError:
+                pass  # the error that ended it counts
             except BaseException as error:
-                errors.append(error)
-                is_stopped.set()
+                errors[number] = error
+                stop_after(number)
 
         with ThreadPoolExecutor(_MOST_CONNECTIONS, "gda-pull") as pool:
             try:
-                wait([pool.submit(ask, *each) for each in pieces.items()])
+                wait([pool.submit(ask, number) for number in range(len(questions))])
             finally:
-                is_stopped.set()  # for those that run, after Ctrl-C
+                stop_after(-1)  # those that run, after Ctrl-C
         if errors:
-            raise errors[0]
+            raise errors[min(errors)]
 
 
 def _answer(connection: Connection) -> dict[str, Any]:

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, RecordedTree
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, RecordedTree
 from gda.checkpoint.format.manifest_json import leaves_of_json, written
 from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.offers.connection import Address
+from gda.checkpoint.offers.connection import Address, Deadline
 from gda.layout.grid import ShardGrid
+from gda.layout.processes import Processes
 from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json
+
+_MOST_DEVICES = 2**17  # of all meshes of a catalog
+_LEAVES_AT_A_TIME = 1000
 
 
 class Server(NamedTuple):
@@ -36,10 +38,13 @@ class Server(NamedTuple):
 
 
 class MeshOfOffer(NamedTuple):
-    """A mesh of the offering program: axis sizes by name, and the process of each device."""
+    """A mesh of the offering program: axis sizes by name, and the process of each device.
+
+    Many leaves have one mesh; ``Processes`` hash and compare their devices once.
+    """
 
     shape: tuple[tuple[str, int], ...]
-    process_of: tuple[int, ...]
+    processes: Processes
 
 
 class LayoutOfOffer(NamedTuple):
@@ -54,6 +59,7 @@ class Catalog(RecordedTree):
     """The description of one version of an offer; the ``array`` of a leaf is that of its layout."""
 
     name: str
+    run: str
     version: int
     meshes: tuple[MeshOfOffer, ...]
     layouts: tuple[LayoutOfOffer, ...]
@@ -61,6 +67,7 @@ class Catalog(RecordedTree):
 
     what: ClassVar[str] = "the offer"
     cast_argument: ClassVar[str] = "dtype="
+    missing_argument: ClassVar[str] = ""
 
     def grid_of(self, leaf: ArrayLeaf) -> ShardGrid:
         """Return the grid of a leaf, with the processes that hold its blocks."""
@@ -71,25 +78,24 @@ class Catalog(RecordedTree):
     def to_json(self) -> bytes:
         """Return the catalog as JSON."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        fields["meshes"] = [(shape, held.process_of.tolist()) for shape, held in self.meshes]
         return written(fields).encode()
 
 
 class Layouts:
     """The meshes and the layouts of a catalog while it is made, each once."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_processes: int) -> None:
+        self._whole = MeshOfOffer((("process", num_processes),), Processes(range(num_processes)))
         self._meshes: dict[MeshOfOffer, int] = {}
         self._layouts: dict[LayoutOfOffer, int] = {}
 
-    def number_of(self, grid: ShardGrid | None, num_processes: int) -> int:
+    def number_of(self, grid: ShardGrid | None) -> int:
         """Return the number of a layout; without a grid, every process has the whole array."""
-        if grid is None:
-            mesh, spec = MeshOfOffer((("process", num_processes),), (*range(num_processes),)), ()
-        else:
-            processes = grid.processes  # None of one process
-            devices = np.zeros(grid.num_devices, int) if processes is None else processes.process_of
-            mesh = MeshOfOffer((*grid.mesh_shape.items(),), (*devices.tolist(),))
-            spec = grid.spec
+        mesh, spec = self._whole, ()
+        if grid is not None:
+            processes = grid.processes or Processes([0] * grid.num_devices)  # None of one process
+            mesh, spec = MeshOfOffer((*grid.mesh_shape.items(),), processes), grid.spec
         layout = LayoutOfOffer(self._meshes.setdefault(mesh, len(self._meshes)), spec)
         return self._layouts.setdefault(layout, len(self._layouts))
 
@@ -98,28 +104,43 @@ class Layouts:
         return tuple(self._meshes), tuple(self._layouts)
 
 
-def catalog_of(text: str, peer: str) -> Catalog:
+def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
     """Return the catalog in a JSON text; ``ConnectionError`` if it is not valid."""
     try:
         value = parse_json(text)
-        name, version = value["name"], value["version"]
-        if not isinstance(name, str) or type(version) is not int:
-            raise ValueError("it has no name or no version")
+        name, run, version = value["name"], value["run"], value["version"]
+        if not isinstance(name, str) or not isinstance(run, str) or type(version) is not int:
+            raise ValueError("it has no name, no run or no version")
+        devices = sum([len(process_of) for _, process_of in value["meshes"]])
+        if devices > _MOST_DEVICES:
+            raise ValueError(f"it has {devices} devices; expected are at most {_MOST_DEVICES}")
         catalog = Catalog(
-            leaves=leaves_of_json(value["leaves"], "it"),
+            leaves=_leaves(value["leaves"], peer, deadline),
             structure=value["structure"],
             name=name,
+            run=run,
             version=version,
             meshes=tuple([_mesh(mesh) for mesh in value["meshes"]]),
             layouts=tuple([_layout(layout) for layout in value["layouts"]]),
             servers=tuple([_server(server) for server in value["servers"]]),
         )
+        deadline.check(peer)
         check_structure(catalog.structure, [leaf.path for leaf in catalog.leaves])
-        _check_layouts(catalog)
+        _check_layouts(catalog, peer, deadline)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
         said = error if isinstance(error, CorruptionError) else f"{type(error).__name__}: {error}"
         raise ConnectionError(f"{peer} sent a catalog that is not valid: {said}") from None
     return catalog
+
+
+def _leaves(values: Any, peer: str, deadline: Deadline) -> tuple[Leaf, ...]:
+    """Return the leaves in JSON; those of many take longer than the puller may wait."""
+    found: list[Leaf] = []
+    for first in range(0, len(values), _LEAVES_AT_A_TIME):
+        deadline.check(peer)
+        where = f"it, from leaf {first} on," if first else "it"
+        found += leaves_of_json(values[first : first + _LEAVES_AT_A_TIME], where)
+    return tuple(found)
 
 
 def _mesh(value: Any) -> MeshOfOffer:
@@ -128,7 +149,7 @@ def _mesh(value: Any) -> MeshOfOffer:
     processes = tuple([_count(process) for process in process_of])
     if math.prod([size for _, size in sizes]) != len(processes):
         raise ValueError(f"a mesh {dict(sizes)} has {len(processes)} devices")
-    return MeshOfOffer(sizes, processes)
+    return MeshOfOffer(sizes, Processes(processes))
 
 
 def _layout(value: Any) -> LayoutOfOffer:
@@ -160,16 +181,17 @@ def _count(value: Any) -> int:
     return value
 
 
-def _check_layouts(catalog: Catalog) -> None:
+def _check_layouts(catalog: Catalog, peer: str, deadline: Deadline) -> None:
     """Raise unless every array has a layout that fits it, over processes with an address."""
     known = range(len(catalog.servers))
     for mesh in catalog.meshes:
-        if not {*mesh.process_of} <= {*known}:
+        if not {*mesh.processes.numbers} <= {*known}:
             raise ValueError("a mesh has processes without an address")
     for leaf in catalog.array_leaves:
+        deadline.check(peer)
         catalog.grid_of(leaf)
 
 
 @lru_cache(maxsize=1024)
 def _grid(shape: Shape, mesh: MeshOfOffer, spec: Sequence[SpecEntry]) -> ShardGrid:
-    return ShardGrid(shape, dict(mesh.shape), spec, pad=True, process_of=mesh.process_of)
+    return ShardGrid(shape, dict(mesh.shape), spec, pad=True, process_of=mesh.processes)

@@ -1,34 +1,38 @@
 """A connection between two programs: messages of JSON, and the bytes of blocks.
 
 Each side greets the other, and proves with an HMAC that it has the same token, which is never sent.
-After that a message is its length in four bytes and its JSON. Blocks follow a message that says how
-many bytes they have; both sides know their shapes. Nothing is allocated for a length that the other
-side says before it is compared with a bound.
+After that a message is its length in four bytes, an HMAC of its number and its JSON, and the JSON.
+The key comes from the token and this connection: without a token the HMAC is a checksum. Blocks
+follow a message that says how many bytes they have; both sides know their shapes. A length that the
+other side says is compared with a bound, and memory is allocated as its bytes arrive.
 """
 
 from __future__ import annotations
 
 import errno
 import hmac
+import ipaddress
 import json
 import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from gda.layout.strict_json import parse_json
+from gda.multihost.background import Background
 
-T = TypeVar("T")
 Elements = np.ndarray[Any, Any]
+Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
 
 # With its version: programs of different versions of gda must not misunderstand each other.
-_GREETING = b"gda offer 1\n"
-_NONCE_BYTES = 32
+_GREETING = b"gda offer 2\n"
+_NONCE_BYTES = 32  # as many as an HMAC
 _LENGTH_BYTES = 4
 _LOOK_EVERY = 0.25  # seconds
 _CONNECTING = 5.0  # seconds of an attempt, for packets that were lost to be sent again
@@ -46,6 +50,15 @@ class Deadline:
     def left(self) -> float:
         """Return the seconds that are left, at least 0."""
         return max(self._end - time.monotonic(), 0.0)
+
+    def check(self, peer: str) -> None:
+        """Raise a ``TimeoutError`` if it is over; ``peer`` is who was waited for."""
+        if not self.left():
+            raise TimeoutError(
+                f"{peer} did not send or take the next bytes until the end of the "
+                f"{self.seconds:g} s of timeout=: it is stopped or slow, or what listens there is "
+                "no offer of gda"
+            )
 
 
 class Address(NamedTuple):
@@ -67,8 +80,28 @@ class Address(NamedTuple):
             f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
         )
 
+    @property
+    def is_every(self) -> bool:
+        """True for ``0.0.0.0``, in any notation: every address of the machine."""
+        try:
+            numeric = socket.getaddrinfo(self.host, None, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            return False  # a name
+        found = ipaddress.ip_address(numeric[0][4][0])
+        return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def check_token(token: object) -> None:
+    """Raise ``TypeError`` unless a token is a text or ``None``."""
+    if token is not None and not isinstance(token, str):
+        raise TypeError(f"token must be a text, not {type(token).__name__}")
+
+
+class GivenUpError(ConnectionError):
+    """A connection was given up because of something else, which is the error that counts."""
 
 
 class Connection:
@@ -76,8 +109,8 @@ class Connection:
 
     Args:
       peer: that process, for messages.
-      deadline: every wait ends then, with a ``TimeoutError``.
-      is_stopped: if it is set, every wait ends soon, with a ``ConnectionError``.
+      deadline: everything ends then, also if bytes arrive, with a ``TimeoutError``.
+      is_stopped: if it is set, every wait ends soon, with a ``GivenUpError``.
 
     Every method may raise these errors, and a ``ConnectionError`` if the other side has ended.
     """
@@ -90,10 +123,10 @@ class Connection:
         is_stopped: threading.Event | None = None,
     ) -> None:
         self.peer, self.deadline = peer, deadline
-        self._socket, self._is_stopped = given, is_stopped or threading.Event()
+        self._socket, self.is_stopped = given, is_stopped or threading.Event()
+        self._begin(b"", b"", b"")
         # The last bytes of a block would wait for an answer to those before.
         given.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        given.settimeout(_LOOK_EVERY)
 
     @classmethod
     def to(
@@ -106,33 +139,32 @@ class Connection:
         is_stopped: threading.Event | None = None,
         waits: bool = False,
     ) -> Connection:
-        """Connect to a process that offers; with ``waits``, until it listens."""
-        is_stopped = is_stopped or threading.Event()
+        """Connect to a process that offers; with ``waits``, once its host has an address."""
         while True:
             try:
-                seconds = max(min(deadline.left(), _CONNECTING), 0.01)
-                given = socket.create_connection(address, seconds)
-                if not _is_to_itself(given):
-                    break
-                given.close()
-                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-            except socket.gaierror as error:
-                raise ConnectionError(f"{peer}: no address of {address.host!r}: {error}") from None
+                given = _connected(address, deadline)
+                break
             except TimeoutError:
-                if deadline.left() and not is_stopped.is_set():
+                if is_stopped and is_stopped.is_set():
+                    raise GivenUpError(f"the connection to {peer} was given up") from None
+                if deadline.left():
                     continue
                 raise TimeoutError(
                     f"{peer} did not answer for {deadline.seconds:g} s; check the address, and "
                     "that no firewall is in between"
                 ) from None
             except OSError as error:
-                if not waits or deadline.left() < 2 * _LOOK_EVERY:
-                    waited = f" for {deadline.seconds:g} s" if waits else ""
-                    raise ConnectionError(
-                        f"{peer} is not there: {error.strerror or error}{waited}; its program has "
-                        "not called gda.offer with this address, or has ended"
-                    ) from None
-                time.sleep(_LOOK_EVERY)
+                if waits and deadline.left() > _LOOK_EVERY:
+                    time.sleep(_LOOK_EVERY)
+                    continue
+                waited = f" for {deadline.seconds:g} s" if waits else ""
+                if isinstance(error, socket.gaierror):
+                    said = f"{peer}: no address of {address.host!r}{waited}: {error}"
+                    raise ConnectionError(said) from None
+                raise ConnectionError(
+                    f"{peer} is not there: {error.strerror or error}{waited}; its program has "
+                    "not called gda.offer with this address, or has ended"
+                ) from None
         connection = cls(given, peer, deadline, is_stopped)
         try:
             connection._introduce(token)
@@ -142,9 +174,13 @@ class Connection:
         return connection
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; whoever waits for it, in any thread, gets an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def leave(self) -> None:
+        """Let go of the connection in a forked process; the other process has it."""
         self._socket.close()
 
     # The token.
@@ -162,6 +198,7 @@ class Connection:
             self._bytes(_NONCE_BYTES), _proof(token, b"offer", theirs, mine)
         ):
             raise PermissionError(f"{self.peer} has another token; pass the token= of its offer")
+        self._begin(_proof(token, b"messages", theirs, mine), b"pull", b"offer")
 
     def accept(self, token: str | None) -> bool:
         """Return True if the process that has connected proves that it has the token."""
@@ -174,7 +211,12 @@ class Connection:
             self._bytes(_NONCE_BYTES), _proof(token, b"pull", mine, theirs)
         )
         self._send(_proof(token, b"offer", mine, theirs) if is_right else bytes(_NONCE_BYTES))
+        self._begin(_proof(token, b"messages", mine, theirs), b"offer", b"pull")
         return is_right
+
+    def _begin(self, key: bytes, mine: bytes, theirs: bytes) -> None:
+        """Begin to count the messages of both roles."""
+        self._key, self._roles, self._counts = key, (mine, theirs), Counter()
 
     # Messages.
 
@@ -184,7 +226,16 @@ class Connection:
 
     def send_text(self, text: bytes) -> None:
         """Send a value as JSON that is written already."""
-        self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + text)
+        self._send(len(text).to_bytes(_LENGTH_BYTES, "big") + self._mac(0, text))
+        self._send(text)  # without a copy of it
+
+    def _mac(self, side: int, text: bytes | bytearray) -> bytes:
+        """Return the HMAC of the next message of one side: 0 for this one, 1 for the other."""
+        role = self._roles[side]
+        self._counts[role] += 1
+        mac = hmac.new(self._key, role + self._counts[role].to_bytes(8, "big"), "sha256")
+        mac.update(text)
+        return mac.digest()
 
     def text(self, most_bytes: int) -> str:
         """Return the JSON of the next message; ``ConnectionError`` if it is larger than that."""
@@ -193,7 +244,12 @@ class Connection:
             raise ConnectionError(
                 f"{self.peer} sent a message of {length} bytes; expected are at most {most_bytes}"
             )
-        return self._bytes(length).decode(errors="replace")
+        mac, text = self._bytes(_NONCE_BYTES), self._bytes(length)
+        if not hmac.compare_digest(mac, self._mac(1, text)):
+            raise ConnectionError(
+                f"{self.peer} sent a message that arrived with other bytes: its checksum differs"
+            )
+        return text.decode(errors="replace")
 
     def message(self, most_bytes: int) -> dict[str, Any]:
         """Return the next message, which must be an object."""
@@ -213,6 +269,15 @@ class Connection:
         """Wait until the other side ends the connection, or the deadline."""
         with suppress(ConnectionError, TimeoutError):
             self._bytes(1)
+
+    def check_wanted(self) -> None:
+        """Raise unless the other side still waits for an answer; for long work between messages."""
+        self.deadline.check(self.peer)
+        self._socket.settimeout(0)
+        with suppress(BlockingIOError):
+            if not self._socket.recv(1, socket.MSG_PEEK):
+                raise ConnectionError(f"{self.peer} ended the connection")
+        self._check_not_given_up()
 
     # Blocks.
 
@@ -259,15 +324,15 @@ class Connection:
     # Bytes.
 
     def _bytes(self, count: int) -> bytes:
-        data = bytearray(count)
-        self._fill(memoryview(data))
+        data = bytearray()
+        while len(data) < count:
+            most = min(count - len(data), _PART_BYTES)
+            data += self._do(lambda most=most: self._socket.recv(most))
         return bytes(data)
 
     def _fill(self, memory: memoryview) -> None:
         while memory:
             count = self._do(lambda memory=memory: self._socket.recv_into(memory))
-            if not count:
-                raise ConnectionError(f"{self.peer} ended the connection: it has ended, or failed")
             memory = memory[count:]
 
     def _send(self, data: bytes | bytearray | memoryview) -> None:
@@ -276,22 +341,46 @@ class Connection:
             count = self._do(lambda memory=memory: self._socket.send(memory))
             memory = memory[count:]
 
-    def _do(self, step: Callable[[], T]) -> T:
-        """Return the result of a step, after as many attempts as the deadline allows."""
-        while not self._is_stopped.is_set():
+    def _do(self, step: Callable[[], Moved]) -> Moved:
+        """Return what a step sent or received, after as many attempts as the deadline allows."""
+        while True:
+            self.deadline.check(self.peer)
+            moved = None
             try:
-                return step()
+                self._socket.settimeout(max(min(self.deadline.left(), _LOOK_EVERY), 0.001))
+                if not (moved := step()):
+                    raise OSError("it has ended, or failed")
             except TimeoutError:
-                if not self.deadline.left():
-                    raise TimeoutError(
-                        f"{self.peer} did not send or take the next bytes until the end of the "
-                        f"{self.deadline.seconds:g} s of timeout=: it is stopped or slow, or what "
-                        "listens there is no offer of gda"
-                    ) from None
+                pass
             except OSError as error:
                 said = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
-        raise ConnectionError(f"the connection to {self.peer} was given up")
+            # After the step: that this connection has ended is an error of its own.
+            self._check_not_given_up()
+            if moved:
+                return moved
+
+    def _check_not_given_up(self) -> None:
+        if self.is_stopped.is_set():
+            raise GivenUpError(f"the connection to {self.peer} was given up")
+
+
+def _connected(address: Address, deadline: Deadline) -> socket.socket:
+    """Return a socket that is connected to one of the addresses of a host."""
+    with closing(Background("gda-resolver")) as resolver:  # which has no deadline
+        found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+        places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
+    while True:
+        place = places.pop(0)
+        try:
+            given = socket.create_connection(place, max(min(deadline.left(), _CONNECTING), 0.001))
+            if not _is_to_itself(given):
+                return given
+            given.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        except OSError:
+            if not places:
+                raise
 
 
 def _is_to_itself(given: socket.socket) -> bool:

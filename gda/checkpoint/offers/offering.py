@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax
 from gda.checkpoint.format.manifest import Leaf, ValueLeaf
 from gda.checkpoint.format.structure import flatten, format_path, noting_path
 from gda.checkpoint.offers.catalog import Catalog, Layouts, Server
-from gda.checkpoint.offers.connection import Address, Deadline
+from gda.checkpoint.offers.connection import Address, Deadline, check_token
 from gda.checkpoint.offers.serving import HeldTree, OfferServer
 from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import (
@@ -26,21 +27,29 @@ from gda.checkpoint.writing.saved_leaves import (
     values_of,
 )
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import format_spec
-from gda.multihost.agreement import check_same_call, timeout_of_checks
+from gda.multihost.agreement import (
+    call_fields,
+    done_by_all,
+    timeout_of_checks,
+    wait_for_arrays,
+)
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 
 _LOOPBACK = "127.0.0.1"
-_ANY_HOST = ("0.0.0.0", "::")
 
 
 @set_module("gda")
 @public
 def offer(
-    tree: Any, address: str | None = None, *, name: str = "tree", token: str | None = None
+    tree: Any,
+    address: str | None = None,
+    *,
+    advertise: str | None = None,
+    name: str = "tree",
+    token: str | None = None,
 ) -> Offer:
     """Offer a tree to other programs, which get it by ``gda.pull``, on any mesh, with any specs.
 
@@ -55,17 +64,20 @@ def offer(
         port 0 the system chooses one. Each other process listens on the address by which it reaches
         the first one, on a port that the system chooses. By default all listen on 127.0.0.1, which
         only programs on this machine reach.
+      advertise: ``host:port`` by which pullers reach the first process, if it is not ``address``:
+        behind a proxy or in a container. Port 0 is the port that it listens on.
       name: a puller may ask for the name that it expects.
       token: a secret that a puller must have. It is never sent, but the values are not encrypted:
         see ``docs/programs.md``.
 
     Returns:
-      the offer. It ends with ``close``, as a context manager, or with the program.
+      the offer. It ends with ``close``, as a context manager, or when the program begins to exit.
 
     Raises:
-      TypeError: a leaf cannot be offered; a note has its path.
-      ValueError: the address is no ``host:port``, or it is missing although the processes are on
-        several machines; or the token is empty.
+      TypeError: a leaf cannot be offered; a note has its path. Or the name or the token is no text.
+      ValueError: an address is no ``host:port``, or it is missing although the processes are on
+        several machines; or it is ``0.0.0.0``, every address of the machine, without ``advertise``
+        and a token; or the token is empty.
       OSError: the address cannot be listened on.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
@@ -78,33 +90,52 @@ def offer(
     >>> tree['w'].shape, tree['step']
     ((8, 2), 3)
     """
-    place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
-    if place.host in _ANY_HOST:
-        raise ValueError(
-            f"{address} is every address of this machine; pass the one by which pullers reach it"
-        )
-    if token == "":
-        raise ValueError("token is empty, and so is that of every puller; pass a secret, or None")
-    said = {"address": address, "name": name, "token": _said_of(token)}
-    check_same_call("gda.offer", tree, said)
+
+    def checked() -> tuple[Address, Address | None]:
+        place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
+        shown = None if advertise is None else Address.of(advertise)
+        if shown is not None and shown.is_every:
+            raise ValueError(f"no puller can use advertise={advertise!r}; pass a host of its own")
+        if not isinstance(name, str):
+            raise TypeError(f"name must be a text, not {name!r:.80}")
+        check_token(token)
+        if token == "":
+            raise ValueError(
+                "token is empty, and so is that of every puller; pass a secret, or None"
+            )
+        if place.is_every and (shown is None or token is None):
+            raise ValueError(
+                f"{address} is every address of this machine; pass the one by which pullers reach "
+                "it, or advertise= with that one, and a token="
+            )
+        return place, shown
+
+    said = {"address": address, "advertise": advertise, "name": name}
+    place, shown = done_by_all(
+        checked, lambda _: call_fields(tree, said | {"token": _said_of(token)}), "gda.offer"
+    )
+    wait_for_arrays("gda.offer", tree)
     versions: Versions[HeldTree] = Versions()
     servers: list[Server] = []
     with contextlib.ExitStack() as after_an_error:
 
         def begin() -> tuple[HeldTree, OfferServer]:
-            versions.add(1, held := _held(tree))
-            is_first = jax.process_index() == 0
-            catalog = partial(_catalog, versions, name, servers) if is_first else None
-            own = place if is_first else _address_towards(place)
-            server = OfferServer(own, name, token, versions, catalog)
+            held, is_first = _held(tree), jax.process_index() == 0
+            catalog = lru_cache(1)(partial(_catalog, versions, name, servers))
+            reached = shown if shown is not None and place.is_every else place
+            own = place if is_first else _address_towards(reached)
+            server = OfferServer(own, name, token, versions, catalog if is_first else None)
             after_an_error.callback(server.close)
             return held, server
 
         def tell(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
             held, server = begun
-            return {"server": [str(server.address), machine()], "values": held.values}
+            known = server.address
+            if shown is not None and jax.process_index() == 0:
+                known = shown._replace(port=shown.port or known.port)
+            return {"server": [str(known), machine()], "values": held.values}
 
-        def judge(parts: dict[int, Any]) -> list[list[str]]:
+        def judge(parts: dict[int, Any]) -> Any:
             check_same_values([part["values"] for part in parts.values()])
             found = [part["server"] for part in parts.values()]
             if address is None and len({machine for _, machine in found}) > 1:
@@ -112,13 +143,15 @@ def offer(
                     f"the processes are on several machines, which {_LOOPBACK} does not connect; "
                     "pass address='host:port', with a host of the first process"
                 )
-            return found
+            return found, os.urandom(8).hex()
 
         done = _step(begin, tell=tell, judge=judge, what=f"offering {name!r}")
-        servers.extend(Server(*each) for each in done.verdict)
-        versions.advance(1)
+        found, versions.run = done.verdict
+        servers.extend(Server(*each) for each in found)
+        held, server = done.mine
+        versions.update(1, held)
         after_an_error.pop_all()
-    return Offer(name, servers[0].address, versions, done.mine[1])
+    return Offer(name, servers[0].address, versions, server)
 
 
 @set_module("gda")
@@ -148,46 +181,55 @@ class Offer:
         """The number of the current version: 1, and one more after each ``update``."""
         return self._versions.current
 
+    @property
+    def run(self) -> str:
+        """A text for this offer, the same in all processes; another offer has another."""
+        return self._versions.run
+
     @public
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.
 
         Communicates: every process of the program must call it. It does not wait for pulls that
         have begun: they get the version that they began with, whose values stay in memory until
-        the first update after their end.
+        the first update after their end. If pulls hold more than 8 older versions, those of the
+        oldest fail.
 
         Args:
-          tree: as before in structure, shapes, dtypes and layouts. Numbers and strings may differ.
+          tree: as before in structure, shapes and dtypes. Layouts, numbers and strings may differ.
 
         Raises:
           ValueError: the tree is not as before; it names the leaf.
           ConnectionError: the offer is closed.
           TypeError, DisagreementError, LateProcessError: as ``gda.offer``.
         """
-        if self._versions.is_closed.is_set():
-            raise ConnectionError(f"the offer {self.name!r} is closed; make another with gda.offer")
-        number = self.version + 1
-        check_same_call("update of an offer", tree, {"name": self.name, "version": number})
 
-        def add() -> HeldTree:
-            held = _held(tree)
-            _check_same_layout(self._versions.latest, held)
-            self._versions.add(number, held)
-            return held
+        def check_open() -> None:
+            if self._versions.is_closed.is_set():
+                raise ConnectionError(
+                    f"the offer {self.name!r} is closed; make another with gda.offer"
+                )
+
+        def held() -> HeldTree:
+            after = _held(tree)
+            _check_same_arrays(self._versions.latest, after)
+            return after
 
         def judge(parts: dict[int, Any]) -> list[int]:
             check_same_values([*parts.values()])
-            # From here on pulls get the new version: the older ones that are needed are known.
-            return self._versions.advance(number)
+            return self._versions.begin_update()
 
+        name = "update of an offer"
+        done_by_all(check_open, lambda _: call_fields(tree, {"offer": self.run}), name)
+        wait_for_arrays(name, tree)
         try:
             what = f"update of the offer {self.name!r}"
-            done = _step(add, tell=lambda held: held.values, judge=judge, what=what)
-        except BaseException:
-            self._versions.drop_after_current()
-            raise
-        self._versions.advance(number)
-        self._versions.keep(done.verdict)
+            done = _step(held, tell=lambda held: held.values, judge=judge, what=what)
+            # The number of process 0 counts, also if an update before did not reach this one.
+            number, *older = done.verdict
+            self._versions.update(number, done.mine, older)
+        finally:
+            self._versions.end_update()
 
     @public
     def close(self) -> None:
@@ -228,35 +270,26 @@ def _held(tree: Any) -> HeldTree:
     return HeldTree([held.get(n, leaf) for n, leaf in enumerate(leaves)], structure, values)
 
 
-def _check_same_layout(before: HeldTree, after: HeldTree) -> None:
-    """Raise ``ValueError`` unless two versions differ in values only."""
+def _check_same_arrays(before: HeldTree, after: HeldTree) -> None:
+    """Raise ``ValueError`` unless two versions differ in values and layouts only."""
     if before.structure != after.structure:
         raise ValueError(
             "update got a tree of another structure than the offer; make another offer for it"
         )
     for old, new in zip(before.leaves, after.leaves, strict=True):
-        if _layout_of(old) != _layout_of(new):
-            was, now = _in_words(old), _in_words(new)
-            moved = " on other devices" if was == now else ""
+        if (was := _in_words(old)) != (now := _in_words(new)):
             raise ValueError(
-                f"update got {now}{moved} at {format_path(_record(new).path)}, and the offer has "
-                f"{was}; give it that layout, or make another offer"
+                f"update got {now} at {format_path(_record(new).path)}, and the offer has {was}; "
+                "convert it, or make another offer"
             )
-
-
-def _layout_of(leaf: SavedLeaf | ValueLeaf) -> Any:
-    if isinstance(leaf, ValueLeaf):
-        return None
-    return leaf.record.shape, leaf.record.dtype, leaf.record.key_impl, leaf.grid
 
 
 def _in_words(leaf: SavedLeaf | ValueLeaf) -> str:
     if isinstance(leaf, ValueLeaf):
         return "a value"
-    record, grid = leaf.record, leaf.grid
+    record = leaf.record
     keys = f" of keys {record.key_impl!r}" if record.key_impl else ""
-    spec = f" sharded as {format_spec(grid.spec)} over {dict(grid.mesh_shape)}" if grid else ""
-    return f"an array {record.dtype}{list(record.shape)}{keys}{spec}"
+    return f"an array {record.dtype}{list(record.shape)}{keys}"
 
 
 def _record(leaf: SavedLeaf | ValueLeaf) -> Leaf:
@@ -267,18 +300,19 @@ def _catalog(
     versions: Versions[HeldTree], name: str, servers: Sequence[Server], version: int
 ) -> bytes:
     """Return the catalog of a version, in the first process."""
-    tree = versions.get(version, Deadline(0))
-    layouts, leaves = Layouts(), []
+    tree, _ = versions.get(versions.run, version, Deadline(0))
+    layouts, leaves = Layouts(len(servers)), []
     for leaf in tree.leaves:
         record: Any = _record(leaf)
         if isinstance(leaf, SavedLeaf):
-            record = replace(record, array=layouts.number_of(leaf.grid, len(servers)))
+            record = replace(record, array=layouts.number_of(leaf.grid))
         leaves.append(record)
     meshes, of_arrays = layouts.both
     return Catalog(
         leaves=tuple(leaves),
         structure=tree.structure,
         name=name,
+        run=versions.run,
         version=version,
         meshes=meshes,
         layouts=of_arrays,

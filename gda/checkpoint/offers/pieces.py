@@ -70,10 +70,15 @@ def needed_blocks(plan: LocalBlocks) -> Needed:
 
 
 def all_blocks(grid: ShardGrid) -> Needed:
-    """Return the blocks of a grid, as needed by one process."""
+    """Return the blocks of a grid, without the empty ones, as needed by one process."""
     tiling = tiling_of(grid)
-    starts = [start_of(tiling.index(number)) for number in range(grid.num_shards)]
+    indices = map(tiling.index, range(grid.num_shards))
+    starts = [start_of(index) for index in indices if not any(map(_is_empty, index))]
     return Needed(tiling, tuple(starts), (0,) * len(starts), 1)
+
+
+def _is_empty(part: slice) -> bool:
+    return part.start is not None and part.start == part.stop
 
 
 def number_at(tiling: Tiling, start: Shape) -> int:

@@ -1,8 +1,8 @@
 """The pull of an offered tree: every process gets what its devices need, and all or none succeed.
 
 The first process asks for the catalog, and holds the version that all then pull. Each process
-matches the catalog with what the caller wants, asks each process of the offer once for all that it
-needs of it, and receives the pieces in the memory that becomes the arrays.
+matches the catalog with what the caller wants, asks each process of the offer for what it needs of
+it, many pieces at a time, and receives them in the memory that becomes the arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -20,14 +20,15 @@ import numpy.typing as npt
 from jax.sharding import Mesh, Sharding
 
 from gda.arrays.buffers import Buffers
-from gda.arrays.dtypes import dtype_of_floats, is_float
+from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path, subtree, unflatten
 from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
 from gda.checkpoint.offers.catalog import Catalog, catalog_of
-from gda.checkpoint.offers.connection import Address, Deadline
+from gda.checkpoint.offers.connection import Address, Deadline, check_token
 from gda.checkpoint.offers.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.checkpoint.offers.serving import ERRORS, MOST_SECONDS
+from gda.checkpoint.offers.versions import Version
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.fingerprints import check_fingerprints
 from gda.checkpoint.reading.read_once import layout_to_share
@@ -51,7 +52,9 @@ T = TypeVar("T")
 
 _NAME = "gda.pull"
 _MAX_BYTES = 128 * 2**20
+_SECONDS = 60
 _GRACE = 5.0  # seconds for processes to hear what happened to others until the end of the timeout
+_LEAST = 0.01  # seconds of a meeting that begins after its deadline
 
 
 @set_module("gda")
@@ -67,11 +70,13 @@ def pull(
     dtype: npt.DTypeLike | None = None,
     pad: bool = False,
     plain: bool = False,
-    min_version: int | None = None,
+    partial: bool = False,
+    min_version: int | tuple[str, int] | None = None,
+    with_version: bool = False,
     verify: bool = False,
     token: str | None = None,
     max_bytes: int = _MAX_BYTES,
-    timeout: float = 60,
+    timeout: float = _SECONDS,
 ) -> Any:
     """Pull a tree that another program offers by ``gda.offer``, onto any mesh, with any specs.
 
@@ -84,11 +89,15 @@ def pull(
       mesh, specs, like, at: as for ``gda.checkpoint.restore``. Without ``mesh`` and ``like`` every
         array becomes a NumPy array, whole.
       name: that of the offer; an error if it has another. By default any is right.
-      dtype: cast arrays of floats to it: before they are sent if that makes them smaller. The
-        arrays of ``like`` must have it too.
-      pad, plain: as for ``gda.checkpoint.restore``.
-      min_version: wait until the offer has this version or a later one.
-      verify: compare the fingerprint of every array with that of the offered one.
+      dtype: cast arrays of floats to it, and those of complex numbers to its precision: before
+        they are sent if that makes them smaller. The arrays of ``like`` must have it too. A value
+        that the dtype cannot hold is an error.
+      pad, plain, partial: as for ``gda.checkpoint.restore``.
+      min_version: wait until the offer has this version or a later one: its number, or the pair of
+        run and number. A program that is started again is another run, and counts from 1.
+      with_version: return the tree and its version, a named tuple of ``run`` and ``number``.
+      verify: compare the fingerprint of every array with that of the offered one. A checksum covers
+        everything else in any case.
       token: that of the offer.
       max_bytes: bound on host memory beyond the arrays, for blocks on their way to an accelerator;
         one array is always allowed. On CPU devices the bytes arrive in the memory of the arrays.
@@ -96,14 +105,15 @@ def pull(
         this program does not come.
 
     Returns:
-      the tree.
+      the tree; with ``with_version`` the tree and its version.
 
     Raises, in every process:
       ConnectionError: no offer is there, it has ended or was closed, or something else listens at
         the address. The message names the process.
       TimeoutError: the offer, or one of its processes, did not answer or send in time.
       PermissionError: the token is not that of the offer.
-      LookupError: the offer has another name, or there is nothing at ``at``.
+      LookupError: the offer has another name, it is another run than that of ``min_version``, or
+        there is nothing at ``at``.
       ValueError, TypeError: the offered tree does not fit ``like``, ``specs`` or ``dtype``.
       DisagreementError, LateProcessError: a process asks for something else, or is late.
       CorruptionError: with ``verify``, an array is not what was offered.
@@ -115,53 +125,70 @@ def pull(
     ...     gda.pull(offer.address, mesh, P('x'))
     {'step': 3, 'w': GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))}
     """
-    deadline = Deadline(_checked_seconds(timeout))
-    where = checked_path(at)
-    offer = OfferToPull(Address.of(address), token, deadline)
-    if isinstance(like, Mesh | Sharding):
-        raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh and specs")
-    if (pad or plain) and like is None and mesh is None:
-        given = "pad" if pad else "plain"
-        raise TypeError(f"{given} was given without a mesh; pass mesh and specs, or like=")
-    check_not_padding(plain, pad)
-    options = Options(max_bytes=max_bytes)
-    if min_version is not None:
-        check_count(min_version, "min_version")
-    cast = None if dtype is None else dtype_of_floats(dtype)
-    if verify and cast is not None:
-        raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
-    like = to_jax(like) if plain else like
-    asked = {"address": address, "at": where, "name": name, "dtype": cast, "verify": verify}
-    asked |= {"min_version": min_version, "timeout": timeout}
-    _compare(lambda: None, lambda _: call_fields(None, asked), deadline)
+    deadline = Deadline(timeout if _are_seconds(timeout) else _SECONDS)
+    meeting = Deadline(deadline.seconds + _GRACE)
+
+    def checked() -> tuple[OfferToPull, Path, Any, Options, Version | None]:
+        if not _are_seconds(timeout):
+            raise ValueError(f"timeout must be 0 to {MOST_SECONDS:g} seconds, not {timeout!r}")
+        check_token(token)
+        if not isinstance(name, str | None):
+            raise TypeError(f"name must be a text, not {name!r:.80}")
+        if isinstance(like, Mesh | Sharding):
+            raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh and specs")
+        if (pad or plain) and like is None and mesh is None:
+            given = "pad" if pad else "plain"
+            raise TypeError(f"{given} was given without a mesh; pass mesh and specs, or like=")
+        if partial and like is None:
+            raise TypeError("partial was given without like; pass like= too")
+        check_not_padding(plain, pad)
+        cast = None if dtype is None else dtype_of_floats(dtype)
+        if verify and cast is not None:
+            raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
+        offer = OfferToPull(Address.of(address), token, deadline)
+        options = Options(max_bytes=max_bytes)
+        return offer, checked_path(at), cast, options, _checked_version(min_version)
+
+    def asked(call: Any) -> Description:
+        _, where, cast, _, least = call
+        said = {"address": address, "at": where, "name": name, "dtype": cast, "verify": verify}
+        return call_fields(None, said | {"min_version": least, "timeout": timeout})
+
+    offer, where, cast, options, least = _compare(checked, asked, meeting)
+    peer = offer.peer(0)
     with contextlib.ExitStack() as while_pulled:
 
         def ask() -> str:
-            text = offer.catalog(name, min_version, while_pulled)
+            text = offer.catalog(name, least, while_pulled)
             if not verify:
                 return text
-            proven = offer.with_fingerprints(catalog_of(text, offer.peer(0)), where)
+            proven = offer.with_fingerprints(catalog_of(text, peer, deadline), where)
             return proven.to_json().decode()
 
-        text = _together(lambda: ask() if jax.process_index() == 0 else "", deadline, str)
-        catalog = catalog_of(text, offer.peer(0))
+        text = _together(lambda: ask() if jax.process_index() == 0 else "", meeting, str)
 
         def found() -> _Wanted:
+            catalog = catalog_of(text, peer, deadline)
+            if name not in (None, catalog.name) or (least and least.number > catalog.version):
+                given = f"version {catalog.version} of {catalog.name!r:.80}"
+                raise ConnectionError(f"{peer} sent {given}, which was not asked for")
             subtree(catalog.structure, where)
             tree = replace(catalog, leaves=tuple([_as_cast(x, cast) for x in catalog.leaves]))
             layout = layout_of(mesh, specs, tree, where)
             if like is None:
                 return _Wanted(catalog, leaves_of(tree, where, layout, pad), None)
-            return _Wanted(catalog, *leaves_like(tree, like, where, False, False, layout, pad))
+            wanted = to_jax(like) if plain else like
+            return _Wanted(catalog, *leaves_like(tree, wanted, where, partial, False, layout, pad))
 
-        wanted = _compare(found, _Wanted.described, deadline)
-        _together(lambda: _pull(offer, wanted, options), deadline)
+        wanted = _compare(found, _Wanted.described, meeting)
+        _together(lambda: _pull(offer, wanted, options), meeting)
         if verify:
             leaves = [arrival.leaf for arrival in wanted.arrivals]
             values = [arrival.value for arrival in wanted.arrivals]
-            check_fingerprints(offer.peer(0), leaves, values, "offered", deadline.left() + _GRACE)
+            check_fingerprints(peer, leaves, values, "offered", meeting.left())
     tree = wanted.tree(where)
-    return to_jax(tree) if plain and like is None else tree
+    tree = to_jax(tree) if plain and like is None else tree
+    return (tree, Version(wanted.catalog.run, wanted.catalog.version)) if with_version else tree
 
 
 class _Wanted:
@@ -196,7 +223,7 @@ class _Wanted:
             "/".join(map(str, arrival.leaf.saved.path)): layout_to_share(arrival.leaf)
             for arrival in self.arrivals
         }
-        return call_fields(layouts, {"version": self.catalog.version})
+        return call_fields(layouts, {"version": (self.catalog.run, self.catalog.version)})
 
     def tree(self, at: Path) -> Any:
         """Return the tree, when the arrays have arrived."""
@@ -219,6 +246,7 @@ def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
         questions: defaultdict[int, list[PieceToPull]] = defaultdict(list)
         for arrival in group:
             leaf, plan = arrival.leaf.saved, arrival.leaf.plan
+            offer.deadline.check(offer.peer(0))
             with noting_path(leaf.path):
                 arrival.allocate(buffers)
             key = leaf.array, leaf.shape, plan
@@ -233,13 +261,13 @@ def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
             arrival.finish()
 
 
-def _compare(work: Callable[[], T], outcome: Callable[[T], Description], deadline: Deadline) -> T:
+def _compare(work: Callable[[], T], outcome: Callable[[T], Description], meeting: Deadline) -> T:
     """Return the result of ``work``, after all processes have done it and describe it alike."""
-    return done_by_all(work, outcome, _NAME, timeout=deadline.left() + _GRACE)
+    return done_by_all(work, outcome, _NAME, timeout=meeting.left() or _LEAST)
 
 
 def _together(
-    work: Callable[[], T], deadline: Deadline, first: Callable[[T], Any] = lambda _: None
+    work: Callable[[], T], meeting: Deadline, first: Callable[[T], Any] = lambda _: None
 ) -> Any:
     """Do the work of all processes, or raise in all; return ``first`` of that of process 0."""
     done = all_do(
@@ -247,20 +275,30 @@ def _together(
         tell=first,
         judge=lambda parts: parts[0],
         what=f"{_NAME} ({user_location()})",
-        timeout=deadline.left() + _GRACE,
+        timeout=meeting.left() or _LEAST,
         shared=(*ERRORS.values(), TypeError),
     )
     return done.verdict
 
 
 def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
-    """Return an array of floats in the dtype that it is cast to, and any other leaf as it is."""
-    if cast is None or not isinstance(leaf, ArrayLeaf) or not is_float(leaf.dtype):
+    """Return the record of a leaf in the dtype that it is cast to."""
+    if cast is None or not isinstance(leaf, ArrayLeaf):
         return leaf
-    return replace(leaf, dtype=cast)
+    return replace(leaf, dtype=dtype_in_tree(leaf.dtype, cast))
 
 
-def _checked_seconds(timeout: object) -> float:
-    if isinstance(timeout, int | float) and 0 < timeout <= MOST_SECONDS:
-        return float(timeout)
-    raise ValueError(f"timeout must be 0 to {MOST_SECONDS:g} seconds, not {timeout!r}")
+def _are_seconds(timeout: object) -> TypeGuard[float]:
+    return isinstance(timeout, int | float) and 0 < timeout <= MOST_SECONDS
+
+
+def _checked_version(least: Any) -> Version | None:
+    """Return the run and the number that a user gave; the run of a number alone is empty."""
+    if least is None:
+        return None
+    given: Any = least if isinstance(least, tuple) and len(least) == 2 else ("", least)
+    run, number = given
+    if not isinstance(run, str):
+        raise TypeError(f"min_version must be a number, or run and number, not {least!r:.80}")
+    check_count(number, "min_version")
+    return Version(run, int(number))

@@ -1,4 +1,4 @@
-"""The server of a process that offers: it answers one question after another, in threads.
+"""The server of a process that offers: it answers one question of each connection, in threads.
 
 A puller asks the first process for the catalog, and keeps that connection open as long as it pulls:
 so long is its version held. It asks every process for pieces of blocks, or for their sums, which
@@ -7,11 +7,15 @@ make up a fingerprint. What it asks is checked before anything is sent.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
+import resource
 import socket
-import socketserver
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,20 +25,33 @@ from gda.arrays.dtypes import is_float
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.checkpoint.format.manifest import ValueLeaf
 from gda.checkpoint.format.manifest_json import dtype_named
+from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.checkpoint.offers.versions import Versions
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
 from gda.layout.spec import Shape
-from gda.multihost.meeting import one_line
+from gda.multihost.places import one_line
+from gda.storage.casts import DoesNotFitError, Origin, check_holds
 
-_SECONDS_TO_GREET = 10.0
+_SECONDS_TO_ASK = 10.0  # for the proof, and for each question
 MOST_SECONDS = 86400.0
-_MOST_QUESTION_BYTES = 2**26
+MOST_PIECES = 1000  # of a question
+_MOST_QUESTION_BYTES = 2**20
+_MOST_CONNECTIONS = 1024  # and at most half of the files that the program may open
+_MOST_UNPROVEN = 64  # connections without a proof
+_SECONDS_OF_UNPROVEN = 0.5  # until the oldest makes room for another one
 _LOOK_EVERY = 0.25  # seconds, for the end of the offer
 # Errors of a question, and their names on the way to the puller.
 ERRORS = {
     each.__name__: each
-    for each in (ConnectionError, LookupError, PermissionError, TimeoutError, ValueError)
+    for each in (
+        ConnectionError,
+        DoesNotFitError,
+        LookupError,
+        PermissionError,
+        TimeoutError,
+        ValueError,
+    )
 }
 
 _Reply = Callable[[Connection], None]
@@ -99,15 +116,23 @@ class HeldTree:
         if not isinstance(data, np.ndarray):
             # In place of the pinned memory that an accelerator has copied the block to.
             data = self._data[number][first] = on_host(data)
-        return data[(*within, ...)]
+        block = data[(*within, ...)]
+        if (dtype := dtype_named(piece.dtype)) != block.dtype:
+            is_complex = block.dtype.kind == dtype.kind == "c"
+            if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
+                raise ValueError(f"casts no {block.dtype} to {dtype}")
+            # Here, because nothing can be said when a part was sent.
+            what = f"its array at {format_path(leaf.record.path)}"
+            check_holds(block, dtype, Origin.of_block(what, start))
+        return block
 
 
 def _is_beyond(part: slice, size: int) -> bool:
     return part.stop > size
 
 
-class OfferServer(socketserver.ThreadingTCPServer):
-    """The server of one process.
+class OfferServer:
+    """The server of one process; it ends with ``close``, or when the program begins to exit.
 
     Args:
       address: to listen on; port 0 lets the system choose one.
@@ -116,11 +141,6 @@ class OfferServer(socketserver.ThreadingTCPServer):
       versions: the trees that this process holds.
       catalog: returns the catalog of a version; ``None`` in all processes but the first.
     """
-
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 1024
 
     def __init__(
         self,
@@ -132,52 +152,103 @@ class OfferServer(socketserver.ThreadingTCPServer):
     ) -> None:
         self._name, self._token = name, token
         self._versions, self._catalog = versions, catalog
-        try:
-            self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
-            super().__init__(address, socketserver.BaseRequestHandler)
-        except OSError as error:
-            said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
-            raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(_LOOK_EVERY,), name="gda-offer", daemon=True
-        )
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = min(files // 2, _MOST_CONNECTIONS) if files > 0 else _MOST_CONNECTIONS
+        self._guard = threading.Lock()
+        # In the order in which they came, with the moment, or None after their proof.
+        self._connections: dict[Connection, float | None] = {}
+        self._socket = _listening(address)
+        self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
         self._thread.start()
+        # Before JAX's own, which was registered earlier and may wait for other processes.
+        atexit.register(self.close)
+        _servers.add(self)
 
     @property
     def address(self) -> Address:
         """The address that it listens on."""
-        return Address(*self.server_address[:2])  # pyright: ignore[reportArgumentType]
+        return Address(*self._socket.getsockname()[:2])
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
-        self.shutdown()
-        self.server_close()
+        atexit.unregister(self.close)
         self._versions.close()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self._thread.is_alive():  # it is not in a process that was forked
+            self._thread.join()
+        for connection in [*self._connections]:
+            connection.close()
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer the questions of one connection; called in a thread of its own."""
-        peer = f"the puller at {client_address[0]}"
-        deadline, is_closed = Deadline(_SECONDS_TO_GREET), self._versions.is_closed
-        connection = Connection(request, peer, deadline, is_closed)
-        if connection.accept(self._token):
-            while self._answer(connection):
+    def leave(self) -> None:
+        """Let go of the sockets in a forked process: the port is that of the other process."""
+        atexit.unregister(self.close)
+        self._socket.close()
+        for connection in self._connections:
+            connection.leave()
+
+    def _listen(self) -> None:
+        """Accept connections as long as there is room; others wait in the queue of the system."""
+        while not self._versions.is_closed.is_set():
+            try:
+                if self._has_room():
+                    given, (host, *_) = self._socket.accept()
+                    self._begin(given, f"the puller at {host}")
+                else:
+                    time.sleep(0.02)
+            except TimeoutError:
                 pass
+            except (OSError, RuntimeError):  # no more files, or threads
+                self._versions.is_closed.wait(_LOOK_EVERY)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error that ended a connection; the puller reports it."""
-        logging.getLogger("gda").debug("an offer lost a puller", exc_info=True)
+    def _has_room(self) -> bool:
+        with self._guard:
+            unproven = [(came, each) for each, came in self._connections.items() if came]
+            if len(unproven) >= min(_MOST_UNPROVEN, self._most // 2):
+                came, oldest = unproven[0]
+                if time.monotonic() - came < _SECONDS_OF_UNPROVEN:
+                    return False
+                del self._connections[oldest]
+                oldest.close()
+            return len(self._connections) < self._most
 
-    def _answer(self, connection: Connection) -> bool:
-        """Answer one question; return False if there is none."""
+    def _begin(self, given: socket.socket, peer: str) -> None:
+        """Answer the question of a connection in a thread of its own."""
+        connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
+        with self._guard:
+            self._connections[connection] = time.monotonic()
         try:
-            question = connection.message(_MOST_QUESTION_BYTES)
-        except ConnectionError:
-            return False
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self._end(connection)
+            raise
+
+    def _serve(self, connection: Connection) -> None:
+        try:
+            if connection.accept(self._token):
+                with self._guard:
+                    self._connections[connection] = None
+                self._answer(connection)
+        except Exception:  # the puller reports it
+            logging.getLogger("gda").debug("an offer lost a puller", exc_info=True)
+        finally:
+            self._end(connection)
+
+    def _end(self, connection: Connection) -> None:
+        connection.close()
+        with self._guard:
+            self._connections.pop(connection, None)
+
+    def _answer(self, connection: Connection) -> None:
+        """Answer the question of a connection."""
+        connection.deadline = Deadline(_SECONDS_TO_ASK)
+        question = connection.message(_MOST_QUESTION_BYTES)
         connection.deadline = _deadline(question)
         answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
         with contextlib.ExitStack() as held:
             try:
-                reply = answers[question["ask"]](question, connection.deadline, held)
+                reply = answers[question["ask"]](question, connection, held)
             except (*ERRORS.values(), KeyError, TypeError) as error:
                 is_known = type(error).__name__ in ERRORS
                 said = str(error) if is_known else f"got a wrong question: {one_line(error)}"
@@ -185,16 +256,16 @@ class OfferServer(socketserver.ThreadingTCPServer):
                 connection.send({"error": [kind, said]})
             else:
                 reply(connection)
-        return True
 
-    def _tree(self, question: Any, deadline: Deadline, held: contextlib.ExitStack) -> _Reply:
+    def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Reply:
         """Hold the current version until the puller ends the connection, and send its catalog."""
         if self._catalog is None:
             raise LookupError("is not the first process of its program; ask that one")
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
-        least = int(question["least"] or 1)
-        catalog = self._catalog(held.enter_context(self._versions.pulled(least, _sooner(deadline))))
+        least, deadline = int(question["least"] or 1), _sooner(asker.deadline)
+        pulled = self._versions.pulled(question["run"], least, deadline)
+        catalog = self._catalog(held.enter_context(pulled))
 
         def reply(connection: Connection) -> None:
             connection.send_text(catalog)
@@ -202,13 +273,8 @@ class OfferServer(socketserver.ThreadingTCPServer):
 
         return reply
 
-    def _pieces(self, question: Any, deadline: Deadline, held: object) -> _Reply:
-        found = [
-            (block, dtype_named(piece.dtype)) for piece, block in self._asked(question, deadline)
-        ]
-        for block, dtype in found:
-            if dtype != block.dtype and not (is_float(dtype) and is_float(block.dtype)):
-                raise ValueError(f"casts no {block.dtype} to {dtype}")
+    def _pieces(self, question: Any, asker: Connection, held: object) -> _Reply:
+        found = [(block, dtype_named(piece.dtype)) for piece, block in self._asked(question, asker)]
 
         def reply(connection: Connection) -> None:
             connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})
@@ -216,27 +282,61 @@ class OfferServer(socketserver.ThreadingTCPServer):
 
         return reply
 
-    def _sums(self, question: Any, deadline: Deadline, held: object) -> _Reply:
-        sums = [
-            sums_of_host(np.ascontiguousarray(block), piece.start).tolist()
-            for piece, block in self._asked(question, deadline)
-        ]
+    def _sums(self, question: Any, asker: Connection, held: object) -> _Reply:
+        sums = []
+        for piece, block in self._asked(question, asker):
+            asker.check_wanted()
+            sums.append(sums_of_host(np.ascontiguousarray(block), piece.start).tolist())
         return lambda connection: connection.send({"sums": sums})
 
-    def _asked(self, question: Any, deadline: Deadline) -> list[tuple[Piece, np.ndarray[Any, Any]]]:
+    def _asked(self, question: Any, asker: Connection) -> list[tuple[Piece, np.ndarray[Any, Any]]]:
         """Return the pieces of a question, each with its elements."""
         pieces = [Piece.of_json(value) for value in question["pieces"]]
-        tree = self._versions.get(int(question["version"]), _sooner(deadline))
+        if len(pieces) > MOST_PIECES:
+            raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
+        number, deadline = int(question["version"]), _sooner(asker.deadline)
+        # A puller that takes nothing must not hold the blocks of a version that was let go.
+        tree, asker.is_stopped = self._versions.get(question["run"], number, deadline)
         return [(piece, tree.elements(piece)) for piece in pieces]
 
 
 def _deadline(question: Any) -> Deadline:
     seconds = question.get("timeout")
     if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-        seconds = _SECONDS_TO_GREET
+        seconds = _SECONDS_TO_ASK
     return Deadline(float(seconds))
 
 
 def _sooner(deadline: Deadline) -> Deadline:
     """Return a deadline after which an answer still arrives before the other one."""
     return Deadline(0.9 * deadline.left())
+
+
+def _listening(address: Address) -> socket.socket:
+    """Return a socket that listens on an address."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(*found[:3])
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(found[4])
+            listening.listen(_MOST_CONNECTIONS)
+            listening.settimeout(_LOOK_EVERY)
+        except BaseException:
+            listening.close()
+            raise
+        return listening
+    except OSError as error:
+        said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
+        raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
+
+
+_servers: weakref.WeakSet[OfferServer] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for server in _servers:
+        server.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)

@@ -3,77 +3,96 @@
 It holds the current one, and older ones while a pull of them goes on, which only process 0 knows:
 each update brings its knowledge to the others. So an update never waits for a pull, and a pull that
 has begun gets its version; the memory of an older one is free after the next update that finds its
-pulls ended.
+pulls ended. At most ``MOST_OLDER`` are held: pullers that say nothing must not fill the memory.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from gda.checkpoint.offers.connection import Deadline
 
 T = TypeVar("T")
 
+MOST_OLDER = 8
+
+
+class Version(NamedTuple):
+    """The run of the program that offers, and the number of a version in it."""
+
+    run: str
+    number: int
+
 
 class Versions(Generic[T]):
     """The versions that a process holds, by number. Any thread may use it.
 
-    ``current`` is the number of the version that a new pull gets, 0 before there is one.
+    Attributes:
+      current: the number of the version that a new pull gets, 0 before there is one.
+      run: a text for this offer; another one, at the same address, has another.
     """
 
     def __init__(self) -> None:
-        self.current = 0
+        self.current, self.run = 0, ""
         self.is_closed = threading.Event()
-        self._held: dict[int, T] = {}
+        self._held: dict[int, tuple[T, threading.Event]] = {}  # which says that it was let go
         self._pulls: Counter[int] = Counter()
+        self._is_updating = False
         self._changed = threading.Condition()
 
-    def add(self, number: int, tree: T) -> None:
-        """Hold a version that is not current yet."""
+    def begin_update(self) -> list[int]:
+        """Return the next number, and the older versions that pulls need; no pull begins until
+        ``end_update``, so that they stay all.
+        """
         with self._changed:
-            self._held[number] = tree
-            self._changed.notify_all()
+            self._is_updating = True
+            return [self.current + 1, *sorted(self._pulls)[-MOST_OLDER:]]
 
-    def advance(self, number: int) -> list[int]:
-        """Make a version the current one; return those that pulls of today need."""
+    def update(self, number: int, tree: T, older: Collection[int] = ()) -> None:
+        """Make a version the current one, and let go of all others but some older ones."""
         with self._changed:
+            self._held[number] = tree, threading.Event()
             self.current = number
+            self._keep({number, *older})
+
+    def end_update(self) -> None:
+        """Let pulls begin again, also if there was no update."""
+        with self._changed:
+            self._is_updating = False
             self._changed.notify_all()
-            return sorted(+self._pulls)
-
-    def keep(self, numbers: list[int]) -> None:
-        """Let go of all versions but the current one and some others."""
-        with self._changed:
-            kept = {self.current, *numbers, *+self._pulls}
-            self._held = {number: tree for number, tree in self._held.items() if number in kept}
-
-    def drop_after_current(self) -> None:
-        """Let go of a version that did not become current."""
-        with self._changed:
-            self._held = {n: tree for n, tree in self._held.items() if n <= self.current}
 
     @property
     def latest(self) -> T:
         """The current version."""
         with self._changed:
-            return self._held[self.current]
+            return self._held[self.current][0]
 
     def close(self) -> None:
         """Let go of all; whoever waits for a version gets a ``ConnectionError``."""
         with self._changed:
-            self._held.clear()
             self.is_closed.set()
-            self._changed.notify_all()
+            self._keep(())
+
+    def _keep(self, numbers: Collection[int]) -> None:
+        for number in [*self._held]:
+            if number not in numbers:
+                self._held.pop(number)[1].set()
+        self._changed.notify_all()
 
     @contextmanager
-    def pulled(self, least: int, deadline: Deadline) -> Iterator[int]:
+    def pulled(self, run: str | None, least: int, deadline: Deadline) -> Iterator[int]:
         """Hold the current version, once it is ``least`` or later, for a pull; its number."""
+
+        def is_here() -> bool:
+            self._check_run(run)
+            return self.current >= least and not self._is_updating
+
         with self._changed:
-            self._wait(lambda: self.current >= least, deadline, self._state)
+            self._wait(is_here, deadline, self._state)
             number = self.current
             self._pulls[number] += 1
         try:
@@ -81,14 +100,19 @@ class Versions(Generic[T]):
         finally:
             with self._changed:
                 self._pulls[number] -= 1
+                self._pulls += Counter()  # without what is 0
 
     def _state(self) -> str:
         return f"has version {self.current or None} and no later one"
 
-    def get(self, number: int, deadline: Deadline) -> T:
-        """Return a version that a pull holds; wait until this process has it, too."""
+    def get(self, run: str | None, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
+        """Return a version that a pull holds, and what is set when it is let go.
+
+        It waits until this process has that version, too.
+        """
 
         def is_here() -> bool:
+            self._check_run(run)
             if number not in self._held and number <= self.current:
                 raise ValueError(f"has no version {number} any more; pull again")
             return number in self._held
@@ -96,6 +120,14 @@ class Versions(Generic[T]):
         with self._changed:
             self._wait(is_here, deadline, lambda: f"has no version {number} yet")
             return self._held[number]
+
+    def _check_run(self, run: str | None) -> None:
+        """Raise ``LookupError`` unless this is the run that a puller means, if it means one."""
+        if self.current and run not in (None, self.run):
+            raise LookupError(
+                f"is another run of its program, {self.run}, and not {run!r:.80}: it was started "
+                "again, and counts its versions from 1; pull without min_version"
+            )
 
     def _wait(
         self, is_true: Callable[[], bool], deadline: Deadline, state: Callable[[], str]

@@ -151,17 +151,8 @@ class Arrival:
 
     def finish(self) -> None:
         """Make the value from the blocks."""
-        leaf, blocks = self.leaf, self.blocks
-        self.blocks = []
-        if leaf.dtype != leaf.saved.dtype:
-            blocks = [block.astype(leaf.dtype) for block in blocks]
-        if leaf.plan is None:
-            self.value = leaf.wrap(blocks[0])
-        else:
-            array = leaf.plan.place(
-                blocks, leaf.dtype, lambda: np.zeros(self.block_shape, leaf.dtype)
-            )
-            self.value = leaf.wrap(array)
+        blocks, self.blocks = self.blocks, []
+        self.value = self.leaf.value_of(blocks)
 
 
 @lru_cache(maxsize=256)

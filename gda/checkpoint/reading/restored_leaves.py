@@ -7,8 +7,9 @@ the recorded tree is found here, before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -16,17 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.construction.placing import LocalBlocks, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
 from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
-from gda.layout.spec import Shape, check_spec
+from gda.layout.spec import Shape, check_spec, start_of
 from gda.layout.text import join_some
-from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
-from gda.trees.leaves import is_container
+from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.storage.casts import DoesNotFitError, Origin, cast
+from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 
@@ -43,17 +46,26 @@ class RestoredLeaf:
     plan: LocalBlocks | None  # the blocks that this process needs; None for a NumPy array
     wrap: Callable[[Any], Any]  # makes the value from the jax.Array or the NumPy array
 
+    def value_of(self, blocks: Sequence[np.ndarray[Any, Any]]) -> Any:
+        """Return the value, made of the blocks that this process needs, of the saved dtype."""
+        plan, dtype = self.plan, self.dtype
+        if dtype != self.saved.dtype:
+            rank = len(self.saved.shape)
+            starts = [(0,) * rank] if plan is None else [start_of(index) for index in plan.distinct]
+            blocks = [
+                cast(block, dtype, Origin.of_block("the saved array", start))
+                for block, start in zip(blocks, starts, strict=True)
+            ]
+        if plan is None:
+            return self.wrap(blocks[0])
+        return self.wrap(plan.place(blocks, dtype, lambda: np.zeros(plan.grid.shard_shape, dtype)))
+
 
 def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
     """Return shape and dtype of the saved array; for keys not those of their data."""
     if leaf.key_impl is None:
         return leaf.shape, leaf.dtype
     return leaf.shape[: -_key_ndim(leaf.key_impl)], _key_dtype(leaf.key_impl)
-
-
-_NO_SHARDING = (
-    "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and specs"
-)
 
 
 class _Mismatch(Exception):  # noqa: N818
@@ -65,24 +77,34 @@ def leaves_like(
     like: Any,
     at: Path,
     partial: bool,
-    cast: bool,
+    casts: bool,
     layout: Layout | None,
     pad: bool,
+    keeps_missing: bool = False,
 ) -> tuple[list[RestoredLeaf | Any], Any]:
-    """Return a leaf to restore or a value for every leaf of ``like``, and its structure."""
+    """Return a leaf to restore or a value for every leaf of ``like``, and its structure.
+
+    With ``keeps_missing``, a leaf that is not recorded is the value.
+    """
     wanted, definition = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_container)
     saved = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
     paths = [path_of_keys(keys) for keys, _ in wanted]
-    _check_same_leaves(tree, paths, saved, partial, at)
-    if layout is not None and layout.surplus:
+    expected = [path for path in paths if path in saved] if keeps_missing else paths
+    if paths and not expected:
+        raise ValueError(f"{tree.what} has no leaf of like, so nothing would be restored")
+    _check_same_leaves(tree, expected, saved, partial, at)
+    if layout is not None and layout.surplus and not keeps_missing:
         raise ValueError(join_some(layout.surplus))
     results: list[RestoredLeaf | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
+            if path not in saved:
+                results.append(_leaf_of_like(leaf))
+                continue
             place = None if layout is None else layout.place_of(path)
-            results.append(_leaf_like(tree, saved[path], leaf, cast, place, pad))
+            results.append(_leaf_like(tree, saved[path], leaf, casts, place, pad))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -90,6 +112,16 @@ def leaves_like(
         kind = TypeError if are_dtypes else ValueError
         raise kind(f"{tree.what} does not match like: {_listed(problems)}")
     return results, definition
+
+
+def _leaf_of_like(leaf: Any) -> Any:
+    """Return a leaf of ``like`` that the checkpoint does not have."""
+    array = held_by(leaf)
+    is_deleted = isinstance(array, jax.Array) and array.is_deleted()
+    if is_deleted or isinstance(array, jax.ShapeDtypeStruct):
+        what = "a deleted array" if is_deleted else "a jax.ShapeDtypeStruct"
+        raise _Mismatch(f"it has nothing, and like has {what}, without a value to keep")
+    return leaf
 
 
 @dataclass(frozen=True)
@@ -181,13 +213,15 @@ def leaves_of(
 
 
 def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredLeaf:
-    if place is not None:
+    sharding = None if place is None else _sharding(leaf, place, pad)
+    # What was NumPy's stays so where JAX has no array of its dtype.
+    if sharding is not None and (leaf.kind != "numpy" or _kept(leaf.dtype) == leaf.dtype):
         # jax.random takes no container of keys.
         is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
         container = None if is_bare else GlobalArray
-        return _jax_leaf(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
+        return _jax_leaf(leaf, leaf.dtype, sharding, container, pad, leaf.weak_type)
     if leaf.key_impl is not None:  # NumPy has no keys
-        return _uncommitted_leaf(leaf, leaf.dtype, None, is_weak=False)
+        return _uncommitted_leaf(leaf, leaf.dtype, None, stays_weak=False)
     return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array)
 
 
@@ -210,7 +244,7 @@ def _check_same_leaves(
     surplus = [] if partial else [format_path(at + path) for path in saved if path not in there]
     said = []
     if missing:
-        said.append(f"it has no {join_some(missing)}")
+        said.append(f"it has no {join_some(missing)}{tree.missing_argument}")
     if surplus:
         said.append(f"like has no {join_some(surplus)} (partial=True omits them)")
     if missing and (parts := _parts_with(paths, saved)):
@@ -228,16 +262,16 @@ def _parts_with(paths: Sequence[Path], saved: dict[Path, Leaf]) -> list[Path]:
 
 
 def _leaf_like(
-    tree: RecordedTree, leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool
+    tree: RecordedTree, leaf: Leaf, like: Any, casts: bool, place: MeshAndSpec | None, pad: bool
 ) -> Any:
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
-        if _is_number_of(like, leaf.value):
-            return _array_of_number(leaf.value, like, place)
-        return _value_like(leaf.value, like, cast)
-    is_number = leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like)
-    if is_number:
-        return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array.item())
+        if _is_array_for(like, leaf.value, casts):
+            return _array_of_number(tree, leaf, like, place)
+        return _value_like(leaf.value, like, casts)
+    is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
+    if leaf.shape == () and _is_number(like) and (is_like or casts):
+        return RestoredLeaf(leaf, leaf.dtype, None, partial(_item_like, like, casts))
     container = _container_of(like)
     array = like if container is None else like.array
     pad = pad or container is PaddedArray
@@ -260,7 +294,7 @@ def _leaf_like(
         if array.dtype != _key_dtype(leaf.key_impl):
             raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
     elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
-        if not cast:
+        if not casts:
             raise TypeError(
                 f"it has dtype {leaf.dtype}, and like has {wanted}; pass {tree.cast_argument}"
             )
@@ -271,12 +305,17 @@ def _leaf_like(
         return RestoredLeaf(leaf, dtype, None, lambda array: array)
     sharding = getattr(array, "sharding", None)
     if place is not None:
+        if place.memory_kind is None and sharding is not None:
+            place = place._replace(memory_kind=memory_kind_of(sharding))
         sharding = _sharding(leaf, place, pad)
     if sharding is None:
-        raise _Mismatch(_NO_SHARDING)
+        raise _Mismatch(
+            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
+            "specs"
+        )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
-        return _uncommitted_leaf(leaf, dtype, container, getattr(array, "weak_type", False))
-    return _jax_leaf(leaf, dtype, sharding, container, pad)
+        return _uncommitted_leaf(leaf, dtype, container, is_weak(array))
+    return _jax_leaf(leaf, dtype, sharding, container, pad, is_weak(array))
 
 
 def _container_of(like: Any) -> ContainerClass:
@@ -291,40 +330,62 @@ def _contained(container: ContainerClass, array: Any, shape: Shape) -> Any:
     return array if container is None else GlobalArray(array=array)
 
 
-def _value_like(value: Any, like: Any, cast: bool) -> Any:
+def _value_like(value: Any, like: Any, casts: bool) -> Any:
     if isinstance(like, np.str_ | np.bytes_):
         like = like.item()
-    if type(value) is type(like):
+    kind = type(like)
+    if type(value) is kind:
         return value
-    if cast and isinstance(like, bool | int | float | complex):
-        return type(like)(value)
+    if casts and _is_number(value) and _is_number(like):
+        if isinstance(value, complex) and not value.imag:
+            value = value.real
+        with suppress(ValueError, OverflowError, TypeError):
+            cast_value = kind(value)
+            if kind is not bool or cast_value == value:
+                return cast_value
+        raise _Mismatch(f"it has {said(value):.40}, which does not fit {kind.__name__}")
     raise _Mismatch(
         f"it has the {type(value).__name__} {said(value):.40}, and like has {_said(like)}; put a "
         f"value of type {type(value).__name__} there"
     )
 
 
-def _is_number_of(like: Any, value: Any) -> bool:
-    """``True`` if ``like`` is a ``jax.Array`` for one number of the type of ``value``."""
-    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct) or like.shape:
-        return False
-    is_key = jax.numpy.issubdtype(like.dtype, jax.dtypes.prng_key)
-    return not is_key and type(np.zeros((), like.dtype).item()) is type(value)
-
-
-def _array_of_number(value: Any, like: Any, place: MeshAndSpec | None) -> jax.Array:
-    sharding = like.sharding
-    if place is not None:
-        sharding = NamedSharding(place[0], PartitionSpec(*place[1]), memory_kind=place[2])
-    if sharding is None:
-        raise _Mismatch(_NO_SHARDING)
+def _item_like(like: Any, casts: bool, array: np.ndarray[Any, Any]) -> Any:
+    """Return the number of an array as one of the type of ``like``."""
     try:
-        data = np.asarray(value, like.dtype)
-    except OverflowError:
-        raise _Mismatch(f"it has the int {value}, and like has {like.dtype}") from None
-    if not getattr(like, "committed", True):
-        return jax.device_put(data)
-    return jax.make_array_from_callback((), sharding, lambda _: data)
+        return _value_like(array.item(), like, casts)
+    except _Mismatch as mismatch:
+        raise DoesNotFitError(str(mismatch)) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex)
+
+
+def _is_array_for(like: Any, value: Any, casts: bool) -> bool:
+    """Return True if ``like`` is an array or a number of NumPy that a Python number can become."""
+    array = held_by(like)
+    dtype = getattr(array, "dtype", None)
+    if not _is_number(value) or getattr(array, "shape", None) != () or is_extended(dtype):
+        return False
+    return casts or type(np.zeros((), dtype).item()) is type(value)
+
+
+def _array_of_number(
+    tree: RecordedTree, leaf: ValueLeaf, like: Any, place: MeshAndSpec | None
+) -> Any:
+    value, dtype = leaf.value, np.dtype(held_by(like).dtype)
+    saved = ArrayLeaf(leaf.path, "number", (), dtype)
+    restored = _leaf_like(tree, saved, like, False, place, False)
+    try:
+        number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
+    except (DoesNotFitError, OverflowError):
+        raise _Mismatch(
+            f"it has the {type(value).__name__} {said(value):.40}, and like has {dtype}, which "
+            "cannot hold it"
+        ) from None
+    with jax.transfer_guard("allow"):  # as for arrays
+        return restored.value_of([number])
 
 
 def _said(like: Any) -> str:
@@ -349,32 +410,35 @@ def _key_dtype(impl: str) -> Any:
 
 
 def _uncommitted_leaf(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], container: ContainerClass, is_weak: bool
+    leaf: ArrayLeaf, dtype: np.dtype[Any], container: ContainerClass, stays_weak: bool
 ) -> RestoredLeaf:
     """Return the leaf of an array that is not committed to devices, such as a step count."""
     _check_kept(dtype)
     check_keys(leaf)
 
     def wrap(data: Any) -> Any:
-        # jax.numpy would commit it to the current mesh.
-        array = jax.device_put(data.item() if is_weak and not data.ndim else data)
-        if array.dtype != data.dtype:
-            array = jax.device_put(data)
+        array = jax.device_put(data)  # jax.numpy would commit it to the current mesh
         if leaf.key_impl is not None:
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        if stays_weak:
+            array = weakly_typed(array)
         return _contained(container, array, saved_type(leaf)[0])
 
     return RestoredLeaf(leaf, dtype, None, wrap)
 
 
 def _jax_leaf(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: ContainerClass, pad: bool
+    leaf: ArrayLeaf,
+    dtype: np.dtype[Any],
+    sharding: Sharding,
+    container: ContainerClass,
+    pad: bool,
+    stays_weak: bool,
 ) -> RestoredLeaf:
     _check_kept(dtype)
     check_keys(leaf)
-    return RestoredLeaf(
-        leaf, dtype, *_placement(leaf.shape, leaf.key_impl, sharding, container, pad)
-    )
+    placement = _placement(leaf.shape, leaf.key_impl, sharding, container, pad, stays_weak)
+    return RestoredLeaf(leaf, dtype, *placement)
 
 
 @lru_cache(maxsize=256)  # a tree has many arrays of few shapes and layouts
@@ -384,6 +448,7 @@ def _placement(
     sharding: Sharding,
     container: ContainerClass,
     pad: bool,
+    stays_weak: bool,
 ) -> tuple[LocalBlocks, Callable[[Any], Any]]:
     """Return the blocks of this process, and the function that makes the value."""
     if isinstance(sharding, SingleDeviceSharding):
@@ -398,7 +463,8 @@ def _placement(
     # The data of keys has more dimensions, which are not sharded.
     rank = len(shape) - _key_ndim(key_impl)
     spec = check_spec(named.spec, shape[:rank], named.mesh.shape)
-    plan = local_blocks_of(shape, named.mesh, spec, pad)
+    over = MeshAndSpec(named.mesh, PartitionSpec(*spec), memory_kind_of(sharding))
+    plan = local_blocks_over(shape, over, pad)
     container = PaddedArray if plan.grid.is_padded else container
 
     def wrap(array: Any) -> Any:
@@ -406,8 +472,8 @@ def _placement(
             array = jax.device_put(array, sharding)
         if key_impl is not None:
             array = jax.random.wrap_key_data(array, impl=key_impl)
-        if sharding.memory_kind is not None and array.sharding.memory_kind != sharding.memory_kind:
-            array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
+        if stays_weak:
+            array = weakly_typed(array)
         return _contained(container, array, shape[:rank])
 
     return plan, wrap
@@ -425,9 +491,13 @@ def check_keys(leaf: ArrayLeaf) -> None:
         )
 
 
+def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that JAX has for arrays of a saved dtype."""
+    return dtype if dtype in KEPT_DTYPES else jax.dtypes.canonicalize_dtype(dtype)
+
+
 def _check_kept(dtype: np.dtype[Any]) -> None:
-    final = dtype if dtype in KEPT_DTYPES else jax.dtypes.canonicalize_dtype(dtype)
-    if final != dtype:
+    if (final := _kept(dtype)) != dtype:
         raise TypeError(
             f"it has dtype {dtype}, which JAX narrows to {final} without jax_enable_x64; set it, "
             "ask for another dtype, or pass a NumPy array in like="

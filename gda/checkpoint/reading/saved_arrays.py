@@ -1,4 +1,4 @@
-"""The arrays of a checkpoint as sources, whose chunks are read when a block is."""
+"""A checkpoint as a tree of sources, whose chunks are read when a block is."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Manifest
 from gda.checkpoint.format.structure import format_path, unflatten
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.manifest_at import check_not_replaced
-from gda.checkpoint.stores.opening import Store
+from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
+from gda.checkpoint.stores.opening import Store, open_store
+from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape, index_at, start_of
 from gda.layout.text import typed_shape
-from gda.storage.sources import HasReader
+from gda.storage.sources import HasReader, Source
 from gda.storage.views.lazy import lazy
 
 AnyArray = np.ndarray[Any, Any]
@@ -27,6 +29,50 @@ AnyArray = np.ndarray[Any, Any]
 # Of chunks: the parts of an array sharded otherwise need them again, and small arrays share them.
 _CACHE_BYTES = 128 * 2**20
 _CACHE_OF_TREE_BYTES = 32 * 2**20
+
+
+@set_module("gda.checkpoint")
+@public
+def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
+    """Return the tree of a checkpoint with lazy sources, to pick, rename and transpose leaves.
+
+    The manifest, PRNG keys and NumPy numbers are read, and no other data. Each array is read where
+    it is used: by ``gda.load_tree``, which gives it a mesh and specs, by ``save`` and
+    ``gda.storage.save_safetensors``, which take the tree or any part of it, or by
+    ``numpy.asarray``. A read compares the checksums of the chunks that it needs. No file is open
+    between reads. Does not communicate; each process may open it and read the blocks that it needs.
+
+    Args:
+      path: as for ``save``.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
+
+    Returns:
+      the tree as it was saved, with a ``gda.storage.LazyArray`` for each array, whatever its
+        container was. Typed PRNG keys are a ``jax.Array`` of keys on one device. Numbers, strings
+        and ``None`` are values.
+
+    Raises:
+      CheckpointNotFoundError: there is no complete checkpoint.
+      CorruptionError: its manifest is damaged; a later read raises it for a chunk.
+      RuntimeError: a later read finds that another save has replaced the checkpoint.
+      OSError: reading failed for another reason; the message names the file.
+
+    >>> import gda, jax, numpy as np, tempfile
+    >>> from jax.sharding import Mesh, PartitionSpec as P
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> gda.checkpoint.save(folder.name, {'dense': {'kernel': np.ones((4, 8))}, 'step': 7})
+    >>> tree = gda.checkpoint.open(folder.name)
+    >>> renamed = {'w': tree['dense']['kernel'].T, 'step': tree['step']}
+    >>> renamed['w'].shape, renamed['step']
+    ((8, 4), 7)
+    >>> mesh = Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> gda.load_tree(renamed, mesh, P('x'), dtype='float32')['w']
+    GlobalArray(shape=(8, 4), dtype=float32, mesh={'x': 8}, spec=P('x'))
+    >>> folder.cleanup()
+    """
+    zarr_format.require_crc32c()
+    store = open_store(path, timeout)
+    return read_complete(store, lambda manifest: tree_of_sources(store, manifest))
 
 
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:
@@ -86,7 +132,7 @@ class ChunkCache:
         return data
 
 
-class SavedArray(HasReader):
+class SavedArray(HasReader, Source):
     """An array of a checkpoint, for ``gda.storage.lazy``; any number of threads may read it."""
 
     def __init__(self, leaf: ArrayLeaf, chunks: ChunkCache) -> None:

@@ -31,13 +31,17 @@ _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the r
 # Small enough for a part to be still in the processor's cache when its checksum is computed: a
 # restore takes a third less. Large enough for google-crc32c to let other threads run.
 _PART_BYTES = 2**20
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_READ = os.O_RDONLY | os.O_NONBLOCK
 # A handle that can open files, also in a directory that may not be listed.
-_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 
 
 class FileStore:
-    """A directory. ``KvStore`` has the same methods, which are described here."""
+    """A directory. ``KvStore`` has the same methods, which are described here.
+
+    Files and directories may be symbolic links, as in the cache of a hub: reads follow them. Writes
+    and removals replace and remove the link itself.
+    """
 
     is_remote = False  # True: requests are slow, and their answers are in new memory
 
@@ -158,10 +162,13 @@ class FileStore:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
         with _opening() as handles, _about(self._inside(name)):
             directory, file = self._directory_of(name, handles)
-            return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+            return _size_at(file, directory)
 
-    def entries(self, directory: str = "") -> list[str]:
-        """Return the names in a directory, by default at the top level."""
+    def entries(self, directory: str = "", known: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level.
+
+        An object store does not list the keys within ``known``, a directory that is there.
+        """
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
     def remove(self, name: str) -> None:
@@ -185,6 +192,8 @@ class FileStore:
         path = os.path.join(self._root, LOCK)
         with _opening() as handles:
             with _about(path):
+                if os.path.islink(path):  # to a file of a cache, which other checkpoints share
+                    os.unlink(path)
                 handle = handles.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             try:
                 is_locked = _try_lock(
@@ -216,7 +225,7 @@ class FileStore:
         with _opening() as handles, _about(self._inside(name)):
             directory, file = self._directory_of(name, handles)
             # Checked first: opening a pipe would block, and opening a device may do anything.
-            _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+            _size_at(file, directory)
             handle = handles.open(file, _READ, directory)
             yield handle, _size(os.fstat(handle))
 
@@ -225,24 +234,10 @@ class FileStore:
         directory, _, file = name.rpartition("/")
         kept = self._kept
         if directory != kept.name:
-            return self._open_directory(directory, handles), file
+            return handles.open(self._inside(directory), _DIRECTORY), file
         if kept.handle is None:
-            kept.handle = self._open_directory(directory, kept.handles)
+            kept.handle = kept.handles.open(self._inside(directory), _DIRECTORY)
         return kept.handle, file
-
-    def _open_directory(self, directory: str, handles: _Handles) -> int:
-        """Return the handle of a directory.
-
-        Links in the path of the checkpoint are followed. Links below it are not, because they may
-        lead anywhere.
-        """
-        handle = handles.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-        for each in directory.split("/") if directory else ():
-            try:
-                handle = handles.open(each, _DIRECTORY, handle)
-            except NotADirectoryError:
-                raise ValueError(f"is missing: {each} is a link or a file") from None
-        return handle
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -331,6 +326,17 @@ def _opening() -> Iterator[_Handles]:
         yield handles
     finally:
         deque(closed, maxlen=0)
+
+
+def _size_at(file: str, directory: int) -> int:
+    """Return the size of a regular file; a link is followed, and its target must be there."""
+    try:
+        return _size(os.stat(file, dir_fd=directory))
+    except FileNotFoundError:
+        with contextlib.suppress(OSError):
+            target = os.readlink(file, dir_fd=directory)
+            raise ValueError(f"is a link to {target}, which is missing; fetch it") from None
+        raise
 
 
 def _size(found: os.stat_result) -> int:

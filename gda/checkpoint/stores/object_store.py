@@ -136,15 +136,25 @@ class KvStore:
     def within(self, directory: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def entries(self, directory: str = "") -> list[str]:
+    def entries(self, directory: str = "", known: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
-        names = self._wait("", self._kv.list)
-        within = f"{directory}/" if directory else ""
-        texts = [name for name in map(_text, names) if name.startswith(within)]
-        return sorted({name.removeprefix(within).partition("/")[0] for name in texts})
+        if directory:
+            keys = self._listed(directory, f"{directory}/", f"{directory}0")
+            names = [key.removeprefix(f"{directory}/") for key in keys]
+        elif known:
+            before, after = self._listed("", "", f"{known}/"), self._listed("", f"{known}0", "")
+            names = [*before, known, *after]
+        else:
+            names = self._listed("", "", "")
+        return sorted({name.partition("/")[0] for name in names})
+
+    def _listed(self, name: str, first: str, end: str) -> list[str]:
+        """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key."""
+        within = self._range(first, end)
+        return list(map(_text, self._wait(name, lambda: self._kv.list(within))))
 
     def remove(self, name: str) -> None:
-        within = self._range(name, f"{name}0")  # "0" follows "/"
+        within = self._range(name, f"{name}0")
         there = self._wait(name, lambda: self._kv.list(within))
         below = f"{name}/".encode()
         keys = deque(key for key in there if key == name.encode() or key.startswith(below))

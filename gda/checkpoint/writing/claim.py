@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from gda.checkpoint.format import manifest_json
@@ -19,6 +19,13 @@ from gda.layout.text import join_some
 # The array of a large leaf, one of packed leaves, and the document of their group.
 _OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
+
+
+def left_by_killed_saves(names: Collection[str]) -> set[str]:
+    """Return the files that saves which were killed left in a directory without a checkpoint."""
+    if manifest_json.NAME in names:
+        return set()
+    return {name for name in names if name == NEW or manifest_json.DATA_PATTERN.fullmatch(name)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,10 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
             ) from None
     with store.lock() as is_locked:
         version = store.version(manifest_json.NAME)  # first, to detect later changes
-        entries = store.entries()
+        committed: str | None = None
+        with contextlib.suppress(CorruptionError):  # then the data in use is unknown
+            committed = _committed(store)
+        entries = store.entries(known=committed or "")
         _check_may_be_saved_into(store, entries, overwrite)
         if NEW in entries and not store.is_remote:
             if not is_locked:
@@ -61,18 +71,21 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
             for name in entries
             if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
         ]
-        try:
-            committed = load_manifest(store).data if manifest_json.NAME in entries else None
-        except CorruptionError:
-            pass  # so the data in use is unknown
-        else:
-            # Left by saves that died. Without a lock one of them may still be running.
-            if is_locked:
-                for name in before:
-                    if name != committed:
-                        remove(store, name)
-                before = [committed] if committed in before else []
+        # Left by saves that died. Without a lock one of them may still be running.
+        if is_locked and committed is not None:
+            for name in before:
+                if name != committed:
+                    remove(store, name)
+            before = [committed] if committed in before else []
         yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+
+
+def _committed(store: Store) -> str:
+    """Return the directory of the data of the checkpoint; empty if there is none."""
+    try:
+        return load_manifest(store).data
+    except FileNotFoundError:
+        return ""
 
 
 def _holds_data_alone(store: Store, name: str) -> bool:

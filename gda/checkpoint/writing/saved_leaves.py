@@ -24,6 +24,7 @@ from gda.arrays.transport.to_host import (
     host_blocks,
     is_host,
 )
+from gda.arrays.weak_types import is_weak
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
@@ -293,7 +294,16 @@ def _of_jax(path: Path, given: Any) -> _Given:
     grid = _of_data(grid_of_leaf(given), array.shape) if is_padded else grid_of_array(array)
     spec, mesh = _said_of(array.sharding)
     dtype = np.dtype(array.dtype)
-    record = ArrayLeaf(path, kind, grid.global_shape, dtype, key_impl, spec=spec, mesh=mesh)
+    record = ArrayLeaf(
+        path,
+        kind,
+        grid.global_shape,
+        dtype,
+        key_impl,
+        spec=spec,
+        mesh=mesh,
+        weak_type=is_weak(array),
+    )
     return _Given(record, array, grid)
 
 

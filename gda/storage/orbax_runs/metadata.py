@@ -26,7 +26,7 @@ EMPTY: dict[str, Callable[[], Any]] = {
 }
 ARRAYS = ("jax.Array", "np.ndarray")
 
-_DEEPEST = 200
+DEEPEST = 200
 _MOST_NAME_BYTES = 4095  # of a path in Linux
 _SEQUENCE, _MAPPING = 1, 2
 
@@ -35,7 +35,7 @@ class OrbaxLeaf(NamedTuple):
     """A leaf of a run."""
 
     path: tuple[Key, ...]
-    kind: str  # of EMPTY or ARRAYS, "scalar", "string", or one that a program has registered
+    kind: str  # of EMPTY or ARRAYS, "scalar", "string", or another
     is_written: bool
 
     @property
@@ -48,9 +48,9 @@ class OrbaxTree(NamedTuple):
     """The leaves of a run, and the format of their data."""
 
     leaves: list[OrbaxLeaf]
-    uses_ocdbt: bool | None  # None in older releases, which do not say it
-    uses_zarr3: bool
-    has_zeros: bool  # blocks of zeros are written too
+    uses_ocdbt: bool | None = None  # None in older releases, which do not say it
+    uses_zarr3: bool | None = None  # None without metadata
+    has_zeros: bool = False  # blocks of zeros are written too
 
 
 def parse_tree(text: bytes) -> OrbaxTree:
@@ -64,6 +64,15 @@ def parse_tree(text: bytes) -> OrbaxTree:
         _flag(content, "use_zarr3", False),
         _flag(content, "store_array_data_equal_to_fill_value", False),
     )
+
+
+def parse_items(text: bytes) -> list[str]:
+    """Return the items in ``_CHECKPOINT_METADATA``, with arrays or without; [] if it has none."""
+    content = _of(dict, parse_json(text.decode()), "it")
+    items = content.get("item_handlers")
+    for name in items if isinstance(items, dict) else ():
+        check_name(name)
+    return [*items] if isinstance(items, dict) else []
 
 
 def parse_strings(text: bytes) -> dict[str, str]:
@@ -136,14 +145,14 @@ def _leaf(name: str, entry: Any) -> OrbaxLeaf:
     try:
         entry = _of(dict, entry, "the entry")
         keys = _of(list, entry.get("key_metadata"), "key_metadata")
-        if len(keys) > _DEEPEST:
-            raise ValueError(f"it is {len(keys)} levels deep; expected are at most {_DEEPEST}")
+        if len(keys) > DEEPEST:
+            raise ValueError(f"it is {len(keys)} levels deep; expected are at most {DEEPEST}")
         value = _of(dict, entry.get("value_metadata"), "value_metadata")
         kind = _of(str, value.get("value_type"), "value_type")
         is_written = not _flag(value, "skip_deserialize", False)
         leaf = OrbaxLeaf(tuple(map(_key, keys)), kind, is_written)
         if is_written and kind not in EMPTY:
-            _check_name(leaf.name)
+            check_name(leaf.name)
     except ValueError as error:
         raise ValueError(f"leaf {name!r:.200}: {error}") from None
     return leaf
@@ -161,7 +170,7 @@ def _key(given: Any) -> Key:
     raise ValueError(f"key {key!r:.80} of type {kind!r:.80} is neither in a mapping nor a sequence")
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
     """Raise ``ValueError`` for a name that is no path inside of the run."""
     try:
         nbytes = len(name.encode())

@@ -7,15 +7,17 @@ each array is opened; all at the same time, because each waits for its own file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
+from gda.storage.orbax_runs.aggregate import is_placeholder, leaves_of, parse_values, value_at
 from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
@@ -26,10 +28,20 @@ from gda.storage.orbax_runs.metadata import (
     parse_tree,
     tree_of,
 )
-from gda.storage.orbax_runs.run_folder import OrbaxFolder, folder_of_tree
+from gda.storage.orbax_runs.run_folder import (
+    AGGREGATE,
+    METADATA,
+    MOST_BYTES,
+    MOST_FILES,
+    OCDBT,
+    OrbaxFolder,
+    folder_of_tree,
+)
+from gda.storage.sources import Unreadable
 
 T = TypeVar("T")
 
+_MOST_AGGREGATED_BYTES = 2**40  # of the file of all small leaves, whose arrays may be any
 _MOST_KEY_BYTES = 2**26  # of an array of keys, which is read when the run is opened
 
 # The numbers of Python by the dtype in which they are saved.
@@ -38,7 +50,9 @@ _OF_PYTHON = ("bool", "int64", "float64", "complex128")
 
 @set_module("gda.storage")
 @public
-def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None) -> Any:
+def open_orbax(
+    path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None, like: Any = None
+) -> Any:
     """Return the tree of an Orbax run, with sources that are read when they are sliced.
 
     Orbax is not imported. The metadata is read, and numbers, strings and PRNG keys; no other data.
@@ -51,21 +65,24 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
         given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made. Also
         a URL such as ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
       item: the item to open if the run has several, such as ``'params'``.
+      like: a tree of the structure that was saved, of arrays, shapes or numbers, for a run of an
+        old release without ``_METADATA``; the result has this structure. Other runs need none.
 
     Returns:
       the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
         named tuples and dataclasses, as Orbax has them in its metadata. Arrays are TensorStores,
-        which ``load_tree`` reads. Numbers and strings are values, and ``None`` and empty containers
+        which ``load_tree`` reads; those that releases before 0.6 put into a file of all small
+        leaves are NumPy arrays. Numbers and strings are values, and ``None`` and empty containers
         are themselves. Typed PRNG keys are a ``jax.Array`` of keys on one device. A leaf without
         data raises ``ValueError`` with the reason when it is used.
 
     Raises:
       FileNotFoundError, NotADirectoryError: the folder or the run is missing.
-      ValueError: the folder is no Orbax run, or one that is unfinished, damaged or leads out of its
-        folder; it has several items, and ``item`` is not one of them; or it holds several runs. The
-        message has the files that were found.
+      ValueError: the folder is no Orbax run, or one that is unfinished or damaged, or with names
+        that lead out of it; it has several items, and ``item`` is not one of them; or it holds
+        several runs. The message has the files that were found.
       OSError: a store cannot be reached.
-      ImportError: TensorStore is not installed.
+      ImportError: TensorStore is not installed; or msgpack, for a file of all small leaves.
 
     >>> import gda, jax, numpy as np, os, tempfile
     >>> import orbax.checkpoint as ocp
@@ -80,36 +97,47 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
     100 (8, 2) float32
     float32[8,2] P('x', 'y')
     """
-    folder = folder_of_tree(path, item)
-    tree = _parsed(folder, "_METADATA", parse_tree)
-    assert tree is not None  # folder_of_tree has found it
-    values = _values_of(folder, tree)
-    try:
-        return tree_of(tree.leaves, lambda leaf: values[leaf])
-    except ValueError as error:
-        raise ValueError(f"{folder.url}_METADATA is damaged: {error}") from None
+    folder = folder_of_tree(path, item, has_like=like is not None)
+    if like is not None:
+        return _structured(folder, like)
+    saved = None
+    if (tree := _parsed(folder, METADATA, parse_tree)) is None:
+        saved = _saved_values(folder)
+        tree = OrbaxTree(_parsed_by(folder, AGGREGATE, lambda: [*leaves_of(saved)]))
+    values = _values_of(folder, tree, saved)
+    return _parsed_by(folder, METADATA, lambda: tree_of(tree.leaves, lambda leaf: values[leaf]))
 
 
-class _NoData:
-    """A leaf without data, which raises ``ValueError`` when it is used."""
+def _structured(folder: OrbaxFolder, like: Any) -> Any:
+    """Return the tree of a run without metadata, in the structure of another one."""
+    if folder.has_tree():
+        raise ValueError(f"{folder.url} has the structure of its tree; omit like=")
+    keyed, structure = jax.tree_util.tree_flatten_with_path(like)
+    leaves = [
+        OrbaxLeaf(
+            tuple(str(jax.tree_util.keystr((key,), simple=True)) for key in keys),
+            "scalar" if isinstance(leaf, int | float | complex | np.generic) else "np.ndarray",
+            is_written=True,
+        )
+        for keys, leaf in keyed
+    ]
+    values = _values_of(folder, OrbaxTree(leaves), None)
+    return jax.tree.unflatten(structure, [values[leaf] for leaf in leaves])
 
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
 
-    def _raise(self, *_: object, **__: object) -> NoReturn:
-        raise ValueError(self._reason)
-
-    shape = dtype = property(_raise)
-    __getitem__ = __array__ = _raise
-
-    def __repr__(self) -> str:
-        return f"<{self._reason}>"
+def _saved_values(folder: OrbaxFolder) -> Any:
+    """Return the values of the file of all small leaves; ``None`` if there is no such file."""
+    return _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
 
 
-def _values_of(folder: OrbaxFolder, tree: OrbaxTree) -> dict[OrbaxLeaf, Any]:
-    """Return the value or the source of each leaf."""
+def _values_of(folder: OrbaxFolder, tree: OrbaxTree, saved: Any) -> dict[OrbaxLeaf, Any]:
+    """Return the value or the source of each leaf; ``saved`` has values that were read before."""
     written = [leaf for leaf in tree.leaves if leaf.is_written]
-    values: dict[OrbaxLeaf, Any] = {leaf: _without_data(folder, leaf) for leaf in tree.leaves}
+    if saved is None and not all(leaf.is_written or leaf.kind in EMPTY for leaf in tree.leaves):
+        saved = _saved_values(folder)
+    values: dict[OrbaxLeaf, Any] = {
+        leaf: _without_data(folder, leaf, saved) for leaf in tree.leaves
+    }
     strings = [leaf for leaf in written if leaf.kind == "string"]
     if strings:
         values |= _strings(folder, strings)
@@ -125,13 +153,18 @@ def _values_of(folder: OrbaxFolder, tree: OrbaxTree) -> dict[OrbaxLeaf, Any]:
     return values | stores | _read(folder, stores, scalars | keys)
 
 
-def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
+def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf, saved: Any) -> Any:
+    """Return the value of a leaf without files of its own."""
     if leaf.kind in EMPTY:
         return EMPTY[leaf.kind]()
+    if not leaf.is_written:
+        with contextlib.suppress(LookupError):
+            if not is_placeholder(value := value_at(saved, leaf.path)):
+                return value
     why = f"has the type {leaf.kind!r:.80}, which gda does not read"
     if not leaf.is_written:
         why = "was not written: its entry in _METADATA has skip_deserialize"
-    return _NoData(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
+    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
@@ -146,16 +179,25 @@ def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf
 
 def _opened(folder: OrbaxFolder, tree: OrbaxTree, leaves: Sequence[OrbaxLeaf]) -> list[Any]:
     """Return the open TensorStores of some leaves."""
-    uses_ocdbt = tree.uses_ocdbt
-    if uses_ocdbt is None:
-        uses_ocdbt = folder.has("manifest.ocdbt")
-    spec = {
-        "driver": "zarr3" if tree.uses_zarr3 else "zarr",
-        # Older releases omit blocks of zeros where the format has a fill value, as only Zarr 3 has.
-        "fill_missing_data_reads": tree.uses_zarr3 and not tree.has_zeros,
-    }
-    names = [leaf.name for leaf in leaves]
-    return folder.results(folder.begin_to_open(spec, names, uses_ocdbt), names, "cannot be opened")
+    names, in_ocdbt = [leaf.name for leaf in leaves], tree.uses_ocdbt
+    if in_ocdbt is None:
+        in_ocdbt = folder.has(OCDBT)
+
+    def opened(uses_zarr3: bool) -> list[Any]:
+        spec = {
+            "driver": "zarr3" if uses_zarr3 else "zarr",
+            # Older releases omit blocks of zeros where the format has a fill value: only Zarr 3.
+            "fill_missing_data_reads": uses_zarr3 and not tree.has_zeros,
+        }
+        begun = folder.begin_to_open(spec, names, in_ocdbt)
+        return folder.results(begun, names, "cannot be opened")
+
+    if tree.uses_zarr3 is not None:
+        return opened(tree.uses_zarr3)
+    try:
+        return opened(uses_zarr3=False)
+    except ValueError:
+        return opened(uses_zarr3=True)
 
 
 def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, str | None]:
@@ -166,13 +208,17 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
     }
     found: dict[str, str | None] = {}
-    process = 0
-    while names - found.keys():  # an array is in the file of each process that has written of it
-        kinds = _parsed(folder, f"array_metadatas/process_{process}", parse_key_kinds)
-        if kinds is None:
+    # An array is in the file of each process that has written of it: mostly all are in the first.
+    numbers = range(1)
+    while names - found.keys():
+        files = [f"array_metadatas/process_{process}" for process in numbers]
+        texts = folder.read_each(files)
+        for file, text in zip(files, texts, strict=True):
+            if text is not None:
+                found |= _parsed_by(folder, file, lambda text=text: parse_key_kinds(text))
+        if None in texts:
             break
-        found |= kinds
-        process += 1
+        numbers = range(numbers.stop, numbers.stop + MOST_FILES)
     return found
 
 
@@ -209,15 +255,19 @@ def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
     try:
         return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:
-        return _NoData(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
+        return Unreadable(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 
 
-def _parsed(folder: OrbaxFolder, name: str, parse: Callable[[bytes], T]) -> T | None:
+def _parsed(
+    folder: OrbaxFolder, name: str, parse: Callable[[bytes], T], most_bytes: int = MOST_BYTES
+) -> T | None:
     """Return the content of a file; ``None`` if it is missing."""
-    text = folder.read(name)
-    if text is None:
-        return None
+    text = folder.read(name, most_bytes)
+    return None if text is None else _parsed_by(folder, name, lambda: parse(text))
+
+
+def _parsed_by(folder: OrbaxFolder, name: str, parse: Callable[[], T]) -> T:
     try:
-        return parse(text)
+        return parse()
     except ValueError as error:
         raise ValueError(f"{folder.url}{name} is damaged: {error}; copy the run again") from None

@@ -7,19 +7,27 @@ there a run is finished when it has ``commit_success.txt``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import stat
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from gda.layout.text import join_some
+from gda.storage import tasks
+from gda.storage.options import Options
+from gda.storage.orbax_runs.metadata import parse_items
 from gda.storage.paths import directory_named, require_tensorstore, url_named
 
+MOST_FILES = 32  # read at a time
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
-MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
-_METADATA, _COMMITTED, _PARTIAL = "_METADATA", "commit_success.txt", ".orbax-checkpoint-tmp"
+METADATA = "_METADATA"
+MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
+AGGREGATE = "checkpoint"  # values of older releases
+OCDBT = "manifest.ocdbt"
+_COMMITTED, _PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", _COMMITTED)  # also of a run with items
 _STEP = re.compile(r"(.*[_-])?\d+")  # the name of the run of a step
 
@@ -33,16 +41,18 @@ _DAMAGED = re.compile(
 )
 
 
-def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
-    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``."""
+def folder_of_tree(path: Any, item: str | None, *, has_like: bool) -> OrbaxFolder:
+    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``.
+
+    With ``has_like``, a folder needs no metadata.
+    """
     folder = _folder_at(path)
     folder.check_finished()
-    if item is None and folder.has(_METADATA):
-        folder.check_files()
+    if has_like:
+        return folder if item is None else folder.within(item)
+    if item is None and folder.has_tree():
         return folder
-    found = folder.within(_item(folder, item))
-    found.check_files()
-    return found
+    return folder.within(_item(folder, item))
 
 
 def _folder_at(path: Any) -> OrbaxFolder:
@@ -60,17 +70,16 @@ def _folder_at(path: Any) -> OrbaxFolder:
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
     """Return the item to open; ``ValueError`` says which there are, or which other files."""
-    names = folder.entries()
-    of_run = not {*_OF_RUN}.isdisjoint(names)
+    if item and _PARTIAL not in item and folder.has_tree(item):
+        return item
+    named = folder.named_items()
+    names = named or folder.entries()
+    of_run = bool(named) or not {*_OF_RUN}.isdisjoint(names)
     items = [
         name
         for name in names
-        if (of_run or not _STEP.fullmatch(name))
-        and _PARTIAL not in name
-        and folder.has(f"{name}/{_METADATA}")
+        if (of_run or not _STEP.fullmatch(name)) and _PARTIAL not in name and folder.has_tree(name)
     ]
-    if item in items:
-        return item
     if item is None and len(items) == 1:
         return items[0]
     there = join_some([repr(name) for name in items])
@@ -81,29 +90,31 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
             f"{folder.url} has {len(items)} items: {there}; pass one of them, such as "
             f"item={items[-1]!r}, or the path of its folder"
         )
-    if item is not None and _METADATA in names:
+    if item is not None and folder.has_tree():
         raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")
     raise ValueError(
-        f"{folder.url} is not an Orbax run, which has {_METADATA}: {_found(folder, names)}"
+        f"{folder.url} is not an Orbax run, which has {METADATA}: {_found(folder, names)}"
     )
 
 
 def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (_METADATA, *_OF_RUN)
+    marks = (METADATA, *_OF_RUN)
     runs = [
         name
         for name in names
         if _STEP.fullmatch(name)
         and (
             any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{_METADATA}") for each in folder.entries(name))
+            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
         )
     ]
     if runs:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
+    if OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names):
+        return "it has arrays, but no structure; pass like=, a tree of the structure that was saved"
     if any(_PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
     if "manifest.json" in names:
@@ -138,7 +149,7 @@ class OrbaxFolder:
         """Return a folder in this one."""
         raise NotImplementedError
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         """Return a file, or ``None`` if it is missing; ``ValueError`` if it is too large."""
         raise NotImplementedError
 
@@ -146,9 +157,28 @@ class OrbaxFolder:
         """Return True if there is a file of this name."""
         raise NotImplementedError
 
+    def has_tree(self, within: str = "") -> bool:
+        """Return True if there are metadata or values of a tree, here or in a folder within."""
+        prefix = f"{within}/" if within else ""
+        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
+
     def entries(self, within: str = "") -> list[str]:
         """Return the names in this folder, or in one within."""
         raise NotImplementedError
+
+    def named_items(self) -> list[str]:
+        """Return the names of the items by the metadata, if that costs less than ``entries``."""
+        return []
+
+    def read_each(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return several files, read at the same time, as ``read`` does."""
+        found: list[bytes | None] = [None] * len(names)
+        each = (
+            tasks.Task(0, partial(self.read, name), partial(found.__setitem__, number))
+            for number, name in enumerate(names)
+        )
+        tasks.run(each, Options(max_workers=MOST_FILES))
+        return found
 
     def check_finished(self) -> None:
         """Raise if the run does not exist, or its save has not finished."""
@@ -157,9 +187,6 @@ class OrbaxFolder:
                 f"{self.url} is an unfinished save: {_PARTIAL} is in its name; open a run that is "
                 "complete"
             )
-
-    def check_files(self) -> None:
-        """Raise ``ValueError`` if something in the folder leads out of it."""
 
     def begin_to_open(
         self, spec: dict[str, Any], names: Iterable[str], in_ocdbt: bool
@@ -195,19 +222,19 @@ class OrbaxFolder:
 class _Directory(OrbaxFolder):
     """A folder on a disk."""
 
-    def __init__(self, path: str, root: str | None = None) -> None:
-        self._path, self._root = os.path.abspath(path), root or path
+    def __init__(self, path: str) -> None:
+        self._path = os.path.abspath(path)
         super().__init__({"driver": "file", "path": f"{self._path}/"}, os.path.join(path, ""))
 
     def within(self, name: str) -> OrbaxFolder:
-        return _Directory(os.path.join(self._path, name), self._root)
+        return _Directory(os.path.join(self._path, name))
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         if not self.has(name):
             return None
         with open(os.path.join(self._path, name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if size > MOST_BYTES:
+            if size > most_bytes:
                 raise _too_large(self.url + name, size)
             return file.read(size)
 
@@ -222,30 +249,6 @@ class _Directory(OrbaxFolder):
         super().check_finished()
         os.scandir(self._path).close()  # FileNotFoundError, NotADirectoryError
 
-    def check_files(self) -> None:
-        # The metadata does not say which files there are, and TensorStore follows links.
-        root = os.path.realpath(self._root)
-        pending = [self._path]
-        self._check_link(self._path, root)
-        while pending:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    elif not entry.is_file(follow_symlinks=False):
-                        self._check_link(entry.path, root)
-
-    def _check_link(self, path: str, root: str) -> None:
-        real = os.path.realpath(path)
-        if os.path.commonpath([root, real]) != root:
-            raise ValueError(
-                f"{path} is a link to {real}, outside of the run; if you trust it, copy the run "
-                "with its links followed: cp -rL"
-            )
-        mode = os.stat(real).st_mode if os.path.exists(real) else 0
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise ValueError(f"{path} is not a file; the run is damaged: copy it again")
-
 
 class _StoredFolder(OrbaxFolder):
     """A folder in an object store."""
@@ -253,10 +256,10 @@ class _StoredFolder(OrbaxFolder):
     def within(self, name: str) -> OrbaxFolder:
         return _StoredFolder(self._spec | {"path": f"{self._spec['path']}{name}/"})
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         try:
             # Read the byte after the last allowed one: a file that is too large is not transferred.
-            found = self._read(name, slice(MOST_BYTES, MOST_BYTES + 1))
+            found = self._read(name, slice(most_bytes, most_bytes + 1))
         except ValueError as error:
             if "OUT_OF_RANGE" not in str(error):
                 raise
@@ -264,7 +267,7 @@ class _StoredFolder(OrbaxFolder):
             return found.value
         if found.state == "missing":
             return None
-        raise _too_large(self.url + name, MOST_BYTES + 1)
+        raise _too_large(self.url + name, most_bytes + 1)
 
     def has(self, name: str) -> bool:
         return self._read(name, slice(0, 0)).state == "value"
@@ -272,22 +275,26 @@ class _StoredFolder(OrbaxFolder):
     def entries(self, within: str = "") -> list[str]:
         # TensorStore cannot list one level.
         prefix = f"{within}/" if within else ""
-        keys = [key.decode(errors="backslashreplace") for key in self._kv.list().result()]
-        below = [key.removeprefix(prefix) for key in keys if key.startswith(prefix)]
-        return sorted({key.partition("/")[0] for key in below})
+        below = self._tensorstore.KvStore.KeyRange(prefix, f"{within}0" if within else "")
+        keys = self._kv.list(below, strip_prefix_length=len(prefix.encode())).result()
+        return sorted({key.decode(errors="backslashreplace").partition("/")[0] for key in keys})
+
+    def named_items(self) -> list[str]:
+        with contextlib.suppress(ValueError):
+            return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
+        return []
 
     def check_finished(self) -> None:
         super().check_finished()
         if self.has(_COMMITTED):
             return
-        names = self.entries()
-        if not names:
-            raise FileNotFoundError(f"there is nothing at {self.url}")
-        if not {_METADATA, *_OF_RUN}.isdisjoint(names):
+        if self.has_tree() or any(map(self.has, _OF_RUN)):
             raise ValueError(
                 f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
                 f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
             )
+        if not self.entries():
+            raise FileNotFoundError(f"there is nothing at {self.url}")
 
     def _read(self, name: str, byte_range: slice | None) -> Any:
         try:

@@ -17,7 +17,7 @@ from gda.layout.spec import Shape
 from gda.layout.text import counted
 from gda.storage.sources import HasReader, Source, source_of
 from gda.storage.views.mapping import Item, ViewMap, identity
-from gda.storage.views.reads import Joined, Leaf, Mapped, source_of_node
+from gda.storage.views.reads import Joined, Leaf, Mapped, bits_of, source_of_node
 
 
 @set_module("gda.storage")
@@ -25,14 +25,15 @@ class LazyArray(HasReader):
     """A view of sources, read when an array is made of it, from ``gda.storage.lazy``.
 
     It is a source of ``gda.load_tree`` and ``GlobalArray.from_source``, which read the blocks that
-    they need. ``np.asarray(view)`` reads all. Every operation returns another view and reads
-    nothing. A view never changes.
+    they need. ``np.asarray(view)`` and other functions of NumPy, such as ``np.stack``, read all;
+    ``gda.storage.stack`` gives a view. Every operation returns another view and reads nothing. A
+    view never changes.
 
     Each block is read in as few slices of the sources as cost no more than several: slices that
-    overlap, lie side by side, share a chunk, or have fewer than 32 KiB between them are read as
-    one. So a block of a dimension that was split, merged or sliced with a step may also read what
-    lies between two slices: less than 32 KiB, or the rest of a chunk. Other blocks read their own
-    elements.
+    overlap, lie side by side, share a chunk, or have fewer than 32 KiB between them are read
+    together, in pieces of 4 MiB if not straight into the block. So a block of a dimension that was
+    split, merged or sliced with a step may also read what lies between two slices: less than
+    32 KiB, or the rest of a chunk. Other blocks read their own elements.
 
     Attributes:
       shape: its sizes.
@@ -71,6 +72,12 @@ class LazyArray(HasReader):
         """Bytes of all elements."""
         return self.size * self.dtype.itemsize
 
+    def __len__(self) -> int:
+        """Size of the first dimension; ``TypeError`` for a view of no dimensions."""
+        if not self.shape:
+            raise TypeError("a view of no dimensions has no len(); use view.size, which is 1")
+        return self.shape[0]
+
     @property
     def T(self) -> LazyArray:
         """The view with its dimensions in reverse order."""
@@ -100,6 +107,51 @@ class LazyArray(HasReader):
         return self._then(f".transpose{given}", self._node.map.transposed(order))
 
     @public
+    def swapaxes(self, axis1: int, axis2: int) -> LazyArray:
+        """Return the view with two of its dimensions interchanged, as ``numpy.swapaxes``.
+
+        Raises:
+          ValueError: there is no such axis.
+
+        >>> import gda, numpy as np
+        >>> gda.storage.lazy(np.zeros((2, 3, 4))).swapaxes(0, -1).shape
+        (4, 3, 2)
+        """
+        one, other = _axis(axis1, self.ndim), _axis(axis2, self.ndim)
+        order = [*range(self.ndim)]
+        order[one], order[other] = other, one
+        return self._then(f".swapaxes({one}, {other})", self._node.map.transposed(order))
+
+    @public
+    def squeeze(self, axis: int | Sequence[int] | None = None) -> LazyArray:
+        """Return the view without dimensions of size 1, as ``numpy.squeeze``.
+
+        Args:
+          axis: the dimension or dimensions; by default all of size 1.
+
+        Raises:
+          ValueError: there is no such axis, or it has another size.
+
+        >>> import gda, numpy as np
+        >>> view = gda.storage.lazy(np.zeros((1, 3, 1)))
+        >>> view.squeeze().shape, view.squeeze(0).shape
+        ((3,), (3, 1))
+        """
+        axes = {n for n, size in enumerate(self.shape) if size == 1}
+        if axis is not None:
+            given = {_axis(each, self.ndim) for each in _integers([axis])}
+            if given - axes:
+                raise ValueError(
+                    f"axis={axis} of a view of shape {self.shape}; squeeze drops dimensions of "
+                    "size 1 only"
+                )
+            axes = given
+        items = [0 if n in axes else range(size) for n, size in enumerate(self.shape)]
+        view_map = self._node.map.indexed(items)
+        assert view_map is not None  # whole dimensions
+        return self._then(f".squeeze({'' if axis is None else axis})", view_map)
+
+    @public
     def reshape(self, *shape: int | Sequence[int]) -> LazyArray:
         """Return the view in another shape: dimensions split, and neighbours merged.
 
@@ -127,7 +179,7 @@ class LazyArray(HasReader):
 
     @public
     def astype(self, dtype: npt.DTypeLike) -> LazyArray:
-        """Return the view cast to a dtype, by the cast that NumPy makes.
+        """Return the view cast to a dtype.
 
         Args:
           dtype: as ``dtype=`` of ``gda.load_tree``. For elements without a NumPy type, as
@@ -135,6 +187,8 @@ class LazyArray(HasReader):
 
         Raises:
           TypeError: that is no dtype, or of another size than elements without a type.
+
+        A read raises ``DoesNotFitError`` for a value that the dtype cannot hold, as ``load_tree``.
 
         >>> import gda, numpy as np
         >>> np.asarray(gda.storage.lazy(np.arange(3)).astype('bf16'))
@@ -153,6 +207,31 @@ class LazyArray(HasReader):
         below, view_map = (node, identity(self.shape)) if is_cast else (node.node, node.map)
         steps = (*self._steps, f".astype({wanted})")
         return LazyArray(Mapped(below, view_map, wanted), self._origin, steps)
+
+    @public
+    def view(self, dtype: npt.DTypeLike) -> LazyArray:
+        """Return the bits of the view as numbers of another dtype, as ``numpy.ndarray.view``.
+
+        Args:
+          dtype: one of as many bytes, as for ``astype``.
+
+        Raises:
+          TypeError: that is no dtype, or of another size.
+
+        >>> import gda, numpy as np
+        >>> np.asarray(gda.storage.lazy(np.array([16256], np.uint16)).view('bf16'))
+        array([1], dtype=bfloat16)
+        """
+        wanted = native(as_dtype(dtype))
+        if wanted.itemsize != self.dtype.itemsize:
+            raise TypeError(
+                f"a view of {self.dtype}, of {self.dtype.itemsize} bytes, has no elements of "
+                f"{wanted}, of {wanted.itemsize} bytes; give a dtype of that size, or read the "
+                "array and view that, numpy.asarray(view).view(dtype)"
+            )
+        leaf = Leaf(self, bits_of(self._reader, wanted))
+        steps = (*self._steps, f".view({wanted})")
+        return LazyArray(Mapped(leaf, identity(self.shape), wanted), self._origin, steps)
 
     @public
     def __getitem__(self, index: Any) -> LazyArray:
@@ -304,8 +383,7 @@ def _axis(axis: int, ndim: int) -> int:
     number = operator.index(axis)
     if not -ndim <= number < ndim:
         raise ValueError(
-            f"axis={axis} of a result of {counted(ndim, 'dimension')}; give a number from "
-            f"{-ndim} to {ndim - 1}"
+            f"axis={axis} of {counted(ndim, 'dimension')}; give a number from {-ndim} to {ndim - 1}"
             if ndim
             else "views of no dimensions; use stack"
         )
@@ -386,13 +464,17 @@ def _item(item: Any, dimension: int, size: int) -> int | range:
 # The text of a view: its sources and steps.
 
 
-def _made_of(view: LazyArray) -> str:
+def _made_of(view: LazyArray, levels: int = 3) -> str:
+    """Return the text of a view, with so many levels of joined views."""
     origin = view._origin
     if isinstance(origin, _Join):
         name, parts, axis = origin
-        texts = [_made_of(part) for part in parts]
-        shown = texts if len(texts) < 3 else [texts[0], "...", texts[-1]]
-        count = "" if len(texts) < 3 else f" of {len(texts)}"
+        shown = ["..."]
+        if levels:
+            some = parts if len(parts) < 3 else [parts[0], parts[-1]]
+            shown = [_made_of(part, levels - 1) for part in some]
+            shown[1:1] = ["..."] * (len(parts) > 2)
+        count = "" if len(parts) < 3 else f" of {len(parts)}"
         text = f"{name}([{', '.join(shown)}], axis={axis}){count}"
     elif isinstance(origin, np.ndarray | jax.Array):  # whose repr reads them
         text = f"{type(origin).__name__}[{','.join(map(str, origin.shape))}]"

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import chain, product
 from typing import NamedTuple
 
 from gda.layout.spec import Index, Shape
@@ -123,24 +123,20 @@ class ViewMap:
                 factors += own
             yield Box(tuple([part[0] for part in combination]), tuple(starts), tuple(factors))
 
-    def chunks(self, chunks: Shape) -> Shape | None:
-        """Return the chunks of a view whose source has these, or None unless they form a grid.
+    def chunks(self, chunks: Shape) -> Shape:
+        """Return the chunks of a view whose source has these.
 
-        A cut between two chunks of the view never divides a chunk of the source.
+        A cut between two chunks of the view divides none of the source if the view begins with one
+        and no dimension was merged or split within one; else few.
         """
-        if not math.prod(self.shape):
-            return None
         sizes = []
         for own in self.factors:
-            size, is_whole = 1, True
+            size = whole = 1
             for factor in reversed(own):
-                along = _chunk_along(factor, chunks[factor.dimension], self.starts)
-                if not along or (along > 1 and not is_whole):
-                    return None
-                if factor is not own[0] and factor.size % along:
-                    return None
-                size *= along
-                is_whole = is_whole and along == factor.size
+                along = max(chunks[factor.dimension] // abs(factor.stride or 1), 1)
+                if along > 1 and factor.size > 1:
+                    size = whole * min(along, factor.size)
+                whole *= factor.size
             sizes.append(size)
         return tuple(sizes)
 
@@ -157,14 +153,19 @@ class Box(NamedTuple):
         """Sizes of the part, if each factor has a dimension of its own."""
         return tuple([factor.size for factor in self.factors])
 
+    def element_at(self, digits: Shape) -> Shape:
+        """Return the element of the source at a digit of each factor."""
+        place = list(self.starts)
+        for factor, digit in zip(self.factors, digits, strict=True):
+            place[factor.dimension] += factor.stride * digit
+        return tuple(place)
+
     def part(self, digits: Sequence[range]) -> Box:
         """Return the part of the box at ranges of digits; ``within`` is that of the whole box."""
-        starts = list(self.starts)
-        for factor, some in zip(self.factors, digits, strict=True):
-            starts[factor.dimension] += factor.stride * some.start
+        starts = self.element_at(tuple([some.start for some in digits]))
         pairs = zip(self.factors, digits, strict=True)
         factors = tuple([factor._replace(size=len(some)) for factor, some in pairs])
-        return Box(self.within, tuple(starts), factors)
+        return Box(self.within, starts, factors)
 
     def hull(self) -> Index:
         """Return the smallest index of the source that has all elements."""
@@ -174,11 +175,11 @@ class Box(NamedTuple):
             end[dimension] += stride * (size - 1)
         return tuple([slice(low, high + 1) for low, high in zip(first, last, strict=True)])
 
-    def parts(self, chunks: Shape, most: float) -> Iterator[tuple[range, ...]]:
+    def parts(self, chunks: Shape) -> Iterator[tuple[range, ...]]:
         """Yield ranges of digits, whose parts are each to be read as their hull.
 
         Digits that are far from each other are read one by one: where two touch more chunks
-        together than apart. A hull of more than ``most`` elements is divided where chunks end.
+        together than apart.
         """
         ranges = [[range(factor.size)] for factor in self.factors]
         read = [range(1)] * len(ranges)  # the digits of a part
@@ -193,43 +194,22 @@ class Box(NamedTuple):
                 ranges[n] = [range(digit, digit + 1) for digit in range(size)]
             else:
                 read[n] = range(size)
-        self._divide(ranges, read, chunks, most)
         yield from product(*ranges)
 
-    def _divide(
-        self, ranges: list[list[range]], read: list[range], chunks: Shape, most: float
-    ) -> None:
-        """Divide the ranges of digits that are read together until a hull has ``most`` elements."""
-        size = math.prod(sizes_of(self.part(read).hull()))
-        factors = self.factors
-        for n in sorted(
-            range(len(read)), key=lambda n: (factors[n].dimension, -abs(factors[n].stride))
-        ):
-            if size <= most or len(read[n]) == 1:
-                continue
-            count = min(len(read[n]), math.ceil(size / most))
-            ranges[n] = self._divided(n, read, chunks, -(-len(read[n]) // count))
-            size = size * max(map(len, ranges[n])) // len(read[n])
-
-    def _divided(self, n: int, read: list[range], chunks: Shape, each: int) -> list[range]:
-        """Return ranges of ``each`` digits of a factor, or more until a chunk ends."""
-        dimension, _, size = self.factors[n]
-        chunk = chunks[dimension]
-
-        def chunks_at(digit: int) -> range:
-            one = [*read[:n], range(digit, digit + 1), *read[n + 1 :]]
-            along = self.part(one).hull()[dimension]
-            return range(along.start // chunk, (along.stop - 1) // chunk + 1)
-
-        cuts, digit = [0], each
-        while digit < size:
-            before, after = chunks_at(digit - 1), chunks_at(digit)
-            if before[-1] < after[0] or after[-1] < before[0]:
-                cuts.append(digit)
-                digit += each
-            else:
-                digit += 1
-        return [range(*pair) for pair in pairwise([*cuts, size])]
+    def parts_at(self, index: Index) -> Iterator[tuple[range, ...]]:
+        """Yield ranges of digits, whose parts have all elements at an index of the source."""
+        order: list[int] = []
+        along: list[list[tuple[range, ...]]] = []
+        for dimension, (start, s) in enumerate(zip(self.starts, index, strict=True)):
+            own = [n for n, factor in enumerate(self.factors) if factor.dimension == dimension]
+            # Along one dimension they are nested, as digits of a number are.
+            own.sort(key=lambda n: -abs(self.factors[n].stride))
+            order += own
+            factors = [self.factors[n] for n in own]
+            along.append([*_digits_between(factors, start, s.start, s.stop - 1)])
+        for combination in product(*along):
+            digits = [some for each in combination for some in each]
+            yield tuple([some for _, some in sorted(zip(order, digits, strict=True))])
 
 
 def identity(shape: Shape) -> ViewMap:
@@ -256,17 +236,6 @@ def chunks_of_bytes(shape: Shape, itemsize: int, nbytes: int) -> Shape:
         chunks.append(max(min(size, remaining), 1))
         remaining = remaining // max(size, 1) or 1
     return tuple(chunks[::-1])
-
-
-def sizes_of(index: Index) -> Shape:
-    """Return the shape of the block at an index that has every start and stop."""
-    return tuple([s.stop - s.start for s in index])
-
-
-def hull_of(first: Index, second: Index) -> Index:
-    """Return the smallest index that has two others."""
-    pairs = zip(first, second, strict=True)
-    return tuple([slice(min(a.start, b.start), max(a.stop, b.stop)) for a, b in pairs])
 
 
 def _joined(factors: Iterable[Factor]) -> tuple[Factor, ...]:
@@ -323,11 +292,34 @@ def _digits(sizes: Shape, start: int, stop: int) -> Iterator[tuple[range, ...]]:
             yield range(last, last + 1), *inner
 
 
-def _chunk_along(factor: Factor, chunk: int, starts: Shape) -> int | None:
-    """Return the digits of a factor in one chunk; None if chunks do not begin with a digit 0."""
-    step, start = factor.stride, starts[factor.dimension]
-    if step == -1:
-        return min(chunk, factor.size) if (start + 1) % chunk == 0 else None
-    if step < 1 or start % chunk or (chunk % step and step % chunk):
-        return None
-    return min(max(chunk // step, 1), factor.size)
+def _digits_between(
+    factors: Sequence[Factor], start: int, low: int, high: int
+) -> Iterator[tuple[range, ...]]:
+    """Yield the boxes of digits of nested factors whose positions are from ``low`` to ``high``.
+
+    >>> [*_digits_between([Factor(0, 10, 4), Factor(0, 1, 10)], 0, 8, 30)]  # tens and ones
+    [(range(0, 1), range(8, 10)), (range(3, 4), range(0, 1)), (range(1, 3), range(0, 10))]
+    """
+    if not factors:
+        if low <= start <= high:
+            yield ()
+        return
+    (_, stride, size), *inner = factors
+    ends = [stride * (size - 1) for _, stride, size in inner]
+    before, after = sum([min(end, 0) for end in ends]), sum([max(end, 0) for end in ends])
+    touched = _between(stride, size, low - start - after, high - start - before)
+    within = _between(stride, size, low - start - before, high - start - after)
+    if not within:  # one digit, or two
+        within = range(touched.stop, touched.stop)
+    for digit in chain(range(touched.start, within.start), range(within.stop, touched.stop)):
+        for rest in _digits_between(inner, start + stride * digit, low, high):
+            yield range(digit, digit + 1), *rest
+    if within:
+        yield within, *[range(size) for _, _, size in inner]
+
+
+def _between(stride: int, size: int, low: int, high: int) -> range:
+    """Return the digits whose multiples of a stride are from ``low`` to ``high``."""
+    if stride < 0:
+        stride, low, high = -stride, -high, -low
+    return range(max(-(-low // stride), 0), min(high // stride + 1, size))

@@ -8,6 +8,7 @@ one source that overlap or lie together become one.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,17 +18,17 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gda.layout.dtype_names import is_raw, native
-from gda.layout.spec import Index, Shape, bounded
+from gda.layout.sharing import boxes_of_chunks, common_box
+from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of
 from gda.layout.text import format_index
-from gda.storage.sources import AsyncSource, Source, as_numpy
-from gda.storage.tasks import Future, JoinedFutures
+from gda.storage.casts import Origin, cast_into
+from gda.storage.sources import AsyncSource, Source, checked_block
+from gda.storage.tasks import Future, JoinedFutures, groups_within
 from gda.storage.views.mapping import (
     Box,
     ViewMap,
     chunks_of_bytes,
-    hull_of,
     num_chunks,
-    sizes_of,
 )
 
 _Memory = np.ndarray[Any, Any]
@@ -35,8 +36,10 @@ _Memory = np.ndarray[Any, Any]
 # A read of a file costs as much as so many bytes, so fewer between two slices are read with them: a
 # source without chunks is planned as if it had chunks of this size.
 READ_BYTES = 32 * 1024
-# A slice that is to be transposed or cast is read in pieces of so many bytes.
+# What is not read straight into the block is read in pieces of so many bytes, or one chunk.
 PIECE_BYTES = 4 * 2**20
+# Of the pieces that a library reads at the same time.
+_BUFFERS_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,15 @@ class Leaf:
 
     @property
     def source_bytes(self) -> int:
+        return self.leaf_bytes
+
+    @property
+    def leaf_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_async(self) -> bool:
+        return isinstance(self.source, AsyncSource)
 
     @cached_property
     def chunks(self) -> Shape:
@@ -65,75 +76,37 @@ class Leaf:
         given = self.source.chunks
         return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
-    def leaves(self) -> Iterator[Leaf]:
-        yield self
 
-
-@dataclass(frozen=True, eq=False)
+# What a node says is computed when it is made: later, a chain of hundreds would need a frame for
+# each, and parts that are shared would be asked again and again.
 class Mapped:
     """A view of a node, cast to a dtype."""
 
-    node: Node
-    map: ViewMap
-    dtype: np.dtype[Any]
-
-    @cached_property
-    def is_cast(self) -> bool:
-        return self.dtype != self.node.dtype or self.node.is_cast
-
-    @cached_property
-    def shape(self) -> Shape:
-        return self.map.shape
-
-    @cached_property
-    def chunks(self) -> Shape | None:
-        return None if self.node.chunks is None else self.map.chunks(self.node.chunks)
-
-    @property
-    def source_bytes(self) -> int:
+    def __init__(self, node: Node, view_map: ViewMap, dtype: np.dtype[Any]) -> None:
+        self.node, self.map, self.dtype = node, view_map, dtype
+        self.shape = view_map.shape
+        self.chunks = view_map.chunks(node.chunks)
+        self.is_cast = dtype != node.dtype or node.is_cast
+        self.is_async, self.leaf_bytes = node.is_async, node.leaf_bytes
         # A part of nodes of several dtypes counts as if they were mixed evenly.
-        below = math.prod(self.node.shape)
-        return self.node.source_bytes * math.prod(self.shape) // below if below else 0
-
-    def leaves(self) -> Iterator[Leaf]:
-        return self.node.leaves()
+        below = math.prod(node.shape)
+        self.source_bytes = node.source_bytes * math.prod(self.shape) // below if below else 0
 
 
-@dataclass(frozen=True, eq=False)
 class Joined:
     """Nodes of one dtype, side by side along an axis."""
 
-    parts: Sequence[Mapped]
-    axis: int
-
-    @cached_property
-    def is_cast(self) -> bool:
-        return any(part.is_cast for part in self.parts)
-
-    @cached_property
-    def shape(self) -> Shape:
-        first, axis = self.parts[0].shape, self.axis
-        return (*first[:axis], sum(part.shape[axis] for part in self.parts), *first[axis + 1 :])
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.parts[0].dtype
-
-    @property
-    def source_bytes(self) -> int:
-        return sum(part.source_bytes for part in self.parts)
-
-    @cached_property
-    def chunks(self) -> Shape | None:
-        known = {part.chunks for part in self.parts}
-        if len(known) > 1 or (chunks := known.pop()) is None:
-            return None
-        ends_with_chunk = [part.shape[self.axis] % chunks[self.axis] == 0 for part in self.parts]
-        return chunks if all(ends_with_chunk[:-1]) else None
-
-    def leaves(self) -> Iterator[Leaf]:
-        for part in self.parts:
-            yield from part.leaves()
+    def __init__(self, parts: Sequence[Mapped], axis: int) -> None:
+        self.parts, self.axis = parts, axis
+        self.dtype = parts[0].dtype
+        first = parts[0].shape
+        self.shape = (*first[:axis], sum(p.shape[axis] for p in parts), *first[axis + 1 :])
+        # Of parts whose chunks differ, the largest divide few.
+        self.chunks = tuple(map(max, *[part.chunks for part in parts], parts[0].chunks))
+        self.is_cast = any(part.is_cast for part in parts)
+        self.is_async = all(part.is_async for part in parts)
+        self.leaf_bytes = sum(part.leaf_bytes for part in parts)
+        self.source_bytes = sum(part.source_bytes for part in parts)
 
 
 Node = Leaf | Mapped | Joined
@@ -141,41 +114,82 @@ Node = Leaf | Mapped | Joined
 
 def source_of_node(node: Mapped) -> Source:
     """Return the reader of a view: asynchronous if all its sources are."""
-    are_async = all(isinstance(leaf.source, AsyncSource) for leaf in node.leaves())
-    return _AsyncViewSource(node) if are_async else _ViewSource(node)
+    return _AsyncViewSource(node) if node.is_async else _ViewSource(node)
 
 
-class _ViewSource:
+def bits_of(source: Source, dtype: np.dtype[Any]) -> Source:
+    """Return a source of the bits of another, as numbers of a dtype of as many bytes."""
+    return (_AsyncBits if isinstance(source, AsyncSource) else _Bits)(source, dtype)
+
+
+class _Bits(Source):
+    """The bits of a view as numbers of another dtype."""
+
+    def __init__(self, source: Any, dtype: np.dtype[Any]) -> None:
+        self._source, self.dtype = source, dtype
+        self.shape, self.chunks = source.shape, source.chunks
+        self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
+        out = empty(self.dtype)
+        self._source.read(index, out.view)
+        return out
+
+
+class _AsyncBits(_Bits, AsyncSource):
+    """The same of a view that reads concurrently."""
+
+    def begin(self, index: Index, out: _Memory) -> Future:
+        return self._source.begin(index, out.view(self._source.dtype))
+
+
+class _ViewSource(Source):
     """The reader of a view."""
 
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
+        self.buffer_bytes = min(node.leaf_bytes, PIECE_BYTES)
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
-        plan = Plan(PIECE_BYTES)
+        plan = Plan()
         plan.add(self._node, bounded(index, self.shape), out)
-        for group in plan.groups():
-            group.read()
+        for read in plan.reads():
+            read.now()
         for copy in plan.copies:
             copy()
         return out
 
 
 class _AsyncViewSource(AsyncSource):
-    """The reader of a view of sources that read concurrently, which all begin at once."""
+    """The reader of a view of sources that read concurrently.
+
+    All reads straight into the block begin at once; others a few at a time, in buffers.
+    """
 
     def __init__(self, node: Mapped) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
+        self.buffer_bytes = min(node.leaf_bytes, _BUFFERS_BYTES)
 
     def begin(self, index: Index, out: _Memory) -> Future:
-        plan = Plan(math.inf)
+        plan = Plan()
         plan.add(self._node, bounded(index, self.shape), out)
-        groups = plan.groups()
-        futures = [group.begin() for group in groups]
-        return JoinedFutures(futures, [*[group.deliver for group in groups], *plan.copies])
+        reads = sorted(plan.reads(), key=lambda read: read.buffer_bytes > 0)
+        nbytes = [read.buffer_bytes for read in reads]
+        first, *others = [*groups_within(reads, nbytes, _BUFFERS_BYTES)] or [[]]
+
+        def go_on() -> None:
+            for read in first:
+                read.deliver()
+            for some in others:
+                for future in [read.begin() for read in some]:
+                    future.result()
+                for read in some:
+                    read.deliver()
+
+        return JoinedFutures([read.begin() for read in first], [go_on, *plan.copies])
 
 
 @dataclass(frozen=True)
@@ -189,6 +203,16 @@ class _Slice:
     memory: _Memory | None  # the same in the order of the source, if it can be read into
     is_cast: bool
 
+    def parts_at(self, index: Index) -> Iterator[_Slice]:
+        """Yield the parts of the slice that have all of its elements at an index of the source."""
+        if common_box(index, self.index) == self.index:
+            yield self
+            return
+        for digits in self.box.parts_at(index):
+            box = self.box.part(digits)
+            target = self.target[tuple([slice(some.start, some.stop) for some in digits])]
+            yield _Slice(self.leaf, box, box.hull(), target, None, self.is_cast)
+
     def deliver(self, block: _Memory, at: Index) -> None:
         """Copy the elements out of a block of the source that lies at an index."""
         if is_raw(block.dtype) and block.dtype.itemsize == self.target.dtype.itemsize:
@@ -198,40 +222,35 @@ class _Slice:
                 f"the source has dtype {self.leaf.dtype}, but its block has dtype {block.dtype}, "
                 "as in libraries that scale their data; choose one with .astype(dtype)"
             )
-        _copy(self.target, _taken(self.box, block, at))
+        _copy(self.target, block, self.box, at)
+
+
+_Wanted = tuple[Mapped | Joined, Index, _Memory]  # a block of a node, and where it goes
 
 
 class Plan:
     """The slices to read, and the copies to make afterwards, for one block of a view."""
 
-    def __init__(self, piece_bytes: float) -> None:
-        self._piece_bytes = piece_bytes
+    def __init__(self) -> None:
         self._slices: dict[int, list[_Slice]] = {}
-        self.copies: list[Callable[[], object]] = []
+        self.copies: deque[Callable[[], object]] = deque()  # in their order
 
-    def add(self, node: Node, index: Index, out: _Memory) -> None:
+    def add(self, node: Mapped | Joined, index: Index, out: _Memory) -> None:
         """Plan to read the block of a node at an index into ``out``, of any strides.
 
         ``out`` may have another dtype if no node below casts: the values are then cast once.
         """
-        if not out.size:
-            return
-        if isinstance(node, Joined):
-            self._add_joined(node, index, out)
-            return
-        assert isinstance(node, Mapped)
-        below, itemsize = node.node, node.node.dtype.itemsize
-        chunks = below.chunks or chunks_of_bytes(below.shape, itemsize, READ_BYTES)
-        for box in node.map.boxes(index):
-            target = out[(*box.within, ...)].reshape(box.sizes)
-            is_direct = self._memory_of(box, target, below) is not None
-            most = math.inf if is_direct else self._piece_bytes / max(itemsize, 1)
-            for digits in box.parts(chunks, most):
-                part = box.part(digits)
-                within = tuple([slice(some.start, some.stop) for some in digits])
-                self._add_box(below, part, target[(*within, ...)])
+        # No recursion: a view may be a chain of hundreds.
+        remaining: list[_Wanted] = [(node, index, out)]
+        while remaining:
+            node, index, out = remaining.pop()
+            if out.size:
+                if isinstance(node, Joined):
+                    remaining += self._of_joined(node, index, out)
+                else:
+                    remaining += self._of_mapped(node, index, out)
 
-    def _add_joined(self, node: Joined, index: Index, out: _Memory) -> None:
+    def _of_joined(self, node: Joined, index: Index, out: _Memory) -> Iterator[_Wanted]:
         axis, begin = node.axis, 0
         wanted = index[axis]
         for part in node.parts:
@@ -240,22 +259,32 @@ class Plan:
             if first < last:
                 own = slice(first - begin, last - begin)
                 within = (slice(None),) * axis + (slice(first - wanted.start, last - wanted.start),)
-                self.add(part, (*index[:axis], own, *index[axis + 1 :]), out[within])
+                yield part, (*index[:axis], own, *index[axis + 1 :]), out[within]
             begin = end
 
-    def _add_box(self, below: Node, box: Box, target: _Memory) -> None:
+    def _of_mapped(self, node: Mapped, index: Index, out: _Memory) -> Iterator[_Wanted]:
+        below = node.node
+        for box in node.map.boxes(index):
+            target = out[(*box.within, ...)].reshape(box.sizes)
+            for digits in box.parts(below.chunks):
+                part = box.part(digits)
+                within = tuple([slice(some.start, some.stop) for some in digits])
+                yield from self._of_box(below, part, target[(*within, ...)])
+
+    def _of_box(self, below: Node, box: Box, target: _Memory) -> Iterator[_Wanted]:
         index = box.hull()
         memory = self._memory_of(box, target, below)
         if isinstance(below, Leaf):
             part = _Slice(below, box, index, target, memory, target.dtype != below.dtype)
             self._slices.setdefault(id(below.value), []).append(part)
         elif memory is not None:
-            self.add(below, index, memory)
+            yield below, index, memory
         else:
             dtype = below.dtype if below.is_cast else target.dtype
             block = np.empty(sizes_of(index), dtype)
-            self.add(below, index, block)
-            self.copies.append(lambda: _copy(target, _taken(box, block, index)))
+            # Before those that are known: it waits for what fills the block.
+            self.copies.appendleft(lambda: _copy(target, block, box, index))
+            yield below, index, block
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
         """Return the target in the order of what is below, if that can be read into it."""
@@ -268,70 +297,74 @@ class Plan:
             return memory if memory is not None and memory.flags.c_contiguous else None
         return memory
 
-    def groups(self) -> list[_Group]:
-        """Return the slices in groups that are read in one."""
-        groups: list[_Group] = []
+    def reads(self) -> Iterator[_Read]:
+        """Yield the reads of all slices: those that share chunks are read together, in pieces."""
         for slices in self._slices.values():
-            chunks = slices[0].leaf.chunks
-            group = None
-            for each in sorted(slices, key=lambda each: [s.start for s in each.index]):
-                if group is not None and group.takes(each, chunks):
-                    group.add(each)
+            leaf = slices[0].leaf
+            first, *others = sorted(slices, key=lambda each: [s.start for s in each.index])
+            group, hull = [first], first.index
+            for each in others:
+                if _are_together(hull, each.index, leaf):
+                    group.append(each)
+                    hull = hull_of([hull, each.index])
                 else:
-                    group = _Group(each.index, [each])
-                    groups.append(group)
-        return groups
+                    yield from _reads_of(group, hull)
+                    group, hull = [each], each.index
+            yield from _reads_of(group, hull)
+
+
+def _are_together(one: Index, other: Index, leaf: Leaf) -> bool:
+    """Return True if two slices of a source cost no more together than alone.
+
+    Slices that share no chunk are joined up to the size of a piece.
+    """
+    hull, chunks = hull_of([one, other]), leaf.chunks
+    together = num_chunks(hull, chunks)
+    apart = num_chunks(one, chunks) + num_chunks(other, chunks)
+    nbytes = math.prod(sizes_of(hull)) * leaf.dtype.itemsize
+    return together < apart or (together == apart and nbytes <= PIECE_BYTES)
+
+
+def _reads_of(slices: list[_Slice], hull: Index) -> Iterator[_Read]:
+    """Yield the reads of slices that lie together: one into its memory, or pieces of their hull."""
+    leaf = slices[0].leaf
+    if len(slices) == 1 and slices[0].memory is not None:
+        yield _Read(hull, slices, slices[0].memory)
+        return
+    most_elements = max(PIECE_BYTES // max(leaf.dtype.itemsize, 1), 1)
+    for piece in boxes_of_chunks(hull, leaf.chunks, most_elements):
+        if parts := [part for each in slices for part in each.parts_at(piece)]:
+            yield _Read(hull_of([part.index for part in parts]), parts)
 
 
 @dataclass
-class _Group:
-    """Slices of one source that are read in one."""
+class _Read:
+    """A read of one source, and the slices that it has."""
 
     index: Index
     slices: list[_Slice]
+    memory: _Memory | None = None  # of the only slice, if it is read into that
     _block: _Memory | None = field(default=None, init=False)
 
-    def takes(self, other: _Slice, chunks: Shape) -> bool:
-        """Return True if another slice costs no more together with these than alone.
-
-        Slices that share no chunk are joined up to the size of a piece.
-        """
-        hull = hull_of(self.index, other.index)
-        together = num_chunks(hull, chunks)
-        apart = num_chunks(self.index, chunks) + num_chunks(other.index, chunks)
-        nbytes = math.prod(sizes_of(hull)) * other.leaf.dtype.itemsize
-        return together < apart or (together == apart and nbytes <= PIECE_BYTES)
-
     @property
-    def sizes(self) -> Shape:
-        return sizes_of(self.index)
+    def buffer_bytes(self) -> int:
+        if self.memory is not None:
+            return 0
+        return math.prod(sizes_of(self.index)) * self.slices[0].leaf.dtype.itemsize
 
-    def add(self, other: _Slice) -> None:
-        self.index = hull_of(self.index, other.index)
-        self.slices.append(other)
-
-    @property
-    def _memory(self) -> _Memory | None:
-        return self.slices[0].memory if len(self.slices) == 1 else None
-
-    def read(self) -> None:
-        """Read the slice and copy its elements into the result."""
-        leaf, shape, memory = self.slices[0].leaf, self.sizes, self._memory
+    def now(self) -> None:
+        """Read the slices and copy their elements into the result."""
+        leaf, shape, memory = self.slices[0].leaf, sizes_of(self.index), self.memory
 
         def empty(dtype: np.dtype[Any]) -> _Memory:
             fits = memory is not None and dtype == memory.dtype
             return memory if memory is not None and fits else np.empty(shape, dtype)
 
         try:
-            block = as_numpy(leaf.source.read(self.index, empty), self.index)
-            if block is memory:
+            read = leaf.source.read(self.index, empty)
+            if read is memory:
                 return
-            if block.shape != shape:
-                raise ValueError(
-                    f"the block at index {format_index(self.index)} has shape {block.shape}; a "
-                    f"source of shape {leaf.shape} has {shape} there"
-                )
-            self._block = block
+            self._block = checked_block(leaf.source, self.index, read)
             self.deliver()
         except Exception as error:
             error.add_note(
@@ -341,30 +374,35 @@ class _Group:
             raise
 
     def begin(self) -> Future:
-        """Begin to read the slice, of an asynchronous source."""
+        """Begin to read the slices, of an asynchronous source."""
         source: Any = self.slices[0].leaf.source
-        memory = self._memory
+        memory = self.memory
         if memory is None:
-            memory = self._block = np.empty(self.sizes, source.dtype)
+            memory = self._block = np.empty(sizes_of(self.index), source.dtype)
         return source.begin(self.index, memory)
 
     def deliver(self) -> None:
-        """Copy the elements of the slice into the result, where they were not read into it."""
+        """Copy the elements of the slices into the result, if they were not read into it."""
         if self._block is not None:
             for each in self.slices:
                 each.deliver(self._block, self.index)
             self._block = None
 
 
-def _copy(target: _Memory, block: _Memory) -> None:
-    np.copyto(target, block, casting="unsafe")  # as dtype= elsewhere
+def _copy(target: _Memory, block: _Memory, box: Box, at: Index) -> None:
+    """Copy the elements of a box out of a block of the source that lies at an index."""
+    taken = _taken(box, block, at)
+    if taken.dtype == target.dtype:
+        np.copyto(target, taken)
+    else:
+        cast_into(target, taken, Origin("the source of a view", box.element_at))
 
 
 def _taken(box: Box, block: _Memory, at: Index) -> _Memory:
     """Return the elements of a box as a view of a block of the source that lies at an index."""
     first = tuple([slice(n - s.start, None) for n, s in zip(box.starts, at, strict=True)])
     strides = [block.strides[factor.dimension] * factor.stride for factor in box.factors]
-    return as_strided(block[(*first, ...)], box.sizes, strides, writeable=False)
+    return _strided(block[(*first, ...)], box.sizes, strides)
 
 
 def _in_order_of_source(box: Box, target: _Memory) -> _Memory | None:
@@ -385,4 +423,12 @@ def _in_order_of_source(box: Box, target: _Memory) -> _Memory | None:
             return None
         strides[k] = strides[k] or stride
         shape[k] *= factor.size
-    return as_strided(forward, shape, strides)
+    return _strided(forward, shape, strides)
+
+
+def _strided(array: _Memory, shape: Sequence[int], strides: Sequence[int]) -> _Memory:
+    # NumPy looks for the dtype by kind and size, and finds none for those of ml_dtypes.
+    if array.dtype.type.__module__ == "numpy":
+        return as_strided(array, shape, strides)
+    raw = array.view(np.dtype((np.void, array.dtype.itemsize)))
+    return as_strided(raw, shape, strides).view(array.dtype)

@@ -22,16 +22,19 @@ from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape
 from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
-from gda.multihost.agreement import together, user_location
+from gda.multihost.agreement import communicates, if_checked, together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container
 from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
+_NAME = "host_local_array_to_global_array"
+
 
 @set_module("gda")
 @public
+@communicates(_NAME, if_checked("global_mesh", "check_replicas"))
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
 ) -> Any:
@@ -74,10 +77,9 @@ def host_local_array_to_global_array(
     def work(_: object) -> Any:
         return place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
 
-    name = "host_local_array_to_global_array"
-    result = together(name, global_mesh, work, describe, always=check_replicas)
+    result = together(_NAME, global_mesh, work, describe, always=check_replicas)
     if check_replicas and len(processes_of(global_mesh).numbers) > 1:
-        _check_replicas(result, local_inputs, name)
+        _check_replicas(result, local_inputs, _NAME)
     return result
 
 
@@ -113,10 +115,12 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     >>> gda.global_array_to_host_local_array(batch, mesh, P('x'))['tokens'].tolist()
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
-    check_mesh(global_mesh)
-    return map_with_specs(
-        lambda leaf, spec: _to_local(leaf, global_mesh, spec), global_inputs, pspecs, "pspecs"
-    )
+
+    def local(array: jax.Array, spec: PartitionSpec) -> jax.Array:
+        return array if array.is_fully_addressable else local_array_of(array, global_mesh, spec)
+
+    arrays = _moved(global_inputs, global_mesh, pspecs)
+    return map_with_specs(local, arrays, pspecs, "pspecs")
 
 
 def place(
@@ -156,18 +160,25 @@ def _is_global(leaf: Any) -> bool:
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 
 
-def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    if isinstance(leaf, PaddedArray):
-        raise TypeError(
-            "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
-            "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
-        )
-    array = array_of(leaf)
-    if array.is_fully_addressable:
-        return array
-    if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
-        array = reshard(array, mesh, spec)
-    return local_array_of(array, mesh, spec)
+@communicates("GlobalArray.reshard", lambda given: [given["tree"]])
+def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    """Return the arrays of a tree in these layouts, except those of this process alone."""
+
+    def moved(leaf: Any, spec: PartitionSpec) -> jax.Array:
+        if isinstance(leaf, PaddedArray):
+            raise TypeError(
+                "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
+                "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
+            )
+        array = array_of(leaf)
+        if array.is_fully_addressable:
+            return array
+        if array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
+            return array
+        return reshard(array, mesh, spec)
+
+    check_mesh(mesh)
+    return map_with_specs(moved, tree, specs, "pspecs")
 
 
 def _check_replicas(result: Any, local_inputs: Any, name: str) -> None:

@@ -24,7 +24,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.process_view import ProcessView, infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of
-from gda.multihost.agreement import together
+from gda.multihost.agreement import checks_are_on, communicates, together
 from gda.multihost.descriptions import describe
 from gda.trees.batches.host_local import place
 from gda.trees.jit import constrain
@@ -64,6 +64,7 @@ _CONSTRAINTS = SPECS._replace(classes=(PartitionSpec, NamedSharding, NoneType))
 
 @set_module("gda")
 @public
+@communicates("host_to_global_array", lambda given: _current_mesh() if checks_are_on() else None)
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, built from the part of each process.
 
@@ -182,6 +183,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
 
 @set_module("gda")
 @public
+@communicates("GlobalArray.reshard", lambda given: [given["x"], given["shardings"]])
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Shard ``x`` as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 

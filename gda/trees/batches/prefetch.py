@@ -53,8 +53,8 @@ def prefetch(
 
     Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``. They
     are copied, so the iterator may use the memory of a batch again. Numbers and strings of a batch
-    stay as they are. Never communicates between processes: they must have as many batches, of equal
-    shapes.
+    stay as they are, and so do weak types and kinds of memory of ``jax.Array``s. Never communicates
+    between processes: they must have as many batches, of equal shapes.
 
     An error of the iterator, or of a batch that cannot be placed, is raised where that batch would
     have come, with a note of its number. The thread ends with the iterator, with ``close()`` or the
@@ -360,7 +360,7 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
         def placed(leaf: Any, found: Any) -> Any:
             if is_value(leaf):
                 return leaf
-            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
+            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found, leaf), pad, batch)
             return to_jax(array) if are_bare_keys(leaf) else array
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))

@@ -29,7 +29,7 @@ from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
-from gda.multihost.agreement import together, wait_for_arrays
+from gda.multihost.agreement import communicates, together, wait_for_arrays
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike, Retry
@@ -60,6 +60,7 @@ _OTHERWISE = (
 
 @set_module("gda")
 @public
+@communicates("store", lambda given: [given["g"]] if given["wait_for_all"] else None)
 def store(
     g: Any,
     target: SliceTarget,
@@ -139,6 +140,7 @@ def store(
 
 @set_module("gda")
 @public
+@communicates("store_tree", lambda given: given["tree"] if given["wait_for_all"] else None)
 def store_tree(
     tree: Any,
     targets: Any,
@@ -198,19 +200,22 @@ def _store(
     if timeout is not None and not wait_for_all:
         raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
 
-    def work(_: object) -> None:
+    def jobs() -> list[_Job]:
+        return _jobs(tree, leaves, find_targets(), options)
+
+    def write(jobs: list[_Job]) -> None:
         if wait_for_all:
             wait_for_arrays(name, tree)
-        jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
     if not wait_for_all:
-        work(None)
+        write(jobs())
         return
     together(
         name,
         _common_mesh(leaves),
-        work,
+        write,
+        prepare=jobs,
         asked=lambda _: describe(tree),
         always=True,
         timeout=timeout,

@@ -611,11 +611,16 @@ def test_integers_come_out_as_they_went_in_or_not_at_all(values: list[int]) -> N
 
 
 def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
-    data = np.array([2**33 + 5, -1, 300, 0, 1, 2, 3, 4])
+    data = np.array([5, 129, 255, 0, 1, 2, 3, 4])
     for dtype in (np.int32, np.uint8, np.float32, jnp.bfloat16, np.bool_):
         g = build(auto_mesh, data, dtype=dtype)
         assert g.dtype == dtype
         np.testing.assert_array_equal(g, data.astype(dtype))
+    for block in (np.array([0, 300]), jnp.array([0, 300]), [0, 300]):
+        with pytest.raises(gda.DoesNotFitError, match=r"cast to int8, .* value 300 at \(1,\)"):
+            gda.GlobalArray.from_callback(
+                (2,), auto_mesh, P(), lambda _, block=block: block, dtype=np.int8
+            )
     on_device = gda.GlobalArray.from_callback(
         (8,), auto_mesh, P("x"), lambda i: jnp.arange(8)[i], dtype=jnp.float16
     )

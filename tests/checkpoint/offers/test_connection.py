@@ -1,9 +1,12 @@
 """Peers that are no offers, or no pullers, or hostile: errors that name them, and nothing else."""
 
 import json
+import resource
 import signal
 import socket
 import threading
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
@@ -13,9 +16,10 @@ import pytest
 from meshes import batch
 
 import gda
+from gda.checkpoint.offers import asking, serving
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 
-GREETING = b"gda offer 1\n"
+GREETING = b"gda offer 2\n"
 SHORT = 0.6  # seconds
 
 Peer = Callable[[socket.socket], object]
@@ -72,10 +76,22 @@ def answers(*messages: Any) -> Peer:
         for message in messages:
             connection.message(2**20)
             if isinstance(message, bytes):
-                given.sendall(message)
+                connection.send_text(message)
             else:
                 connection.send(message)
         until_the_end(given)
+
+    return serve
+
+
+def answers_with_length(length: int) -> Peer:
+    """Return a peer that answers with the length of a message, and ends the connection."""
+
+    def serve(given: socket.socket) -> None:
+        connection = Connection(given, "the test", Deadline(20))
+        assert connection.accept(None)
+        connection.message(2**20)
+        given.sendall(length.to_bytes(4, "big"))
 
     return serve
 
@@ -86,6 +102,7 @@ def catalog(**changes: Any) -> Any:
         "leaves": [leaf | changes.pop("leaf", {})],
         "structure": {"dict": [["w", 0]]},
         "name": "tree",
+        "run": "a",
         "version": 1,
         "meshes": [[[["process", 1]], [0]]],
         "layouts": [[0, []]],
@@ -103,11 +120,12 @@ def catalog(**changes: Any) -> Any:
         (says(b"gda offer 9\n" + bytes(32)), "is no offer of this version of gda"),
         (closes, "ended the connection"),
         (closes_after_its_greeting, "ended the connection"),
-        (answers(b"\xff\xff\xff\xff"), "sent a message of 4294967295 bytes; expected are at most"),
-        (answers(b"\x00\x00\x00\x02{]"), "a catalog that is not valid"),
+        (answers_with_length(2**32 - 1), "sent a message of 4294967295 bytes; expected are at mo"),
+        (answers(b"{]"), "a catalog that is not valid"),
         (answers([1, 2]), "a catalog that is not valid"),
         (answers({"name": "tree"}), "a catalog that is not valid"),
-        (answers(catalog(version="1")), "it has no name or no version"),
+        (answers(catalog(version="1")), "it has no name, no run or no version"),
+        (answers(catalog(run=1)), "it has no name, no run or no version"),
         (answers(catalog(leaf={"dtype": "object"})), r"leaves\[0\].dtype is 'object'"),
         (answers(catalog(leaf={"shape": [-1]})), r"leaves\[0\].shape is \[-1\]"),
         (answers(catalog(leaf={"shape": [2**40, 2**40]})), r"leaves\[0\].shape"),
@@ -121,11 +139,15 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
         (answers(catalog(servers=[["trainer..local:1", ""]])), "must be a text host:port"),
-        (answers(b"\x00\x03\x0d\x40" + b"[" * 200_000), "it is nested too deeply"),
+        (answers(b"[" * 200_000), "it is nested too deeply"),
+        (
+            answers(catalog(meshes=[[[["process", 2**18]], [0] * 2**18]])),
+            "it has 262144 devices; expected are at most 131072",
+        ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
         (answers({"error": ["ValueError", None]}), "sent an error without a text"),
-        (answers(b'\x00\x00\x00\x08{"error"'), "sent a message that is no JSON"),
+        (answers(b'{"error"'), "sent a message that is no JSON"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "peer",
 )
@@ -142,9 +164,143 @@ def test_something_that_says_nothing_ends_in_time() -> None:
             gda.pull(address, timeout=SHORT)
 
 
+def drips(given: socket.socket) -> None:
+    """Send a catalog byte by byte."""
+    answers_with_length(300)(given)
+    drip(given, 300)
+
+
+def drip(connection: socket.socket, count: int) -> None:
+    for _ in range(count):
+        connection.sendall(b" ")
+        time.sleep(0.05)
+
+
+def test_bytes_that_drip_do_not_move_the_deadline() -> None:
+    begun = time.monotonic()
+    with listening(drips) as address, pytest.raises(TimeoutError, match="end of the 0.6 s"):
+        gda.pull(address, timeout=SHORT)
+    assert time.monotonic() - begun < 8  # of the 15 s of the catalog
+
+
+def test_a_resolver_that_hangs_does_not_move_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(20) and [])
+    begun = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match=r"trainer.local:7700 did not answer for 0.6 s"):
+            gda.pull("trainer.local:7700", timeout=SHORT)
+        assert time.monotonic() - begun < 8
+    finally:
+        answered.set()
+
+
+def test_a_name_that_has_no_address_yet_is_waited_for(
+    offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve, asked = socket.getaddrinfo, []
+
+    def later(host: str, *given: Any, **options: Any) -> Any:
+        if host == "trainer.local":
+            asked.append(host)
+            if len(asked) < 3:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            host = "127.0.0.1"
+        return resolve(host, *given, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", later)
+    port = Address.of(offer.address).port
+    assert gda.pull(f"trainer.local:{port}", token="secret", timeout=20)["step"] == 3
+    asked.clear()
+    with pytest.raises(ConnectionError, match="no address of 'trainer.local' for 0.2 s"):
+        gda.pull(f"trainer.local:{port}", token="secret", timeout=0.2)
+
+
+def test_a_length_takes_no_memory_before_its_bytes_come() -> None:
+    with listening(answers_with_length(2**26)) as address:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ConnectionError, match="ended the connection"):
+                gda.pull(address, timeout=10)
+            assert tracemalloc.get_traced_memory()[1] < 2**23
+        finally:
+            tracemalloc.stop()
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+
+def test_a_message_with_any_flipped_bit_is_an_error() -> None:
+    """Not a value of the catalog, such as a learning rate, that is another number."""
+
+    def arriving(data: bytes) -> Connection:
+        sent, received = connected()
+        sent.sendall(data)
+        sent.close()  # if the length is larger now, no more bytes come
+        return Connection(received, "the sender", Deadline(20))
+
+    sent, received = connected()
+    with closing(Connection(sent, "the receiver", Deadline(20))) as sender, received:
+        sender.send({"lr": 0.125})
+        data = received.recv(2**10)
+    with closing(arriving(data)) as receiver:
+        assert receiver.message(2**20) == {"lr": 0.125}
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with closing(arriving(bytes(flipped))) as receiver, pytest.raises(ConnectionError):
+            receiver.message(2**20)
+
+
+def test_a_message_that_is_sent_again_is_an_error() -> None:
+    sent, received = connected()
+    with (
+        closing(Connection(received, "the sender", Deadline(20))) as receiver,
+        closing(Connection(sent, "the receiver", Deadline(20))) as sender,
+    ):
+        sent.sendall(2 * ((2).to_bytes(4, "big") + sender._mac(0, b"{}") + b"{}"))
+        assert receiver.message(2**20) == {}
+        with pytest.raises(ConnectionError, match="arrived with other bytes: its checksum differs"):
+            receiver.message(2**20)
+
+
 def offering(pieces: str) -> AbstractContextManager[str]:
     """Offer an array whose pieces another address has."""
     return listening(answers(catalog(servers=[[pieces, ""]])))
+
+
+def test_of_several_errors_that_of_the_first_process_is_raised() -> None:
+    """The first process fails after the second one."""
+    second_failed = threading.Event()
+
+    def fails_later(given: socket.socket) -> None:
+        second_failed.wait(20)
+        answers({"error": ["ValueError", "is first"]})(given)
+
+    def fails(given: socket.socket) -> None:
+        try:
+            answers({"error": ["ValueError", "is second"]})(given)
+        finally:
+            second_failed.set()
+
+    with listening(fails_later) as first, listening(fails) as second:
+        mesh, servers = [[["x", 2]], [0, 1]], [[first, ""], [second, ""]]
+        offered = catalog(meshes=[mesh], layouts=[[0, ["x"]]], servers=servers)
+        with listening(answers(offered)) as address:  # noqa: SIM117
+            with pytest.raises(ValueError, match=f"the offer at {address} is first"):
+                gda.pull(address, timeout=20)
+
+
+@pytest.mark.parametrize(
+    "options", [{"name": "policy"}, {"min_version": 2}], ids=["name", "version"]
+)
+def test_another_version_than_that_asked_for_is_refused(options: Any) -> None:
+    with listening(answers(catalog())) as address:
+        said = "sent version 1 of 'tree', which was not asked for"
+        with pytest.raises(ConnectionError, match=said):
+            gda.pull(address, timeout=10, **options)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +389,7 @@ def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
     """Return the answer to a question."""
     connection = Connection.to(Address.of(offer.address), "the offer", token, Deadline(20))
     with closing(connection):
-        connection.send(question)
+        connection.send({"run": offer.run} | question)
         return json.loads(connection.text(2**20))
 
 
@@ -311,6 +467,75 @@ def test_a_message_that_is_too_large_ends_the_connection(offer: gda.Offer) -> No
             connection.message(2**20)
 
 
+def test_a_question_that_drips_ends_in_time(
+    offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 0.5)
+    address = Address.of(offer.address)
+    with closing(Connection.to(address, "the offer", "secret", Deadline(20))) as connection:
+        connection._socket.sendall((100).to_bytes(4, "big"))
+        with pytest.raises(OSError, match="reset|[Bb]roken"):
+            drip(connection._socket, 100)
+
+
+def test_sums_that_nobody_waits_for_end(offer: gda.Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+    summed, ended = [], threading.Event()
+
+    def sums(block: np.ndarray, start: Any) -> np.ndarray:
+        connection.close()
+        summed.append(block)
+        return np.zeros(4, np.uint32)
+
+    end = serving.OfferServer._end
+    monkeypatch.setattr(serving, "sums_of_host", sums)
+    monkeypatch.setattr(serving.OfferServer, "_end", lambda *each: (end(*each), ended.set()))
+    connection = Connection.to(Address.of(offer.address), "the offer", "secret", Deadline(20))
+    piece = [2, [0, 0], [8, 4], "float32"]
+    question = {"ask": "sums", "run": offer.run, "version": 1, "timeout": 3600}
+    connection.send(question | {"pieces": [piece] * 1000})
+    assert ended.wait(20)
+    assert len(summed) < 1000
+
+
+def test_a_question_for_too_many_pieces_is_refused(offer: gda.Offer) -> None:
+    pieces = [[2, [0, 0], [8, 4], "float32"]] * 1001
+    answer = ask(offer, ask="pieces", version=1, pieces=pieces)
+    assert answer == {"error": ["ValueError", "got 1001 pieces; expected are at most 1000"]}
+
+
+def test_many_pieces_are_pulled_by_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (asking, serving):
+        monkeypatch.setattr(module, "MOST_PIECES", 3)
+    tree = {f"w{n}": batch(n + 1, 2) for n in range(10)}
+    with gda.offer(tree) as offer:
+        pulled = gda.pull(offer.address, verify=True)
+    for name, whole in tree.items():
+        np.testing.assert_array_equal(pulled[name], whole)
+
+
+def test_connections_without_a_proof_take_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 16))
+    with gda.offer({"step": 3}) as offer:
+        server = offer._server
+        idle = [socket.create_connection(Address.of(offer.address)) for _ in range(12)]
+        assert gda.pull(offer.address, timeout=60) == {"step": 3}
+        assert len(server._connections) <= 8
+        for each in idle:
+            each.close()
+
+
+def test_connections_beyond_the_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
+    with gda.offer({"step": 3}) as offer:
+        address = Address.of(offer.address)
+        proven = [Connection.to(address, "the offer", None, Deadline(20)) for _ in range(3)]
+        with pytest.raises(TimeoutError, match="did not send or take"):
+            gda.pull(offer.address, timeout=SHORT)
+        for each in proven:
+            each.close()
+        assert gda.pull(offer.address, timeout=60) == {"step": 3}
+
+
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (700, 300), (3, 400, 500)])
 @pytest.mark.parametrize("sent", ["float32", "bfloat16"])
 def test_blocks_of_any_strides_arrive(shape: tuple[int, ...], sent: str) -> None:
@@ -318,9 +543,7 @@ def test_blocks_of_any_strides_arrive(shape: tuple[int, ...], sent: str) -> None
 
     blocks = [batch(*shape), np.asfortranarray(batch(*shape)), batch(*shape, 2)[..., 0]]
     dtype, deadline = np.dtype(sent), Deadline(20)
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        ours = socket.create_connection(server.getsockname())
-        theirs, _ = server.accept()
+    ours, theirs = connected()
     with (
         closing(Connection(ours, "the sender", deadline)) as receiver,
         closing(Connection(theirs, "the receiver", deadline)) as sender,

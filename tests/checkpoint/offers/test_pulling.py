@@ -1,8 +1,13 @@
 """Pulls of every kind of leaf onto other layouts, and the updates of an offer, in one process."""
 
+import contextlib
+import errno
 import gc
+import os
+import signal
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,9 +20,12 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 
 import gda
-from gda.checkpoint.offers.catalog import catalog_of
+from gda.checkpoint.offers import offering
+from gda.checkpoint.offers.asking import OfferToPull
+from gda.checkpoint.offers.catalog import _grid, catalog_of
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
 
@@ -110,6 +118,23 @@ def test_a_subtree_is_pulled_alone(offer: gda.Offer, mesh: Mesh) -> None:
     assert_equal(kinds, tree_of(mesh)["kinds"])
 
 
+@pytest.mark.parametrize("size", [5, 9, 11, 13])
+def test_a_padded_array_with_empty_blocks_has_its_fingerprint(size: int) -> None:
+    whole = batch(size)
+    padded = gda.PaddedArray.from_array(whole, mesh_of({"x": 8}), P("x"))
+    with gda.offer([padded]) as offer:
+        np.testing.assert_array_equal(gda.pull(offer.address, verify=True)[0], whole)
+
+
+def test_partial_omits_what_like_does_not_have(offer: gda.Offer) -> None:
+    like = {"numpy": batch(5, 2), "number": np.int64(0)}
+    with pytest.raises(ValueError, match=r"like has no .*partial=True omits them"):
+        gda.pull(offer.address, like=like)
+    tree = gda.pull(offer.address, like=like, partial=True)
+    assert [*tree] == ["number", "numpy"]
+    np.testing.assert_array_equal(tree["numpy"], batch(5, 2))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 def test_floats_are_cast(offer: gda.Offer, mesh: Mesh, dtype: str) -> None:
     with jax.enable_x64(True):
@@ -163,10 +188,10 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
     first, second, third = (cut(batch(8, 6) + n, mesh, P("x")).array for n in range(3))
     with gda.offer({"w": first}) as offer:
         connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
-        connection.send({"ask": "tree", "name": None, "least": None, "timeout": 60})
-        catalog = catalog_of(connection.text(2**20), "offer")
+        connection.send({"ask": "tree", "name": None, "run": None, "least": None, "timeout": 60})
+        catalog = catalog_of(connection.text(2**20), "offer", Deadline(60))
         offer.update({"w": second})
-        held = weakref.ref(offer._versions._held[1])
+        held = weakref.ref(offer._versions._held[1][0])
         assert offer.version == 2
         assert_version(offer, catalog.version, batch(8, 6))
         np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
@@ -183,13 +208,13 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
 def assert_version(offer: gda.Offer, version: int, whole: np.ndarray) -> None:
     connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
     try:
-        pieces = [[0, [0, 0], [2, 6], "float32"]]
-        question = {"ask": "pieces", "version": version, "timeout": 60, "pieces": pieces}
-        connection.send(question)
+        pieces = [[0, [0] * whole.ndim, [2, *whole.shape[1:]], "float32"]]
+        question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
+        connection.send(question | {"pieces": pieces})
         answer = connection.message(2**20)
         if "error" in answer:
             raise ValueError(answer["error"][1])
-        rows = np.empty((2, 6), np.float32)
+        rows = np.empty_like(whole[:2])
         connection.receive_blocks([rows])
         np.testing.assert_array_equal(rows, whole[:2])
     finally:
@@ -211,18 +236,112 @@ def test_min_version_waits_for_an_update(mesh: Mesh) -> None:
             gda.pull(offer.address, min_version=3, timeout=0.3)
 
 
+def test_run_and_version_come_with_the_tree() -> None:
+    with gda.offer({"step": 1}) as offer:
+        offer.update({"step": 2})
+        tree, version = gda.pull(offer.address, with_version=True)
+        assert (tree, version) == ({"step": 2}, (offer.run, 2))
+        assert version.run == offer.run
+        assert gda.pull(offer.address, min_version=version) == {"step": 2}
+        with pytest.raises(TimeoutError, match="has version 2 and no later one"):
+            gda.pull(offer.address, min_version=(version.run, 3), timeout=0.3)
+
+
+def test_another_run_at_the_same_address_is_named_at_once() -> None:
+    """A trainer that is started again counts from 1, and would never have the later version."""
+    with gda.offer({"step": 1}) as offer:
+        _, (run, number) = gda.pull(offer.address, with_version=True)
+    with gda.offer({"step": 1}, offer.address) as again:
+        assert again.run != run
+        said = f"is another run of its program, {again.run}, and not '{run}': it was started again"
+        with pytest.raises(LookupError, match=said):
+            gda.pull(offer.address, min_version=(run, number + 1))
+        assert gda.pull(offer.address) == {"step": 1}
+
+
+def test_pulls_leave_nothing_in_a_long_training() -> None:
+    with gda.offer({"step": 0}) as offer:
+        for step in range(1, 20):
+            gda.pull(offer.address)
+            offer.update({"step": step})
+        wait_until_no_pull_holds(offer)
+        assert not offer._versions._pulls
+
+
+def test_arrays_of_one_mesh_share_its_devices_in_a_catalog(mesh: Mesh) -> None:
+    """The devices of a large mesh are hashed once, and not for each array."""
+    tree, deadline = [cut(batch(8, n), mesh, P("x")) for n in range(3)], Deadline(60)
+    with gda.offer(tree) as offer, contextlib.ExitStack() as held:
+        text = OfferToPull(Address.of(offer.address), None, deadline).catalog(None, None, held)
+    _grid.cache_clear()
+    catalog = catalog_of(text, "offer", deadline)
+    grids = [catalog.grid_of(leaf) for leaf in catalog.array_leaves]
+    assert len({grid.global_shape for grid in grids}) == 3
+    assert len({id(grid.processes) for grid in grids}) == 1
+
+
+def test_silent_pullers_hold_few_versions() -> None:
+    with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
+        for number in range(1, 13):
+            catalogs = OfferToPull(Address.of(offer.address), None, Deadline(60))
+            catalogs.catalog(None, None, silent)
+            offer.update({"w": batch(4) + number})
+        assert [*offer._versions._held] == [*range(5, 14)]
+        with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
+            assert_version(offer, 4, batch(4))
+
+
+def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
+    """More than sockets hold, so that the offer is in the middle of sending it."""
+    whole = np.zeros((2048, 2048), np.float32)
+    question = {"ask": "pieces", "version": 1, "timeout": 3600}
+    with gda.offer({"w": whole}) as offer:
+        (block,) = offer._versions._held[1][0]._data[0].values()
+        held = weakref.ref(block)
+        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        with contextlib.closing(connection):
+            pieces = [[0, [0, 0], [2048, 2048], "float32"]]
+            connection.send(question | {"run": offer.run, "pieces": pieces})
+            assert connection.message(2**10) == {"nbytes": whole.nbytes}
+            del block
+            offer.update({"w": whole})
+            deadline = Deadline(30)
+            while held() is not None and deadline.left():
+                gc.collect()
+        assert held() is None
+
+
+def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process 0 has judged, and the verdict does not reach the others."""
+    do = offering.all_do
+
+    def lost(*given: Any, **options: Any) -> Any:
+        do(*given, **options)
+        raise ConnectionError("the verdict is lost")
+
+    with gda.offer({"step": 1}) as offer:
+        with monkeypatch.context() as patch:
+            patch.setattr(offering, "all_do", lost)
+            with pytest.raises(ConnectionError, match="the verdict is lost"):
+                offer.update({"step": 2})
+        assert offer.version == 1
+        assert gda.pull(offer.address) == {"step": 1}
+        offer.update({"step": 3})
+        assert gda.pull(offer.address, min_version=2) == {"step": 3}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
             {"w": np.zeros(3)},
-            r"float64\[3\] at \['w'\], and the offer has an array float32\[4, 2\]",
+            r"float64\[3\] at \['w'\], and the offer has an array float32\[4, 2\]; convert",
         ),
         ({"w": 3}, r"update got a value at \['w'\]"),
         ({"v": 3}, "another structure"),
     ],
 )
-def test_an_update_of_another_layout_changes_nothing(change: Any, message: str) -> None:
+def test_an_update_of_other_arrays_changes_nothing(change: Any, message: str) -> None:
     with gda.offer({"w": batch(4, 2)}) as offer:
         with pytest.raises(ValueError, match=message):
             offer.update(change)
@@ -230,11 +349,15 @@ def test_an_update_of_another_layout_changes_nothing(change: Any, message: str) 
         np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(4, 2))
 
 
-def test_an_update_on_other_devices_is_refused(mesh: Mesh) -> None:
-    offered, other = (cut(batch(8), mesh, P(axis)) for axis in "xy")
-    said = r"sharded as P\('y'\).*and the offer has"
-    with gda.offer([offered]) as offer, pytest.raises(ValueError, match=said):
-        offer.update([other])
+def test_an_update_may_have_another_layout(mesh: Mesh) -> None:
+    """The step count of an optimizer is on one device before the first jitted step."""
+    rows, columns = (cut(batch(8, 4), mesh, P(*spec)) for spec in (["x"], [None, "y"]))
+    count, after = jnp.zeros((), jnp.int32), jax.device_put(np.int32(1), NamedSharding(mesh, P()))
+    with gda.offer({"w": rows, "count": count}) as offer:
+        offer.update({"w": columns, "count": after})
+        tree = gda.pull(offer.address, mesh, first_on_x, verify=True)
+    np.testing.assert_array_equal(tree["w"].gather(), batch(8, 4))
+    assert int(tree["count"].array) == 1
 
 
 def test_a_closed_offer_is_not_there() -> None:
@@ -246,6 +369,52 @@ def test_a_closed_offer_is_not_there() -> None:
         gda.pull(offer.address, timeout=0.6)
     with pytest.raises(ConnectionError, match="the offer 'tree' is closed; make another"):
         offer.update({"w": batch(4)})
+
+
+# The end of the program.
+
+
+def test_an_offer_ends_before_the_handlers_that_were_there_before_it(tmp_path: Path) -> None:
+    """JAX's own waits at exit for other processes; until then nobody may get old weights."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import atexit, socket, gda\n"
+        "def waits():\n"
+        "    host, port = offer.address.split(':')\n"
+        "    print(socket.socket().connect_ex((host, int(port))))\n"
+        "atexit.register(waits)\n"
+        "offer = gda.offer({'step': 1})\n"
+        "raise RuntimeError('the step failed')\n"
+    )
+    ended = python(program)
+    assert "the step failed" in ended.stderr
+    assert ended.stdout == f"{errno.ECONNREFUSED}\n"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # of JAX and of Python: the child does nothing
+def test_a_forked_process_has_no_port_of_the_offer() -> None:
+    read, write = os.pipe()
+    with gda.offer({"step": 1}) as offer, open(read, "rb") as said:
+        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        child = os.fork()
+        if not child:
+            try:
+                offer.close()
+                os.write(write, b"closed")
+                signal.pause()
+            finally:
+                os._exit(1)
+        os.close(write)
+        try:
+            assert said.read(6) == b"closed"
+            assert gda.pull(offer.address) == {"step": 1}
+            offer.close()
+            with contextlib.closing(connection), pytest.raises(ConnectionError):
+                connection.message(2**10)
+            gda.offer({"step": 2}, offer.address).close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 # Mistakes.
@@ -280,7 +449,12 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
         ({"at": "w"}, TypeError, "at must be a list"),
+        ({"min_version": ("a", 0)}, ValueError, "min_version must be a whole number"),
+        ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
+        ({"name": 5}, TypeError, "name must be a text, not 5"),
+        ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
+        ({"partial": True}, TypeError, "partial was given without like"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -297,12 +471,33 @@ def test_leaves_that_cannot_be_offered(tmp_path: Any) -> None:
     assert error.value.__notes__ == ["gda: at ['w'] of the tree"]
     with pytest.raises(ValueError, match="token is empty"):
         gda.offer({}, token="")
-    with pytest.raises(ValueError, match="every address of this machine"):
-        gda.offer({}, "0.0.0.0:0")
+    with pytest.raises(TypeError, match="token must be a text, not bytes"):
+        gda.offer({}, token=b"secret")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="name must be a text, not 5"):
+        gda.offer({}, name=5)  # pyright: ignore[reportArgumentType]
     with gda.offer({}) as offer, pytest.raises(OSError, match="cannot listen on 127.0.0.1"):
         gda.offer({}, offer.address)
     with pytest.raises(OSError, match="cannot listen on .fe80::1%none.:7700"):
         gda.offer({}, "[fe80::1%none]:7700")
+
+
+EVERY = ["0.0.0.0:0", "0:0", "0x0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:0:0]:0"]
+
+
+@pytest.mark.parametrize("address", EVERY)
+def test_every_address_of_the_machine_needs_one_to_advertise_and_a_token(address: str) -> None:
+    for options in ({}, {"token": "secret"}, {"advertise": "127.0.0.1:0"}):
+        with pytest.raises(ValueError, match="is every address of this machine; pass the one by"):
+            gda.offer({}, address, **options)
+    with pytest.raises(ValueError, match="no puller can use advertise="):
+        gda.offer({}, advertise=address)
+
+
+def test_pullers_are_given_the_advertised_address() -> None:
+    with gda.offer({"w": batch(4)}, "0.0.0.0:0", advertise="localhost:0", token="secret") as offer:
+        assert offer.address == f"localhost:{offer._server.address.port}"
+        pulled = gda.pull(offer.address, token="secret", verify=True)
+        np.testing.assert_array_equal(pulled["w"], batch(4))
 
 
 def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -> None:
@@ -327,7 +522,7 @@ def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> 
     monkeypatch.setattr("gda.trees.written_blocks.is_host", lambda device: False)
     array = cut(batch(8, 6), mesh, P("x")).array
     with gda.offer({"w": array}) as offer:
-        blocks = offer._versions._held[1]._data[0]
+        blocks = offer._versions._held[1][0]._data[0]
         assert {type(block).__module__ for block in blocks.values()} != {"numpy"}
         for _ in range(2):
             np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6))

@@ -217,6 +217,79 @@ def update_of_another_value() -> str:
     return str(error.value)
 
 
+def test_an_update_that_one_process_did_not_hear_of_is_made_good_by_the_next(
+    programs: tuple[Pool, Pool],
+) -> None:
+    offering, pulling = programs
+    address = offering.run(offered)[0]
+    assert offering.run(update_unheard_in_the_last) == [2, 2, 2, 1]
+    assert offering.run(updated_once) == [3] * 4
+    assert_right(pulling.run(pulled, address, min_version=3))
+
+
+def update_unheard_in_the_last() -> int:
+    """Update; the last process gets an error in place of the verdict."""
+    do = offering.all_do
+
+    def unheard(*given: Any, **options: Any) -> Any:
+        done = do(*given, **options)
+        if jax.process_index() == 3:
+            raise gda.LateProcessError("process 3 heard nothing")
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offering, "all_do", unheard)
+        try:
+            return updated_once()
+        except gda.LateProcessError:
+            return _offers[-1].version
+
+
+def updated_once() -> int:
+    _offers[-1].update(tree_of(mesh_of({"x": jax.device_count()})))
+    return _offers[-1].version
+
+
+def test_a_wrong_argument_of_one_process_is_told_to_all(programs: tuple[Pool, Pool]) -> None:
+    offering, pulling = programs
+    address = offering.run(offered)[0]
+    for call, wrong in [
+        (offered_with, {"address": "localhost"}),
+        (offered_with, {"address": "0.0.0.0:0"}),
+        (offered_with, {"advertise": 7700}),
+        (offered_with, {"name": 5}),
+        (offered_with, {"token": b"secret"}),
+        (offered_with, {"token": ""}),
+        (pulled_with, {"address": "localhost"}),
+        (pulled_with, {"max_bytes": 0}),
+        (pulled_with, {"timeout": -1}),
+        (pulled_with, {"timeout": "long"}),
+        (pulled_with, {"dtype": "int8"}),
+        (pulled_with, {"min_version": 0}),
+        (pulled_with, {"at": "w"}),
+        (pulled_with, {"token": b"secret"}),
+        (pulled_with, {"like": P()}),
+        (pulled_with, {"partial": True}),
+    ]:
+        pool = offering if call is offered_with else pulling
+        begun = time.monotonic()
+        kinds, said = zip(*pool.run(call, address, wrong), strict=True)
+        assert time.monotonic() - begun < 30, wrong  # others would wait for 60 s
+        assert kinds[1] in ("ValueError", "TypeError"), (wrong, said)
+        assert {kinds[0], *kinds[2:]} == {"DisagreementError"}, (wrong, said)
+        assert f"process 1 failed: {kinds[1]}" in said[0], wrong
+    assert_right(pulling.run(pulled, address))
+
+
+def offered_with(address: str, wrong: Any) -> Outcome:
+    return outcome(lambda: gda.offer({"step": 1}, **(wrong if jax.process_index() == 1 else {})))
+
+
+def pulled_with(address: str, wrong: Any) -> Outcome:
+    options = {"address": address} | (wrong if jax.process_index() == 1 else {})
+    return outcome(lambda: gda.pull(**options))
+
+
 def test_processes_that_pull_different_things_all_hear_of_it(programs: tuple[Pool, Pool]) -> None:
     offering, pulling = programs
     address = offering.run(offered)[0]

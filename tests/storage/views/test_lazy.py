@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 from trials import often
 
 import gda
-from gda.layout.dtype_names import as_dtype
+from gda.arrays.construction import from_sources
+from gda.layout.dtype_names import _OF_NUMPY, _names_of_ml_dtypes, as_dtype, dtype_named
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
 from gda.storage.views import reads
@@ -73,7 +74,7 @@ def test_layers_transposed_and_stacked_load_onto_a_mesh(model: Any, mesh: Mesh) 
 
 def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) -> None:
     view = lazy(numbers(6, 5, dtype=np.int64)).T
-    padded = gda.load_tree({"w": view}, auto_mesh, P("x"), pad=True, dtype="bf16")["w"]
+    padded = gda.load_tree({"w": view}, auto_mesh, P("x"), pad=True, dtype={"w": "bf16"})["w"]
     assert (padded.shape, padded.dtype) == ((5, 6), ml_dtypes.bfloat16)
     np.testing.assert_array_equal(np.asarray(padded), np.arange(30).reshape(6, 5).T)
     assert gda.GlobalArray.from_source(view, auto_mesh, P()).dtype == np.int32
@@ -82,10 +83,11 @@ def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) 
 
 
 def test_each_device_reads_its_own_part_of_a_transposed_weight(auto_mesh: Mesh) -> None:
-    source = Counting(numbers(64, 8))
-    gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
-    assert (source.counts == 1).all()
-    assert sorted(index[0].start for index in source.slices) == [0, 16, 32, 48]
+    for rows, starts in [(64, [0]), (2**13, [0, 2**11, 2**12, 3 * 2**11])]:
+        source = Counting(numbers(rows, 8))
+        gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
+        assert (source.counts == 1).all()
+        assert sorted(index[0].start for index in source.slices) == starts
 
 
 def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
@@ -96,9 +98,10 @@ def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
             both.wait()
             return super().__getitem__(index)
 
-    view = lazy(Waiting(numbers(8, 4))).T.reshape(2, 2, 8)
+    data = numbers(8, 2**15)  # halves of rows are no shorter than what is read with them
+    view = lazy(Waiting(data)).T.reshape(2, 2**14, 8)
     g = gda.GlobalArray.from_source(view, auto_mesh, P("y"), max_workers=2)
-    np.testing.assert_array_equal(np.asarray(g), numbers(8, 4).T.reshape(2, 2, 8))
+    np.testing.assert_array_equal(np.asarray(g), data.T.reshape(2, 2**14, 8))
 
 
 # Operations.
@@ -132,6 +135,44 @@ def test_casts_are_those_of_dtype_elsewhere(dtype: Any, auto_mesh: Mesh) -> None
     if wanted != np.float64:
         loaded = gda.GlobalArray.from_source(data, auto_mesh, P(), dtype=dtype)
         np.testing.assert_array_equal(np.asarray(view), np.asarray(loaded))
+
+
+@pytest.mark.parametrize("name", [*sorted(_OF_NUMPY), *_names_of_ml_dtypes()])
+def test_all_dtypes(name: str) -> None:
+    typed = (np.arange(24) % 2).reshape(6, 4).astype(np.float32).astype(dtype_named(name))
+    data = typed if typed.dtype.kind == "c" else typed.astype(np.float32)  # values that it has
+    source = Counting(typed)
+    for view, expected in [
+        (lazy(source).T[::-1], typed.T[::-1]),
+        (lazy(source).reshape(2, 3, 4).transpose(2, 1, 0), typed.reshape(2, 3, 4).T),
+        (stack([lazy(source).T, typed.T], axis=1), np.stack([typed.T, typed.T], axis=1)),
+        (lazy(data).T.astype(name), typed.T),
+        (lazy(typed.view(f"V{typed.itemsize}")).T.astype(name), typed.T),
+        (lazy(typed.view(f"V{typed.itemsize}")).T.view(name)[1:], typed.T[1:]),
+    ]:
+        block = np.asarray(view)
+        assert block.dtype == typed.dtype
+        assert block.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_bits_of_a_view_as_another_dtype(is_async: bool, auto_mesh: Mesh) -> None:
+    data = numbers(8, 6).astype(ml_dtypes.bfloat16)
+    bits = data.view(np.uint16)
+    view = lazy(open_tensorstore(bits) if is_async else Counting(bits)).T.view("bf16")[1:]
+    assert isinstance(source_of(view), AsyncSource) == is_async
+    assert repr(view).endswith(".T.view(bfloat16)[1:])")
+    for each in (view, stack([view, view])[1]):
+        loaded = gda.load_tree([each.astype("f4").T], auto_mesh, P("x"))[0]
+        np.testing.assert_array_equal(np.asarray(loaded), data[:, 1:].astype(np.float32))
+    with pytest.raises(TypeError, match=r"bfloat16, of 2 bytes, has no elements of float32, of 4"):
+        view.view("float32")
+
+
+def test_the_length_of_a_view() -> None:
+    assert len(lazy(numbers(3, 2)).T) == 2
+    with pytest.raises(TypeError, match=r"no dimensions has no len\(\); use view.size"):
+        len(lazy(np.float32(1)))
 
 
 def test_two_casts_are_done_one_after_the_other() -> None:
@@ -211,15 +252,78 @@ def test_views_of_tensorstores_read_all_of_them_at_once(auto_mesh: Mesh) -> None
 
 def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
     view = lazy(open_tensorstore(numbers(8, 6))).T[::-1]
-    plan = reads.Plan(math.inf)
+    plan = reads.Plan()
     out = np.zeros((6, 8), np.float32)
     plan.add(view._node, (slice(0, 6), slice(0, 8)), out)
-    (group,) = plan.groups()
-    group.begin().result()
+    (read,) = plan.reads()
+    read.begin().result()
     np.testing.assert_array_equal(out, numbers(8, 6).T[::-1])  # before any step of gda's
 
 
+def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, auto_mesh: Mesh
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 256)
+    monkeypatch.setattr(reads, "_BUFFERS_BYTES", 512)
+    held: list[int] = []
+    begin, deliver = reads._Read.begin, reads._Read.deliver
+
+    def counted(read: Any) -> Any:
+        held.append(read.buffer_bytes)
+        assert sum(held) <= 512
+        return begin(read)
+
+    def released(read: Any) -> None:
+        deliver(read)
+        held.remove(read.buffer_bytes)
+
+    monkeypatch.setattr(reads._Read, "begin", counted)
+    monkeypatch.setattr(reads._Read, "deliver", released)
+    data = numbers(64, 12)
+    view = lazy(open_tensorstore(data)).T.astype("bf16")
+    assert source_of(view).buffer_bytes == 512
+    np.testing.assert_array_equal(np.asarray(view), data.T.astype(ml_dtypes.bfloat16))
+    assert held == []
+    monkeypatch.undo()
+    # They count for max_bytes, beside the elements.
+    seen: list[Any] = []
+    run = from_sources.run
+    monkeypatch.setattr(
+        from_sources, "run", lambda tasks, options: run(seen.extend(tasks) or seen, options)
+    )
+    gda.GlobalArray.from_source(view[:, 1:33], auto_mesh, P(None, "x"))
+    assert [task.nbytes for task in seen] == [2 * 12 * 8 + data.nbytes] * 4
+
+
 # The elements that are read.
+
+
+def test_columns_that_are_far_from_each_other_are_read_a_piece_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 2**14)
+    monkeypatch.setattr(reads, "READ_BYTES", 2**10)
+    data = numbers(512, 256)
+    for chunks in (None, (8, 256)):
+        source = Counting(data, chunks)
+        w = lazy(source)
+        two = concatenate([w[:, 3], w[::-1, 250]])
+        np.testing.assert_array_equal(
+            np.asarray(two), np.concatenate([data[:, 3], data[::-1, 250]])
+        )
+        assert max(source.data[index].nbytes for index in source.slices) <= 2**14
+        assert source.counts.max() == 1
+
+
+def test_a_split_dimension_that_is_transposed_is_read_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reads, "PIECE_BYTES", 2**14)
+    source = Counting(numbers(2 * 30_000))
+    view = lazy(source).reshape(2, 30_000).T.astype("float64")
+    np.testing.assert_array_equal(np.asarray(view), source.data.reshape(2, -1).T)
+    assert max(source.data[index].nbytes for index in source.slices) <= reads.READ_BYTES
+    assert (source.counts == 1).all()
 
 
 def test_slices_that_lie_together_are_read_together(exact: None) -> None:
@@ -277,10 +381,10 @@ def test_a_stack_that_is_cast_needs_no_memory_for_a_second_block(
     monkeypatch.setattr(reads, "READ_BYTES", 64)
     layers = [Counting(numbers(64, 16) + i) for i in range(3)]
     up = stack([lazy(layer).T for layer in layers], axis=1).astype("bf16")
-    plan = reads.Plan(512)
+    plan = reads.Plan()
     plan.add(up._node, (slice(0, 16), slice(0, 3), slice(0, 64)), np.empty(up.shape, up.dtype))
     assert not plan.copies
-    assert all(math.prod(group.sizes) * 4 <= 512 for group in plan.groups())
+    assert all(read.buffer_bytes <= 512 for read in plan.reads())
     expected = np.stack([layer.data.T for layer in layers], axis=1)
     np.testing.assert_array_equal(np.asarray(up), expected.astype(ml_dtypes.bfloat16))
 
@@ -289,21 +393,34 @@ def test_chunks_are_those_of_the_source_in_the_axes_of_the_view() -> None:
     view = lazy(Counting(np.zeros((16, 12)), chunks=(4, 6)))
 
     def chunks(view: LazyArray) -> Any:
-        return source_of(view).chunks
+        return source_of(view).chunks  # also of parts that begin within one
 
     assert chunks(view.T) == (6, 4)
     assert chunks(view[4:, None, 6:]) == (4, 1, 6)
-    assert chunks(view[1:]) is None
+    assert chunks(view[1:]) == (4, 6)
     assert chunks(view[::-1]) == (4, 6)
     assert chunks(view.reshape(8, 2, 12)) == (2, 2, 6)
     assert chunks(view.reshape(2, 8, 12)) == (1, 4, 6)
-    assert chunks(view.reshape(-1)) is None
+    assert chunks(view.reshape(-1)) == (48,)  # of which each has two
     assert chunks(view[:, :6].reshape(-1)) == (24,)
     assert chunks(stack([view, view], axis=1)) == (4, 1, 6)
     assert chunks(concatenate([view, view])) == (4, 6)
-    assert chunks(concatenate([view, view[:3], view])) is None
+    assert chunks(concatenate([view, view[:3], view])) == (4, 6)
     # Without chunks, those are the elements that lie together in 32 KiB.
     assert chunks(lazy(np.zeros((100, 1024))).T) == (1024, 4)
+
+
+def test_a_view_that_begins_within_a_chunk_reads_few_chunks_twice(auto_mesh: Mesh) -> None:
+    data = numbers(65, 64)
+    for chunks in ((8, 64), (5, 64), (65, 8)):
+        source = Counting(data, chunks)
+        g = gda.GlobalArray.from_source(lazy(source)[1:].T, auto_mesh, P("x", "y"))
+        np.testing.assert_array_equal(np.asarray(g), data[1:].T)
+        whole = np.zeros(data.shape, int)  # how often each chunk is read
+        for index in source.slices:
+            pairs = zip(index, chunks, strict=True)
+            whole[tuple(slice(s.start // n * n, -(-s.stop // n) * n) for s, n in pairs)] += 1
+        assert whole.max() <= 2
 
 
 # Any composition.
@@ -338,10 +455,19 @@ def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
     """Return a view and its array, both changed by one random operation."""
-    name = data.draw(st.sampled_from(["transpose", "index", "index", "reshape", "reshape", "join"]))
+    names = ["transpose", "swap", "index", "index", "reshape", "reshape", "squeeze", "join"]
+    name = data.draw(st.sampled_from(names))
     if name == "transpose":
         axes = data.draw(st.permutations(range(array.ndim)))
         return view.transpose(axes), array.transpose(axes)
+    if name == "swap" and array.ndim:
+        axis = st.integers(-array.ndim, array.ndim - 1)
+        pair = data.draw(axis), data.draw(axis)
+        return view.swapaxes(*pair), array.swapaxes(*pair)
+    if name == "squeeze":
+        ones = [axis for axis, size in enumerate(array.shape) if size == 1]
+        axes = data.draw(st.sampled_from([None, tuple(ones), *ones]))
+        return view.squeeze(axes), array.squeeze(axes)
     if name == "index" or not array.ndim:
         index = data.draw(indices(array.shape))
         return view[index], array[index]
@@ -372,10 +498,10 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     shape = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 0]), max_size=3)))
     chunks = data.draw(st.tuples(*[st.integers(1, 4) for _ in shape])) if has_chunks else None
     source = Counting(numbers(*shape, dtype=np.int32), chunks)
-    view, array = lazy(source), source.data
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reads, "READ_BYTES", 1 if is_exact else 32 * 1024)
         patch.setattr(reads, "PIECE_BYTES", data.draw(st.sampled_from([16, 4 * 2**20])))
+        view, array = lazy(source), source.data
         for _ in range(data.draw(st.integers(0, 6))):
             view, array = changed(data, view, array)
         cast = data.draw(st.sampled_from([array.dtype, np.dtype("f2"), np.dtype("f8")]))
@@ -431,6 +557,10 @@ def test_wrong_axes_dtypes_and_parts_are_refused() -> None:
     view = lazy(numbers(6, 4))
     with pytest.raises(ValueError, match=r"axes \(0, 0\) .* \(6, 4\); give each number from 0 to"):
         view.transpose(0, 0)
+    with pytest.raises(ValueError, match="axis=2 of 2 dimensions; give a number from -2 to 1"):
+        view.swapaxes(0, 2)
+    with pytest.raises(ValueError, match=r"axis=1 of a view of shape \(6, 4\); squeeze drops"):
+        view.squeeze(1)
     with pytest.raises(TypeError, match="'flaot32' is not a dtype; did you mean"):
         view.astype("flaot32")
     with pytest.raises(ValueError, match="stack needs at least one"):
@@ -441,7 +571,7 @@ def test_wrong_axes_dtypes_and_parts_are_refused() -> None:
         concatenate([view, view[:, 1:]])
     with pytest.raises(TypeError, match=r"view 1 of stack has dtype int8.*astype\('float32'\)"):
         stack([view, view.astype("int8")])
-    with pytest.raises(ValueError, match="axis=3 of a result of 3 dimensions"):
+    with pytest.raises(ValueError, match="axis=3 of 3 dimensions; give a number from -3"):
         stack([view, view], axis=3)
     with pytest.raises(ValueError, match="views of no dimensions; use stack"):
         concatenate([lazy(np.float32(1))])
@@ -478,3 +608,31 @@ def test_a_view_says_what_it_is_made_of(model: Any) -> None:
         "LazyArray(shape=(3, 2), dtype=float32, "
         "made_of=stack([ndarray[2,3].T, ..., ndarray[2,3].T], axis=1) of 3[0])"
     )
+
+
+# Views of many views.
+
+
+def test_a_chain_of_joined_views_of_any_length(auto_mesh: Mesh) -> None:
+    view, data = lazy(numbers(2, 4)), numbers(2, 4)
+    for n in range(600):
+        part = numbers(1, 4) + n
+        if n % 3:
+            view, data = concatenate([view, part])[1:], np.concatenate([data, part])[1:]
+        else:  # not in the memory of the result
+            view = concatenate([view.astype("f8"), part.astype("f8")]).astype("f4")
+            data = np.concatenate([data, part])
+    np.testing.assert_array_equal(np.asarray(view[-300::2]), data[-300::2])
+    assert len(repr(view)) < 1000
+    loaded = gda.GlobalArray.from_source(view[-8:], auto_mesh, P("x"))
+    np.testing.assert_array_equal(np.asarray(loaded), data[-8:])
+
+
+def test_parts_that_are_shared_are_looked_at_once() -> None:
+    view = lazy(numbers(1))
+    for _ in range(50):
+        view = concatenate([view, view])
+    assert view.shape == (2**50,)
+    assert len(repr(view)) < 1000
+    assert source_of(view).chunks == (1,)
+    assert np.asarray(view[2**49 - 1 : 2**49 + 2]).tolist() == [0.0] * 3

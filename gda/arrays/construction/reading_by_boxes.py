@@ -1,0 +1,292 @@
+"""Blocks of one array that are read together: each box of the source once, and split in memory.
+
+Read block by block, a chunk or a row that several blocks need is read for each of them, or held
+until all are read: columns of a file of 64 MiB over 8 devices took reads of 510 MiB, and 512 MiB
+from an Orbax run onto another layout held 260 to 410 MiB beyond the arrays.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.layout.dtype_names import native
+from gda.layout.sharing import boxes_of_chunks, common_box
+from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
+from gda.storage.options import Options
+from gda.storage.sources import AsyncSource, Source, checked_block
+from gda.storage.tasks import AsyncTask, Future, JoinedFutures, Task, Transfer, groups_within
+
+_Memory = np.ndarray[Any, Any]
+Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
+
+# A read costs as much as so many bytes: shorter runs of elements are read together.
+RUN_BYTES = 32 * 1024
+_SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
+_COPIES = 2  # of a chunk that is read: as it is stored, and decoded
+
+
+class _Read(NamedTuple):
+    """A read that has begun: its future, and its buffer if it is not read into a block."""
+
+    future: Future
+    box: Index
+    buffer: _Memory | None
+    needed: Needed
+
+
+class BoxTasks:
+    """The tasks that read boxes of a source, each split into the memory of some blocks.
+
+    Args:
+      dtype: of the blocks.
+      part: returns the memory of the elements at an index of the array, in a block.
+      write: copies elements at an index of the array into such memory.
+      check: raises if what was read has a wrong dtype.
+      note: adds to an error where it happened: in a block, or, with ``None``, in a box.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        dtype: np.dtype[Any],
+        part: Callable[[int, Index], _Memory],
+        write: Callable[[_Memory, _Memory, Index], object],
+        check: Callable[[_Memory], object],
+        note: Callable[[int | None, Index, Exception], object],
+    ) -> None:
+        self._source, self._is_cast = source, native(source.dtype) != dtype
+        self._part, self._write, self._check, self._note = part, write, check, note
+        self._buffers: list[_Memory] = []
+
+    def task(
+        self, boxes: list[Needed], finish: Callable[[], Transfer | None], held: int = 0
+    ) -> Task | AsyncTask:
+        """Return the task that reads boxes; ``held`` are the bytes of their blocks that count."""
+        boxes_bytes = [self._nbytes(_hull(needed)) for needed in boxes]
+        beside = self._source.buffer_bytes
+        if not isinstance(self._source, AsyncSource):
+            nbytes = max(boxes_bytes) + held + beside
+            return Task(nbytes, partial(self._read, boxes), lambda _: finish())
+        begun: list[_Read] = []
+        return AsyncTask(
+            beside + (held or sum(self._nbytes(index) for each in boxes for _, index in each)),
+            partial(self._begin, self._source, boxes, begun),
+            lambda _: self._copy(begun) or finish(),
+            partial(self._note_failed, begun),
+            library_bytes=_COPIES * sum(boxes_bytes),
+        )
+
+    def _nbytes(self, index: Index) -> int:
+        return math.prod(sizes_of(index)) * self._source.dtype.itemsize
+
+    def _read(self, boxes: list[Needed]) -> None:
+        """Read boxes one by one into a buffer, and copy their parts into the blocks."""
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = np.empty(0, np.uint8)
+        for needed in boxes:
+            buffer = self._read_box(needed, buffer)
+        self._buffers.append(buffer)
+
+    def _read_box(self, needed: Needed, buffer: _Memory) -> _Memory:
+        """Read a box and split it; return the buffer, or a larger one."""
+        box = _hull(needed)
+        sizes = sizes_of(box)
+        out: _Memory | None = None
+
+        def empty(dtype: np.dtype[Any]) -> _Memory:
+            nonlocal buffer
+            if out is not None and out.flags.c_contiguous and dtype == out.dtype:
+                return out
+            nbytes = math.prod(sizes) * dtype.itemsize
+            if buffer.nbytes < nbytes:
+                buffer = np.empty(nbytes, np.uint8)
+            return buffer[:nbytes].view(dtype).reshape(sizes)
+
+        try:
+            if not self._is_cast and len(needed) == 1:
+                out = self._part(*needed[0])
+            read = self._source.read(box, empty)
+            if read is out and out is not None:
+                return buffer
+            block = checked_block(self._source, box, read)
+            self._check(block)
+        except Exception as error:
+            self._note(None, box, error)
+            raise
+        self._split(block, box, needed)
+        return buffer
+
+    def _split(self, block: _Memory, box: Index, needed: Needed) -> None:
+        for number, index in needed:
+            try:
+                self._write(self._part(number, index), block[within(index, box)], index)
+            except Exception as error:
+                self._note(number, box, error)
+                raise
+
+    def _begin(self, source: AsyncSource, boxes: list[Needed], begun: list[_Read]) -> JoinedFutures:
+        """Begin to read boxes: into the blocks, or each into a buffer."""
+        begun.clear()
+        for needed in boxes:
+            box = _hull(needed)
+            # A view has buffers for each read; a small read costs more than a copy.
+            has_one = source.buffer_bytes or self._nbytes(box) <= _SMALL_BYTES
+            if (len(needed) > 1 and has_one) or self._is_cast:
+                buffer = np.empty(sizes_of(box), source.dtype)
+                begun.append(_Read(source.begin(box, buffer), box, buffer, needed))
+                continue
+            # The library decodes a chunk once for all reads of it at the same time.
+            for number, index in needed:
+                future = source.begin(index, self._part(number, index))
+                begun.append(_Read(future, index, None, [(number, index)]))
+        return JoinedFutures([read.future for read in begun])
+
+    def _copy(self, begun: list[_Read]) -> None:
+        """Copy what was read into buffers."""
+        for read in begun:
+            if read.buffer is not None:
+                self._split(read.buffer, read.box, read.needed)
+        begun.clear()
+
+    def _note_failed(self, begun: list[_Read], error: Exception) -> None:
+        for read in begun:
+            if _has_failed(read.future):
+                self._note(read.needed[0][0], read.box, error)
+                return
+
+
+class BoxReads:
+    """The reads of some blocks by boxes, each split into the memory of the blocks that need it.
+
+    Args:
+      indices: of all blocks.
+      groups: of numbers; no box has parts of two.
+      has_rounds: read a group as one task, whose blocks fit into ``max_bytes`` if one does: where
+        blocks that are complete go on to their devices.
+      done: is called with number and block when it is complete.
+      report: is called with the bytes of each part of a block that was read.
+      note: adds an index of the array to an error.
+
+    Attributes:
+      numbers: of the blocks that are read.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        reader: BlockReader,
+        indices: Sequence[Index],
+        groups: Sequence[Sequence[int]],
+        options: Options,
+        done: Callable[[int, Block], Transfer | None],
+        report: Callable[[int], object],
+        note: Callable[[Index, Exception], object],
+        *,
+        has_rounds: bool,
+    ) -> None:
+        self._source, self._reader, self._groups = source, reader, groups
+        self._blocks = {n: bounded(indices[n], source.shape) for group in groups for n in group}
+        self._done, self._report = done, report
+        self._has_rounds, self._max_bytes = has_rounds, options.max_bytes
+        self._itemsize = source.dtype.itemsize
+        self._most_bytes = source.read_bytes
+        if options.max_bytes is not None and not isinstance(source, AsyncSource):
+            # Of a round, most is for the blocks.
+            parts = 8 if has_rounds else options.max_workers or 1
+            self._most_bytes = min(self._most_bytes, max(options.max_bytes // parts, RUN_BYTES))
+        self._left = {n: math.prod(sizes_of(index)) for n, index in self._blocks.items()}
+        self.numbers = {*self._left}
+        self._memory: dict[int, _Memory] = {}
+        self._guard = threading.Lock()  # of the memory, which threads fill
+        self._tasks = BoxTasks(
+            *(source, self._dtype, self._part, reader.write),
+            check=lambda block: check_dtype_of(block, source, reader),
+            note=lambda number, box, error: note(box if number is None else indices[number], error),
+        )
+
+    def tasks(self) -> Iterator[Task | AsyncTask]:
+        """Yield the tasks of each group: one for each box, or one for all."""
+        for group in self._groups:
+            if not self._has_rounds:
+                for box in self._boxes_of(group):
+                    yield self._tasks.task([box], partial(self._finish, [box]))
+                continue
+            nbytes = [self._left[number] * self._dtype.itemsize for number in group]
+            room = None if self._max_bytes is None else self._max_bytes - self._most_bytes
+            for some in groups_within(group, nbytes, room):
+                held = sum(self._left[number] for number in some) * self._dtype.itemsize
+                boxes = [*self._boxes_of(some)]
+                yield self._tasks.task(boxes, partial(self._finish, boxes), held)
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.dtype(self._reader.dtype)
+
+    def _boxes_of(self, group: Sequence[int]) -> Iterator[Needed]:
+        blocks = {number: self._blocks[number] for number in group}
+        chunks = self._source.chunks or (1,) * len(self._source.shape)
+        most_elements = max(self._most_bytes // self._itemsize, 1)
+        for box in boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements):
+            common = [(number, common_box(box, index)) for number, index in blocks.items()]
+            if needed := [(number, index) for number, index in common if index is not None]:
+                yield needed
+
+    def _part(self, number: int, index: Index) -> _Memory:
+        """Return the memory of the elements at an index of the array, in a block."""
+        block, reader = self._blocks[number], self._reader
+        with self._guard:
+            if number not in self._memory:
+                is_whole = sizes_of(block) == reader.shape
+                made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
+                self._memory[number] = made
+        return self._memory[number][within(index, block)]
+
+    def _finish(self, boxes: list[Needed]) -> Transfer | None:
+        """Count what was read, and hand on the blocks that are complete."""
+        transfers: list[Transfer] = []
+        for number, index in [each for needed in boxes for each in needed]:
+            self._left[number] -= math.prod(sizes_of(index))
+            self._report(math.prod(sizes_of(index)) * self._itemsize)
+            if not self._left[number]:
+                transfer = self._done(number, self._memory.pop(number))
+                transfers += [] if transfer is None else [transfer]
+        if not transfers:
+            return None
+        return Transfer(
+            lambda: all(transfer.is_done() for transfer in transfers),
+            lambda: [transfer.wait() for transfer in transfers],
+        )
+
+
+def check_dtype_of(block: Any, source: Source, reader: BlockReader) -> None:
+    """Raise ``TypeError`` if a block has another dtype than its source says."""
+    dtype = getattr(block, "dtype", None)
+    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
+    if is_other and reader.asked is None:
+        raise TypeError(
+            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
+            f"libraries that scale their data; pass dtype={dtype} for this array"
+        )
+
+
+def _hull(needed: Needed) -> Index:
+    return hull_of([index for _, index in needed])
+
+
+def within(index: Index, box: Index) -> tuple[Any, ...]:
+    """Return the place of an index in a box, with dots, also of a scalar a view."""
+    sides = zip(index, start_of(box), strict=True)
+    return (*[slice(s.start - first, s.stop - first) for s, first in sides], ...)
+
+
+def _has_failed(future: Any) -> bool:
+    return future.done() and future.exception() is not None

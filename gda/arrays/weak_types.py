@@ -1,0 +1,45 @@
+"""Weak types, which operations of arrays keep and JAX's constructors of sharded arrays lose.
+
+A weak type gives way to the other operand, as a Python number does: bfloat16 parameters times a
+learning rate of the weak type float32 are bfloat16. A tree that comes back without the weak types
+that it had makes a jitted step another program, whose results have other dtypes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from gda.multihost.settings import own_settings
+
+# Under the mesh of the user, jit would refuse other devices, and commit what is not committed.
+_NO_MESH = Mesh(np.empty((), object), ())
+
+
+def is_weak(leaf: Any) -> bool:
+    """Return True for an array, or its shape and dtype, of a weak type."""
+    return bool(getattr(leaf, "weak_type", False))
+
+
+def weakly_typed(array: jax.Array) -> jax.Array:
+    """Return a copy of an array with a weak type; it is committed if the array is.
+
+    Never communicates: the program of an array of several processes has no collectives.
+    """
+    with own_settings(), jax.set_mesh(_NO_MESH):
+        (device, *_) = array.sharding.device_set
+        sharding = array.sharding if array.committed else None
+        return _program(array.shape, array.dtype, sharding, device)(array)
+
+
+@lru_cache(maxsize=256)
+def _program(shape: tuple[int, ...], dtype: Any, sharding: Any, device: Any) -> Any:
+    # No public function gives an array a weak type. But a program that was compiled for an argument
+    # of a weak type takes an array of any: it compares shape and dtype only.
+    weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    with jax.default_device(None if sharding is not None else device):
+        return jax.jit(lambda array: array, out_shardings=sharding).lower(weak).compile()

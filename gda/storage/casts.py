@@ -1,0 +1,166 @@
+"""Casts of values to another dtype: a value that it cannot hold is an error, and never another one.
+
+Rounding is what a cast is for: of a float to fewer digits, and to an integer towards zero.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda.layout.boundary import set_module
+from gda.layout.spec import Shape
+
+_Array = np.ndarray[Any, Any]
+
+
+@set_module("gda")
+class DoesNotFitError(ValueError, OverflowError):
+    """A value does not fit the dtype that it is cast to, or that the array has in JAX.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ('x',))
+    >>> try:
+    ...     gda.GlobalArray.from_source(np.array([2**40]), mesh, ())
+    ... except gda.DoesNotFitError as error:
+    ...     'narrows to int32' in str(error)
+    True
+    """
+
+
+class Origin(NamedTuple):
+    """The origin of values that are cast, for the error about one of them.
+
+    Attributes:
+      what: the values, such as ``"the source"``.
+      element_at: returns the element of the whole array that is at a place in the values.
+      is_narrowed: True if JAX has no wider dtype without x64; else the user asked for the cast.
+    """
+
+    what: str
+    element_at: Callable[[Shape], Shape]
+    is_narrowed: bool = False
+
+    @classmethod
+    def of_block(cls, what: str, start: Shape, is_narrowed: bool = False) -> Origin:
+        """Return the origin of values of which the first is the element ``start``."""
+        return cls(what, lambda place: tuple(map(operator.add, start, place)), is_narrowed)
+
+
+def cast(values: _Array, dtype: np.dtype[Any], origin: Origin) -> _Array:
+    """Return values in a dtype; raise ``DoesNotFitError`` if it cannot hold one of them."""
+    if values.dtype == dtype:
+        return values
+    result = np.empty(values.shape, dtype)
+    cast_into(result, values, origin)
+    return result
+
+
+def check_holds(values: _Array, dtype: np.dtype[Any], origin: Origin) -> None:
+    """Raise as ``cast``, without its result: in most cases without making it."""
+    if not _are_in_range(values, dtype):
+        cast(values, dtype, origin)
+
+
+def cast_into(out: _Array, values: _Array, origin: Origin) -> None:
+    """Copy values into memory of another dtype; errors as ``cast``."""
+    is_real = values.dtype.kind == "c" and out.dtype.kind != "c"  # of which NumPy would warn
+    with np.errstate(all="ignore"):
+        np.copyto(out, values.real if is_real else values, casting="unsafe")
+    check_cast(values, out, origin)
+
+
+def check_cast(values: _Array, result: _Array, origin: Origin) -> None:
+    """Raise ``DoesNotFitError`` if a cast has changed a value into another one."""
+    if (place := _unfit(values, result)) is None:
+        return
+    cast = f"is cast to {result.dtype}"
+    advice = "Choose a dtype that has this value, or change the values before"
+    if origin.is_narrowed:
+        cast = f"JAX narrows to {result.dtype} without jax_enable_x64"
+        advice = "Set jax_enable_x64, or change the values before"
+    raise DoesNotFitError(
+        f"{origin.what} has dtype {values.dtype}, which {cast}, and the value {values[place]} at "
+        f"{origin.element_at(place)} of the array does not fit. {advice}"
+    )
+
+
+def _unfit(values: _Array, result: _Array) -> Shape | None:
+    """Return the place of the first value that its cast does not hold; ``None`` if all are held.
+
+    An integer must stay the same, a finite float finite, and a complex number that becomes a real
+    one has no imaginary part. A float becomes an integer by rounding towards zero.
+    """
+    if _are_in_range(values, result.dtype):
+        return None
+    of_result = _kind_of(result.dtype)
+    wrong = np.zeros(values.shape, bool)
+    if values.dtype.kind == "c" and of_result != "c":
+        wrong, values = values.imag != 0, values.real
+    pairs = [(values, result)]
+    if of_result == "c":
+        pairs = [(values.real, result.real), (values.imag, result.imag)]
+    for before, after in pairs:
+        if of_result in "iu":
+            wrong |= _outside(before, result.dtype)
+        else:
+            wrong |= np.isfinite(before) & ~np.isfinite(after)
+            wrong |= np.isnan(after) & ~np.isnan(before)  # an infinity, where there is none
+    return tuple(map(int, np.argwhere(wrong)[0])) if wrong.any() else None
+
+
+def _are_in_range(values: _Array, dtype: np.dtype[Any]) -> bool:
+    """Return True if all values are known to be held: a quick look, for which NaN is unknown."""
+    kind, of_result = _kind_of(values.dtype), _kind_of(dtype)
+    if kind is None or of_result is None or _are_all_held(values.dtype, dtype) or not values.size:
+        return True
+    low, high = _range_of(dtype)
+    return kind != "c" and low <= values.min().item() and values.max().item() <= high
+
+
+def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
+    """Return where values, rounded towards zero, are not integers of a dtype."""
+    low, high = _range_of(dtype)
+    if _kind_of(values.dtype) == "f":
+        values = np.trunc(values.astype(np.float64))
+        return ~((values >= low) & (values < float(high + 1)))
+    return (values < low) | (values > high)
+
+
+@lru_cache(maxsize=256)
+def _are_all_held(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Return True if a dtype can hold every value of the first one, rounded."""
+    if _kind_of(other) == "b":  # asks for what is not 0
+        return True
+    if _kind_of(dtype) in "fc" and _kind_of(other) in "iu":
+        return False
+    (low, high), (lowest, highest) = _range_of(dtype), _range_of(other)
+    return lowest <= low and high <= highest and (_kind_of(dtype) != "c" or _kind_of(other) == "c")
+
+
+@lru_cache(maxsize=64)
+def _range_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """Return the least and the largest finite number of a dtype, as numbers of Python."""
+    kind = _kind_of(dtype)
+    if kind == "b":
+        return 0, 1
+    info = jax.numpy.iinfo(dtype) if kind in ("i", "u") else jax.numpy.finfo(dtype)
+    number = int if kind in ("i", "u") else float
+    return number(info.min), number(info.max)
+
+
+@lru_cache(maxsize=64)
+def _kind_of(dtype: np.dtype[Any]) -> Any:
+    """Return the letter of NumPy for the kind of numbers; ``None`` of what is no numbers."""
+    if dtype.kind in "biufc":
+        return dtype.kind
+    if dtype.kind != "V":
+        return None
+    # One of the types that JAX adds to those of NumPy, or bytes.
+    kinds = {"f": np.floating, "i": np.integer}
+    return next((kind for kind, of in kinds.items() if jax.numpy.issubdtype(dtype, of)), None)

@@ -1,0 +1,334 @@
+"""What a leaf is comes back: dtype, weak type, committed or not, kind of memory, number or array.
+
+One walk over all functions that give trees back. A jitted step that is called with their result is
+the program that it was before: it is not traced again, and its results have the same dtypes.
+"""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, mesh_of
+
+import gda
+
+ARRAYS = ("w", "rate", "table", "moment", "keys")
+SPECS = {"w": P("x"), "rate": P(), "table": P("x"), "moment": P("y"), "keys": P("x")}
+
+
+def state_of(mesh: Mesh) -> dict[str, Any]:
+    """A state of a training as a jitted step makes it."""
+
+    def over(spec: P, kind: str | None = None) -> NamedSharding:
+        return NamedSharding(mesh, spec, memory_kind=kind)
+
+    # Outputs that are made of Python numbers have weak types.
+    made = jax.jit(
+        lambda: {"rate": 0.1, "table": jnp.broadcast_to(0.5, (8, 6)), "count": 3},
+        out_shardings={"rate": over(P()), "table": over(SPECS["table"]), "count": None},
+    )()
+    assert all(array.weak_type for array in made.values())
+    return {
+        "w": jax.device_put(batch(8, 6).astype(jnp.bfloat16), over(P("x"))),
+        "rate": made["rate"],
+        "table": made["table"],
+        "moment": jax.device_put(batch(8, 2), over(SPECS["moment"], "pinned_host")),
+        "keys": jax.device_put(jax.random.split(jax.random.key(7), 8), over(P("x"))),
+        "count": jnp.asarray(3),
+        "number": 5,
+        "scale": 0.25,
+        "name": "run",
+    }
+
+
+def kind_of(leaf: Any) -> Any:
+    array = leaf.array if isinstance(leaf, gda.GlobalArray) else leaf
+    if not isinstance(array, jax.Array):
+        return type(array), array
+    is_weak = getattr(array, "weak_type", False)
+    return array.dtype, is_weak, array.committed, array.sharding.memory_kind
+
+
+def structs(tree: Any) -> Any:
+    def struct(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or not leaf.committed:
+            return leaf
+        is_weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=leaf.sharding, weak_type=is_weak
+        )
+
+    return jax.tree.map(struct, tree)
+
+
+def restored_like(state: Any, mesh: Mesh, path: Path) -> Any:
+    gda.checkpoint.save(path, state)
+    return gda.checkpoint.restore(path, state)
+
+
+def restored_like_shapes(state: Any, mesh: Mesh, path: Path) -> Any:
+    gda.checkpoint.save(path, state)
+    return gda.checkpoint.restore(path, structs(state))
+
+
+def restored_from_numbers(state: Any, mesh: Mesh, path: Path) -> Any:
+    """A first step makes arrays of Python numbers; a checkpoint of before has the numbers."""
+    gda.checkpoint.save(path, {**state, "rate": float(state["rate"]), "count": 3})
+    return gda.checkpoint.restore(path, state)
+
+
+def pulled_like(state: Any, mesh: Mesh, path: Path) -> Any:
+    with gda.offer(state) as offer:
+        return gda.pull(offer.address, like=state)
+
+
+def unpickled(state: Any, mesh: Mesh, path: Path) -> Any:
+    contained = {name: gda.GlobalArray.from_array(state[name]) for name in ARRAYS}
+    return {**state, **gda.to_jax(pickle.loads(pickle.dumps(contained)))}
+
+
+def contained_and_plain(state: Any, mesh: Mesh, path: Path) -> Any:
+    contained = {name: gda.GlobalArray.from_array(state[name]) for name in ARRAYS}
+    return {**state, **gda.to_jax(contained)}
+
+
+SAME = [
+    restored_like,
+    restored_like_shapes,
+    restored_from_numbers,
+    pulled_like,
+    unpickled,
+    contained_and_plain,
+]
+
+
+def restored_onto_new_layouts(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    gda.checkpoint.save(path, arrays)
+    return gda.checkpoint.restore(path, arrays, mesh=mesh, specs=SPECS)
+
+
+def restored_by_specs(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    gda.checkpoint.save(path, arrays)
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}
+    shardings["moment"] = shardings["moment"].with_memory_kind("pinned_host")
+    return gda.checkpoint.restore(path, mesh=shardings, plain=True)
+
+
+def pulled_by_specs(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    del arrays["moment"]
+    specs = {name: SPECS[name] for name in arrays}
+    with gda.offer(arrays) as offer:
+        return gda.pull(offer.address, mesh, specs, plain=True)
+
+
+def loaded(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    return gda.load_tree(arrays, mesh, SPECS, plain=True)
+
+
+def prefetched(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    with gda.prefetch([arrays], mesh, SPECS, plain=True) as batches:
+        return next(batches)
+
+
+def resharded_tree(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    few = mesh_of({"z": 2})
+    there = gda.reshard_tree(arrays, few, P())
+    assert {name: kind_of(there[name]) for name in ARRAYS} == {
+        name: kind_of(arrays[name]) for name in ARRAYS
+    }
+    return gda.reshard_tree(there, mesh, SPECS)
+
+
+def donated(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    return gda.reshard_tree(arrays, mesh, SPECS, donate=True)
+
+
+def resharded(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    wrapped = {name: gda.GlobalArray.from_array(array) for name, array in arrays.items()}
+    return {name: g.reshard(mesh, P()).reshard(SPECS[name]).array for name, g in wrapped.items()}
+
+
+def constrained(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    del arrays["moment"]
+    with jax.set_mesh(mesh):
+        return {name: gda.constrain(array, SPECS[name]) for name, array in arrays.items()}
+
+
+def host_local(arrays: Any, mesh: Mesh, path: Path) -> Any:
+    del arrays["moment"]
+    specs = {name: SPECS[name] for name in arrays}
+    built = gda.host_local_array_to_global_array(arrays, mesh, specs)
+    return gda.to_jax(gda.global_array_to_host_local_array(built, mesh, specs))
+
+
+MOVED = [
+    restored_onto_new_layouts,
+    restored_by_specs,
+    pulled_by_specs,
+    loaded,
+    prefetched,
+    resharded_tree,
+    donated,
+    resharded,
+    constrained,
+    host_local,
+]
+
+
+class Step:
+    """A training step that counts how often it is traced."""
+
+    def __init__(self) -> None:
+        self.traces = 0
+
+        def step(state: dict[str, Any]) -> Any:
+            self.traces += 1
+            w, table = state["w"] * (1 - state["rate"]), state["w"] * state["table"]
+            return w, table, jax.random.key_data(state["keys"])
+
+        self._step = jax.jit(step)
+
+    def __call__(self, state: Any) -> list[Any]:
+        arrays = {name: state[name] for name in ("w", "rate", "table", "keys")}
+        return [each.dtype for each in self._step(arrays)]
+
+
+@pytest.mark.parametrize("again", SAME, ids=lambda function: function.__name__)
+def test_every_leaf_comes_back_as_it_was(
+    again: Callable[..., Any], mesh: Mesh, tmp_path: Path
+) -> None:
+    state = state_of(mesh)
+    step = Step()
+    dtypes = step(state)
+    assert dtypes[0] == dtypes[1] == jnp.bfloat16
+    wanted = {name: kind_of(leaf) for name, leaf in state.items()}
+    found = again(state, mesh, tmp_path)
+    assert {name: kind_of(leaf) for name, leaf in found.items()} == wanted
+    for name in ARRAYS:
+        assert found[name].sharding == state[name].sharding
+    assert found["table"].tolist() == state["table"].tolist()
+    assert step(found) == dtypes
+    assert step.traces == 1
+
+
+@pytest.mark.parametrize("move", MOVED, ids=lambda function: function.__name__)
+def test_a_move_changes_the_layout_alone(
+    move: Callable[..., Any], mesh: Mesh, tmp_path: Path
+) -> None:
+    arrays = {name: leaf for name, leaf in state_of(mesh).items() if name in ARRAYS}
+    step = Step()
+    dtypes = step(arrays)
+    wanted = {name: kind_of(leaf) for name, leaf in arrays.items()}
+    found = move(arrays, mesh, tmp_path)
+    assert {name: kind_of(leaf) for name, leaf in found.items()} == {
+        name: wanted[name] for name in found
+    }
+    assert found["table"].tolist() == np.full((8, 6), 0.5).tolist()
+    assert step(found) == dtypes
+    assert step.traces == 1
+
+
+@pytest.mark.parametrize("again", [restored_like, pulled_like, unpickled], ids=lambda f: f.__name__)
+def test_the_mesh_that_is_set_changes_nothing(
+    again: Callable[..., Any], mesh: Mesh, tmp_path: Path
+) -> None:
+    state = state_of(mesh)
+    wanted = {name: kind_of(leaf) for name, leaf in state.items()}
+    for other in (mesh_of({"z": 2}), mesh):
+        with jax.set_mesh(other):
+            found = again(state, mesh, tmp_path / str(other.size))
+        assert {name: kind_of(leaf) for name, leaf in found.items()} == wanted
+        assert found["table"].sharding == state["table"].sharding
+
+
+@pytest.mark.processes(2, devices=4)
+def test_weak_types_over_many_processes(shared_tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    half = mesh_of({"z": 4})  # one process has no device of it
+    sharding = NamedSharding(mesh, P("x"))
+    state = jax.jit(
+        lambda: {"rate": 0.1, "table": jnp.broadcast_to(0.5, (8, 2))},
+        out_shardings={"rate": NamedSharding(mesh, P()), "table": sharding},
+    )()
+    path = shared_tmp_path / "c"
+    gda.checkpoint.save(path, state)
+    with gda.offer(state) as offer:
+        trees = [
+            gda.checkpoint.restore(path, state),
+            gda.checkpoint.restore(path, state, read_once=True, check_fingerprint=True),
+            gda.checkpoint.restore(path, mesh=mesh, specs=P(), plain=True),
+            gda.pull(offer.address, like=state),
+        ]
+    there = gda.reshard_tree(state, half, P())
+    trees += [there, gda.reshard_tree(there, mesh, P())]
+    trees.append(gda.reshard_tree(trees.pop(0), half, P(), donate=True))
+    trees.append(gda.to_jax(gda.checkpoint.restore(path, mesh=half, specs=P())))
+    for tree in trees:
+        assert tree["rate"].weak_type
+        assert tree["table"].weak_type
+        for block in tree["table"].addressable_shards:
+            assert (np.asarray(block.data) == 0.5).all()
+
+
+def test_weak_types_of_padded_arrays(mesh: Mesh, tmp_path: Path) -> None:
+    weak = jax.jit(lambda: jnp.broadcast_to(0.5, (7, 2)))()
+    trees = [gda.load_tree({"w": weak}, mesh, P("x"), pad=True)]
+    with gda.prefetch([{"w": weak}], mesh, P("x"), pad=True) as batches:
+        trees.append(next(batches))
+    trees.append({"w": gda.PaddedArray.from_array(weak, mesh, P("x"))})
+    trees.append(pickle.loads(pickle.dumps(trees[0])))
+    gda.checkpoint.save(tmp_path, trees[0])
+    trees.append(gda.checkpoint.restore(tmp_path, trees[0]))
+    trees.append(gda.reshard_tree(trees[0], mesh_of({"z": 4}), P("z")))
+    for tree in trees:
+        assert isinstance(tree["w"], gda.PaddedArray)
+        assert tree["w"].array.weak_type
+        np.testing.assert_array_equal(np.asarray(tree["w"]), np.full((7, 2), 0.5))
+
+
+def test_a_dtype_that_was_asked_for_is_no_weak_type(auto_mesh: Mesh) -> None:
+    weak = jnp.broadcast_to(0.5, (8,))
+    assert weak.weak_type
+    for dtype in ("float32", "bfloat16"):
+        loaded = gda.load_tree({"w": weak}, auto_mesh, P("x"), dtype={"w": dtype})["w"]
+        assert loaded.dtype == dtype
+        assert not loaded.array.weak_type
+
+
+def test_scalars_stay_on_the_device_that_they_are_committed_to(tmp_path: Path) -> None:
+    sharding = SingleDeviceSharding(jax.devices()[3])
+    weak = jax.device_put(jnp.asarray(0.5), sharding)
+    state = {"rate": weak, "count": jax.device_put(jnp.int32(3), sharding), "step": jnp.asarray(1)}
+    gda.checkpoint.save(tmp_path, {"rate": 0.5, "count": 3, "step": 1})
+    found = gda.checkpoint.restore(tmp_path, state)
+    assert {name: kind_of(leaf) for name, leaf in found.items()} == {
+        name: kind_of(leaf) for name, leaf in state.items()
+    }
+    assert found["rate"].sharding == found["count"].sharding == sharding
+
+
+@pytest.mark.parametrize("is_like", [False, True])
+def test_a_restore_places_in_the_memory_that_was_asked_for(
+    is_like: bool, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    tree = {"w": jax.device_put(batch(8, 2), sharding)}
+    gda.checkpoint.save(tmp_path, tree)
+    place, kinds = jax.make_array_from_callback, []
+
+    def placed(shape: Any, sharding: Any, function: Any) -> Any:
+        kinds.append(sharding.memory_kind)
+        return place(shape, sharding, function)
+
+    monkeypatch.setattr(jax, "make_array_from_callback", placed)
+    arguments = {"like": tree} if is_like else {"mesh": sharding, "plain": True}
+    found = gda.checkpoint.restore(tmp_path, **arguments)
+    assert kinds == ["pinned_host"]
+    assert found["w"].sharding == sharding

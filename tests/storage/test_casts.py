@@ -1,0 +1,124 @@
+"""Casts hold every value, rounded, or name the first that they cannot hold."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gda
+from gda.storage.casts import Origin, cast, check_holds
+
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
+DTYPES += ["complex64", "complex128"]
+ADDED = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4]
+
+
+def outcome(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any] | str:
+    origin = Origin.of_block("the source", (0,) * values.ndim)
+    try:
+        result = cast(values, np.dtype(dtype), origin)
+    except gda.DoesNotFitError as error:
+        with pytest.raises(gda.DoesNotFitError):
+            check_holds(values, np.dtype(dtype), origin)
+        return str(error)
+    check_holds(values, np.dtype(dtype), origin)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("value", "of", "dtype"),
+    [
+        (300, "int64", "int8"),
+        (-1, "int8", "uint8"),
+        (-1, "int8", "uint64"),
+        (2**64 - 1, "uint64", "int64"),
+        (9, "int64", ml_dtypes.int4),
+        (70000, "int64", "float16"),
+        (np.nan, "float32", "int32"),
+        (np.inf, "float32", "int64"),
+        (2.0**31, "float64", "int32"),
+        (2.0**63, "float64", "int64"),
+        (2.0**64, "float32", "uint64"),
+        (300, ml_dtypes.bfloat16, "int8"),
+        (70000, "float32", "float16"),
+        (1e39, "float64", "float32"),
+        (1e39, "float64", ml_dtypes.bfloat16),
+        (3.4e38, "float32", ml_dtypes.bfloat16),
+        (1e38, ml_dtypes.bfloat16, "float16"),
+        (1000, "float32", ml_dtypes.float8_e4m3fn),
+        (-np.inf, "float32", ml_dtypes.float8_e4m3fn),
+        (1 + 1j, "complex64", "float32"),
+        (1e-30j, "complex64", "int32"),
+        (1e39j, "complex128", "complex64"),
+        (1e39, "float64", "complex64"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(value: Any, of: Any, dtype: Any) -> None:
+    values = np.zeros((2, 3), of)
+    values[1, 2] = value
+    said = outcome(values, dtype)
+    assert isinstance(said, str)
+    assert f"which is cast to {np.dtype(dtype)}, and the value {values[1, 2]} at (1, 2)" in said
+
+
+@pytest.mark.parametrize(
+    ("value", "of", "dtype"),
+    [
+        (127, "int64", "int8"),
+        (2.9, "float32", "int8"),
+        (-128.9, "float32", "int8"),
+        (2**24 + 1, "int64", "float32"),
+        (2**64 - 1, "uint64", "float32"),
+        (np.nan, "float64", ml_dtypes.float8_e4m3fn),
+        (np.inf, "float64", "float16"),
+        (3.389e38, "float32", ml_dtypes.bfloat16),
+        (448, "float32", ml_dtypes.float8_e4m3fn),
+        (complex(np.nan, np.inf), "complex128", "complex64"),
+        (2 + 0j, "complex64", "float16"),
+        (255, "uint8", "bool"),
+        (-2.5, "float32", "bool"),
+        (7, "int64", ml_dtypes.int4),
+    ],
+)
+def test_a_value_that_fits_is_rounded(value: Any, of: Any, dtype: Any) -> None:
+    values = np.full((2,), value, of)
+    real = values.real if np.dtype(dtype).kind != "c" else values
+    found, wanted = outcome(values, dtype), real.astype(dtype)
+    assert isinstance(found, np.ndarray)
+    assert found.tobytes() == wanted.tobytes()
+
+
+@given(
+    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300), max_size=4),
+    st.sampled_from(DTYPES + ADDED),
+)
+def test_integers_are_kept_or_named(numbers: list[int], dtype: Any) -> None:
+    found = outcome(np.array(numbers, np.int64), dtype)
+    of_result = np.dtype(dtype)
+    if of_result.kind in "iu":
+        info = np.iinfo(of_result)
+        fit = all(info.min <= number <= info.max for number in numbers)
+        assert isinstance(found, str) != fit
+        assert not fit or found.tolist() == numbers  # pyright: ignore[reportAttributeAccessIssue]
+    elif not isinstance(found, str) and of_result.kind != "b":
+        assert np.isfinite(found.astype(np.complex128)).all()
+
+
+@given(
+    st.lists(st.floats(width=64) | st.floats(-500, 500), max_size=4),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from(DTYPES + ADDED),
+)
+def test_floats_stay_finite_and_in_range(numbers: list[float], of: str, dtype: Any) -> None:
+    with np.errstate(over="ignore"):
+        values = np.array(numbers, np.float64).astype(of)
+    found = outcome(values, dtype)
+    if isinstance(found, str) or np.dtype(dtype).kind == "b":
+        return
+    wide = found.astype(np.complex128)
+    assert (np.isfinite(wide) == np.isfinite(values)).all()
+    if "int" in np.dtype(dtype).name:
+        assert all(int(a) == int(b) for a, b in zip(found, values, strict=True))

@@ -1,0 +1,275 @@
+"""Functions that communicate, called with an invalid argument in one process: all hear at once.
+
+The process that fails raises its own error, and the others one that names process and reason.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from meshes import batch
+from running import wait_for
+from test_other_arguments import CASES as OTHERS
+from test_other_arguments import (
+    ME,
+    World,
+    check_replicas_agree,
+    diff,
+    from_source,
+    gather,
+    host_local_array_to_global_array,
+    load_tree,
+    reshard,
+    reshard_tree,
+    restore_checked,
+    restore_together,
+    save,
+    save_async,
+    save_safetensors,
+    store,
+    store_tree,
+)
+
+import gda
+
+SECONDS = 20  # many times the need, and far below the limits of checks
+
+
+def fingerprint(w: World, **others: Any) -> None:
+    gda.fingerprint(**{"tree": w.tree, **others})
+
+
+def check_processes_agree(w: World, **others: Any) -> None:
+    gda.check_processes_agree(**{"tree": w.tree, **others})
+
+
+def constrain(w: World, **others: Any) -> None:
+    gda.constrain(**{"x": w.tree, "spec": P(None, "x"), **others})
+
+
+def with_sharding_constraint(w: World, **others: Any) -> None:
+    with jax.set_mesh(w.mesh):
+        gda.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
+
+
+def global_array_to_host_local_array(w: World, **others: Any) -> None:
+    given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
+    gda.global_array_to_host_local_array(**given | others)
+
+
+# These communicate to check.
+
+
+def from_callback(w: World, **others: Any) -> None:
+    given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x"), "data_callback": ones}
+    gda.GlobalArray.from_callback(**given | others)
+
+
+def padded_from_callback(w: World, **others: Any) -> None:
+    given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x"), "data_callback": ones}
+    gda.PaddedArray.from_callback(**given | others)
+
+
+def from_batched_callback(w: World, **others: Any) -> None:
+    given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x")}
+    callback = lambda indices: [ones(index) for index in indices]  # noqa: E731
+    gda.GlobalArray.from_batched_callback(**given | {"data_callback": callback} | others)
+
+
+def from_process_local(w: World, **others: Any) -> None:
+    given = {"local_data": batch(4, 2), "mesh": w.mesh, "spec": P("x")}
+    gda.GlobalArray.from_process_local(**given | others)
+
+
+def from_device_buffers(w: World, **others: Any) -> None:
+    buffers = [jax.device_put(batch(1, 2), device) for device in jax.local_devices()]
+    given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x"), "device_buffers": buffers}
+    gda.GlobalArray(**given | others)
+
+
+def host_to_global_array(w: World, **others: Any) -> None:
+    with jax.set_mesh(w.mesh):
+        gda.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
+
+
+def ones(index: Any) -> np.ndarray:
+    return np.ones((1, 2), np.float32)
+
+
+WORKERS = {"max_workers": 0}
+CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] = {
+    save: [
+        (WORKERS, ValueError),
+        ({"path": 3}, TypeError),
+        ({"compression": "gzip"}, ValueError),
+        ({"retry": 3}, TypeError),
+        ({"timeout": 0}, ValueError),
+        ({"progress": 3}, TypeError),
+        ({"surplus": 3}, TypeError),
+    ],
+    save_async: [(WORKERS, ValueError), ({"path": 3}, TypeError), ({"retry": 3}, TypeError)],
+    restore_together: [
+        (WORKERS, ValueError),
+        ({"path": "/not/here"}, FileNotFoundError),
+        ({"at": ["nowhere"]}, KeyError),
+        ({"plain": True, "pad": True}, ValueError),
+        ({"partial": True}, TypeError),
+        ({"mesh": 3}, TypeError),
+        ({"specs": P("y")}, ValueError),
+        ({"timeout": 0}, ValueError),
+    ],
+    restore_checked: [
+        (WORKERS, ValueError),
+        ({"path": "/not/here"}, FileNotFoundError),
+        ({"cast": True}, TypeError),
+        ({"mesh": 3}, TypeError),
+        ({"max_bytes": 0}, ValueError),
+    ],
+    diff: [
+        ({"a": "/not/here"}, FileNotFoundError),
+        ({"a": 3}, TypeError),
+        ({"at": ["nowhere"]}, KeyError),
+        ({"timeout": 0}, ValueError),
+    ],
+    save_safetensors: [
+        (WORKERS, ValueError),
+        ({"path": 3}, TypeError),
+        ({"max_file_bytes": 0}, ValueError),
+        ({"metadata": {1: 2}}, TypeError),
+        ({"names": lambda path, leaf: 3}, TypeError),
+        ({"tree": {"a": object()}}, TypeError),
+        ({"retry": 3}, TypeError),
+    ],
+    store: [
+        (WORKERS, ValueError),
+        ({"g": object()}, TypeError),
+        ({"target": object()}, TypeError),
+        ({"timeout": 0}, ValueError),
+    ],
+    store_tree: [(WORKERS, ValueError), ({"targets": {}}, ValueError), ({"retry": 3}, TypeError)],
+    load_tree: [
+        (WORKERS, ValueError),
+        ({"plain": True, "pad": True}, ValueError),
+        ({"mesh": 3}, TypeError),
+        ({"specs": P("y")}, ValueError),
+        ({"dtype": "no"}, TypeError),
+        ({"sources": {"a": object()}}, TypeError),
+    ],
+    from_source: [
+        (WORKERS, ValueError),
+        ({"source": object()}, TypeError),
+        ({"mesh": 3}, TypeError),
+        ({"spec": P("y")}, ValueError),
+    ],
+    gather: [
+        ({"max_bytes": 0}, ValueError),
+        ({"process": 9}, ValueError),
+        ({"max_bytes": "1"}, TypeError),
+    ],
+    fingerprint: [({"tree": object()}, TypeError), ({"tree": {"a": object()}}, TypeError)],
+    reshard: [
+        ({"mesh": 3}, TypeError),
+        ({"mesh": 3, "spec": None}, TypeError),
+        ({"spec": None}, TypeError),
+        ({"spec": P("y")}, ValueError),
+        ({"max_bytes": 0}, ValueError),
+    ],
+    reshard_tree: [
+        ({"mesh": 3}, TypeError),
+        ({"specs": P("y")}, ValueError),
+        ({"specs": {"z": P()}}, ValueError),
+        ({"tree": {"a": object()}}, TypeError),
+        ({"max_bytes": 0}, ValueError),
+    ],
+    check_replicas_agree: [({"tree": object()}, TypeError)],
+    check_processes_agree: [({"timeout": 0}, ValueError), ({"timeout": "soon"}, ValueError)],
+    host_local_array_to_global_array: [
+        ({"local": object()}, TypeError),
+        ({"spec": 3}, TypeError),
+        ({"spec": P("y")}, ValueError),
+    ],
+    constrain: [({"spec": P("y")}, ValueError), ({"spec": {"z": P()}}, ValueError)],
+    with_sharding_constraint: [
+        ({"shardings": P("y")}, ValueError),
+        ({"shardings": 3}, TypeError),
+    ],
+    global_array_to_host_local_array: [
+        ({"pspecs": P("y")}, ValueError),
+        ({"global_mesh": 3}, TypeError),
+    ],
+    from_callback: [
+        (WORKERS, ValueError),
+        ({"mesh": 3}, TypeError),
+        ({"data_callback": 3}, TypeError),
+    ],
+    padded_from_callback: [(WORKERS, ValueError), ({"global_shape": 3.5}, TypeError)],
+    from_batched_callback: [({"mesh": 3}, TypeError), ({"data_callback": 3}, TypeError)],
+    from_process_local: [({"mesh": 3}, TypeError), ({"spec": P("y")}, ValueError)],
+    from_device_buffers: [({"device_buffers": []}, ValueError), ({"mesh": 3}, TypeError)],
+    host_to_global_array: [({"partition": 3}, NotImplementedError)],
+}
+CHECKING = [*CASES][[*CASES].index(from_callback) :]  # they communicate to check
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
+    world = World()
+    _ = world.path, world.model, world.targets
+    is_me = jax.process_index() == ME
+    with gda.checking_agreement(False):
+        for call, cases in CASES.items():
+            for given, kind in cases:
+                began = time.monotonic()
+                with (
+                    gda.checking_agreement(call in CHECKING),
+                    pytest.raises(kind if is_me else gda.DisagreementError) as caught,
+                ):
+                    call(world, **given if is_me else {})
+                said = f"{call.__name__}({given}): {caught.value}"
+                assert time.monotonic() - began < SECONDS, said
+                assert is_me or f"process {ME} failed: {caught_kind(kind)}" in said, said
+        world.check_nothing_is_lost()
+
+
+def caught_kind(kind: type[Exception]) -> str:
+    return "CheckpointNotFoundError" if kind is FileNotFoundError else kind.__name__
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_error_in_a_call_that_one_process_makes_alone_disturbs_no_other_call() -> None:
+    world = World()
+    if jax.process_index() == ME:
+        own = jax.device_put(batch(8, 2), jax.local_devices()[0])
+        for failing in (
+            lambda: gda.constrain(own, P("y")),
+            lambda: jax.jit(lambda x: gda.constrain(x, P("y"), mesh=world.mesh))(world.g.array),
+            lambda: gda.fingerprint(jax.random.key),
+            lambda: gda.GlobalArray.from_array(own).gather(9),
+        ):
+            with pytest.raises((TypeError, ValueError)):
+                failing()
+    world.g.reshard(P(None, "x"))
+    world.g.gather()
+    gda.check_processes_agree(0, timeout=SECONDS)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path) -> None:
+    world = World()
+    _ = world.path
+    over = shared_tmp_path / "over"
+    if jax.process_index() != ME:
+        with gda.checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
+            restore_checked(world, timeout=1)
+        over.touch()
+    wait_for([over])
+    gda.check_processes_agree(0, name="in step again", timeout=SECONDS)
+
+
+def test_each_function_of_the_walk_over_other_arguments_is_walked_over_here() -> None:
+    assert {call.__name__ for call in OTHERS} <= {call.__name__ for call in CASES}
