@@ -83,13 +83,14 @@ from importlib.util import find_spec
 
 
 def output(*command):
+    if not shutil.which(command[0]):
+        return "unknown"
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout.strip() or done.stderr.strip()[:200]
 
 
-if shutil.which("nvidia-smi"):
-    query = "--query-gpu=name,driver_version,memory.total"
-    print(output("nvidia-smi", query, "--format=csv,noheader"))
+query = "--query-gpu=name,driver_version,memory.total"
+print("nvidia-smi:", output("nvidia-smi", query, "--format=csv,noheader"))
 print("commit", output("git", "log", "-1", "--format=%h %cs"))
 names = "jax jaxlib jax-cuda13-plugin jax-cuda12-plugin numpy ml_dtypes orbax-checkpoint tensorstore"
 found = []
@@ -114,9 +115,9 @@ for device in jax.devices()[:1]:
     print("memory kinds", [each.kind for each in device.addressable_memories()])
 CODE
 part machine.txt 25 "$python" -c "$machine"
-part tests.log 250 "$python" -m pytest -m accelerator -v --tb=short --durations=5 -W default \
+part tests.log 245 "$python" -m pytest -m accelerator -v --tb=short --durations=10 -W default \
   -p no:cacheprovider
-part benchmarks.log 240 "$python" -m benchmarks --accelerator "${quick[@]}"
+part benchmarks.log 250 "$python" -m benchmarks --accelerator "${quick[@]}"
 if ((!${#quick[@]})) && [[ -e benchmarks/accelerator.json ]]; then
   cp benchmarks/accelerator.json "$folder"
 fi

@@ -21,10 +21,11 @@ def test_digests_are_those_of_numpy_and_of_cpu_devices(
     one_mesh: Mesh, cpu_mesh: Mesh, on_card: bool
 ) -> None:
     # On CPU devices other tests have the other dtypes, and each compiles for seconds.
-    for dtype in DTYPES if on_card else (ml_dtypes.int4, ml_dtypes.bfloat16):
+    few = [np.dtype(each) for each in (ml_dtypes.int4, ml_dtypes.bfloat16)]
+    for dtype in DTYPES if on_card else few:
         data = random_bits(SHAPE, dtype)
         expected = gda.fingerprint(data)
-        for mesh in (one_mesh, cpu_mesh):
+        for mesh in (one_mesh, cpu_mesh) if dtype in few else (one_mesh,):
             array = jax.device_put(data, NamedSharding(mesh, P()))
             assert gda.fingerprint(array) == expected, (dtype, mesh)
 

@@ -41,7 +41,7 @@ def shared(on_card: bool, variables: dict[str, str]) -> dict[str, str]:
         "PYTHONPATH": paths,
         "PYTHONUNBUFFERED": "1",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2",
+        "XLA_CLIENT_MEM_FRACTION": "0.2",
     }
     if on_card:
         variables = {name: value for name, value in variables.items() if name != "JAX_PLATFORMS"}
