@@ -339,12 +339,12 @@ def works(quick: bool = False) -> list[Work]:
         ],
         *[
             Work(
-                f"a jitted call with {inputs} GlobalArrays as input",
+                f"a jitted call with {name} as input",
                 partial(jitted, inputs),
                 {"a jitted call with jax.Arrays": None},
                 seconds=3,
             )
-            for inputs in (1, 100)
+            for name, inputs in [("one GlobalArray", 1), ("100 GlobalArrays", 100)]
         ],
         Work(
             "gda.jit: GlobalArray in and out",
