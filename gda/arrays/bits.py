@@ -17,6 +17,7 @@ from jax import lax
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import mesh_on
+from gda.multihost.settings import own_settings
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
@@ -38,7 +39,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
     """Return the elements of a block, which come first in each dimension; not waited for."""
     if block.shape == shape:
         return block
-    with _mesh_of(block):
+    with own_settings(), _mesh_of(block):
         if not is_narrow(block.dtype):
             return block[tuple(map(slice, shape))]
         return _first(block, shape)
@@ -47,7 +48,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
 def padded(block: jax.Array, shape: Shape, fill: Any) -> jax.Array:
     """Return a block of a larger shape, whose first elements are those of the given one."""
     start = [0] * block.ndim
-    with _mesh_of(block):
+    with own_settings(), _mesh_of(block):
         whole = lax.full(shape, fill, block.dtype)
         if not is_narrow(block.dtype):
             return lax.dynamic_update_slice(whole, block, start)

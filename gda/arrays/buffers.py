@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, integers
 from gda.layout.text import format_bytes
 
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
@@ -47,7 +46,7 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
     >>> block.shape, block.dtype, block.ctypes.data % 64
     ((3, 5), dtype(bfloat16), 0)
     """
-    sizes = tuple(map(operator.index, shape if np.ndim(shape) else (shape,)))  # pyright: ignore
+    sizes = integers(shape if np.ndim(shape) else (shape,))  # pyright: ignore
     if min(sizes, default=0) < 0:
         raise ValueError(f"shape {sizes} has a negative size")
     if (known := as_dtype(dtype)).hasobject:

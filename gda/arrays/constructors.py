@@ -142,15 +142,15 @@ class ArrayConstructors:
             view, a memory map or a buffer that the callback uses again. After the call, no change
             of the caller's memory changes the array. ``True``: copy all blocks. ``False``: copy
             none; do not change the blocks while the array exists. With ``None``, a ``jax.Array``
-            to which the callback still refers is copied on its device, because the caller could
-            delete or donate it. Pass ``copy=True`` for a ``jax.Array`` that shares memory with
-            another array. ``jax.device_put`` returns one for an array on the same device, or on
-            CPU for an aligned NumPy array.
+            on CPU is copied, because it may be in the memory of a NumPy array, as the result of
+            ``jax.device_put`` is. On an accelerator it is copied if the callback still refers to
+            it, because the caller could delete or donate it. Pass ``copy=True`` if it shares its
+            buffer with another one, as the result of ``jax.device_put`` on the same device does.
           into: pass 64-byte-aligned buffers of the shard shape and ``dtype`` to the callback,
             which fills them. Reading a file straight into them saves a copy.
           max_workers: number of blocks read at a time, by default one in the caller's thread. With
             more than one, threads call the callback, which must be thread-safe. Contexts of JAX
-            such as ``jax.enable_x64`` do not apply in these threads.
+            other than ``jax.enable_x64`` do not apply in these threads.
           max_bytes: limit of the host memory for blocks that are not yet part of an array: on CPU
             while a block is read, and on an accelerator until it is sent there. A block that is
             larger is read alone. Other memory that the callback allocates does not count. By
@@ -167,7 +167,8 @@ class ArrayConstructors:
 
         Raises:
           TypeError: blocks have different dtypes, or one that JAX does not have.
-          ValueError: the spec does not fit the shape and the mesh, or a block has another shape.
+          ValueError: the spec does not fit the shape and the mesh, or a block has another shape or
+            is held by several processes, as ``g[index]`` of such an array is.
           DoesNotFitError: narrowing, or a cast, changes an integer, makes a finite number infinite
             or loses an imaginary part. It is a ``ValueError`` and an ``OverflowError``.
           ImportError: ``progress=True`` without rich.
@@ -251,7 +252,8 @@ class ArrayConstructors:
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
-          ValueError: the spec does not fit, or a block has another shape than requested.
+          ValueError: the spec does not fit, a block has another shape than requested, or other
+            processes hold parts of the source: ``gda.reshard_tree`` moves such an array.
           DoesNotFitError, ImportError: as in ``from_callback``.
           DisagreementError, LateProcessError: with ``read_once``, another process failed, asked for
             something else, or did not arrive.
@@ -367,7 +369,7 @@ class ArrayConstructors:
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
             same order. They become the shards without a copy: deleting or donating one deletes
-            the shard.
+            the shard, and on CPU a NumPy array may be its memory without ``may_alias=False``.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does.
@@ -440,8 +442,8 @@ class ArrayConstructors:
         Args:
           local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
             that ``numpy.asarray`` takes. If the shards of a ``jax.Array`` are the blocks, on the
-            right devices, it is used without a copy, and deleting or donating it deletes them. Any
-            other ``jax.Array`` is copied to the devices.
+            right devices, it is used without a copy on accelerators, and with ``copy=False`` on
+            CPU, and deleting or donating it deletes them. Any other ``jax.Array`` is copied.
           mesh, spec: as in ``from_callback``.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
             whole global size in a dimension, gda takes the blocks of this process from it. A

@@ -17,7 +17,6 @@ from gda.storage.casts import DoesNotFitError
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
-WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
 _COMPLEX_OF = {np.dtype("f4"): np.dtype("c8"), np.dtype("f8"): np.dtype("c16")}
 
 

@@ -37,6 +37,7 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
+from gda.multihost.settings import own_settings
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import source_of
 
@@ -85,7 +86,8 @@ class PaddedArray(Container):
             return array
         self = object.__new__(cls)
         object.__setattr__(self, "array", array)
-        object.__setattr__(self, "shape", tuple(shape))
+        # JAX passes back the tuple that it was given.
+        object.__setattr__(self, "shape", shape if type(shape) is tuple else check_shape(shape))
         return self
 
     @classmethod
@@ -369,7 +371,8 @@ class PaddedArray(Container):
         >>> gda.PaddedArray.from_array(np.arange(3.0), mesh, ['x']).filled(-1).tolist()
         [0.0, 1.0, 2.0, -1.0]
         """
-        return jax.numpy.where(self.mask(), self.array, value)
+        with own_settings():
+            return jax.numpy.where(self.mask(), self.array, value)
 
     # As a Python object.
 

@@ -176,7 +176,6 @@ class Pending:
           TimeoutError: the save is not complete after so many seconds; it goes on.
           Exception: any error of ``save``.
         """
-        assert self._thread is not None
         seconds = None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
         # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended. And in one
         # call of C code, between whose parts no Ctrl-C comes: the news stay for the next caller.
@@ -186,7 +185,8 @@ class Pending:
             raise TimeoutError(
                 f"saving to {self._path} goes on after {timeout:g} s; wait longer"
             ) from None
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         if self._error is not None:
             with contextlib.suppress(ValueError):
                 _unheard.remove(self._failure)
@@ -207,10 +207,15 @@ class Pending:
                 _unheard.append(self._failure)
                 logging.getLogger("gda").error("%s", self._failure)
             finally:
-                forget()  # its name is that of one save
+                if self._thread is not None:
+                    forget()  # its name is that of one save
                 self._is_over = True
                 self._news.put(None)
 
+        if not threading.main_thread().is_alive():
+            # At exit Python waits for no thread that starts now, and since 3.12 it starts none.
+            run()
+            return
         # Not a daemon: a program that ends finishes the save first.
         self._thread = threading.Thread(target=run, name=name)
         tasks.start(self._thread)
@@ -241,7 +246,9 @@ def save_async(
     open and unchanged until ``result`` returns.
 
     A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
-    it logs the failure again, and under ``gda.launch`` it fails.
+    it logs the failure again, and under ``gda.launch`` it fails. A program that ends first finishes
+    its saves. In a function of ``atexit`` the save is over when this returns, because no thread can
+    follow.
 
     Returns:
       the save; ``pending.result()`` waits until it is complete.

@@ -29,6 +29,7 @@ from gda.layout.spec import (
     check_spec,
     format_spec,
     indivisible_error,
+    integers,
 )
 from gda.layout.tiling import Dimension, Tiling, slices_of
 
@@ -263,7 +264,7 @@ class ShardGrid:
         array([4, 5])
         """
         try:
-            given = tuple(map(operator.index, point))
+            given = integers(point)
         except TypeError:
             raise TypeError(f"point must be a sequence of integers, not {point!r}") from None
         if len(given) != len(self.global_shape) or not all(

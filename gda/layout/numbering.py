@@ -21,7 +21,6 @@ coordinate times a weight.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from itertools import product
@@ -38,6 +37,7 @@ from gda.layout.spec import (
     check_mesh_shape,
     check_spec,
     entries_of,
+    integers,
 )
 
 # Below this many devices a list is filled by Python about as quickly as by NumPy and `tolist`, with
@@ -148,7 +148,7 @@ class Layout:
     def position(self, coordinates: Sequence[int]) -> int:
         """Return the flat position of mesh coordinates."""
         try:
-            given = tuple(map(operator.index, coordinates))
+            given = integers(coordinates)
         except TypeError:
             raise TypeError(
                 "a device is given by its flat position or its mesh coordinates, integers such as "

@@ -30,6 +30,8 @@ _ASSIGNMENTS_TO_TRY = 4096
 # Iterable, but a string is one name and the others have no order of dimensions: that of a set of
 # names even differs between processes.
 _NOT_A_SPEC = (str, set, frozenset, dict)
+# Neither have these, and bytes are no sizes.
+_NOT_INTEGERS = (set, frozenset, dict, bytes, bytearray)
 
 
 def shape_at(index: Index, block_shape: Shape) -> Shape:
@@ -57,6 +59,13 @@ def bounded(index: Index, shape: Shape) -> Index:
     return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
 
 
+def integers(values: Iterable[Any]) -> tuple[int, ...]:
+    """Return a sequence of integers as a tuple of Python's; ``TypeError`` if it is none."""
+    if isinstance(values, _NOT_INTEGERS):
+        raise TypeError(f"{values!r} is not a sequence of integers, such as (8, 2)")
+    return tuple(map(operator.index, values))
+
+
 def sizes_of(index: Index) -> Shape:
     """Return the shape of the block at an index that has every start and stop."""
     return tuple([s.stop - s.start for s in index])
@@ -75,9 +84,7 @@ def hull_of(indices: Iterable[Index]) -> Index:
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages."""
     try:
-        if type(sizes) in (set, dict):  # these have no order
-            raise TypeError
-        shape = tuple(map(operator.index, sizes))
+        shape = integers(sizes)
     except TypeError:
         raise TypeError(
             f"{kind}_shape must be a sequence of integers such as (8, 2), not {sizes!r}"

@@ -10,9 +10,10 @@ import jax
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """Override the settings of the user, for this thread.
-
-    Without 64 bits, JAX would narrow the blocks that have them.
-    """
-    with jax.disable_jit(False), jax.transfer_guard("allow"), jax.enable_x64(True):
+    """Override the settings of the user, for this thread: the user asked for these transfers."""
+    with (
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+        jax.numpy_rank_promotion("allow"),
+    ):
         yield

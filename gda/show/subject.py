@@ -7,7 +7,6 @@ a plan can be drawn without it.
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -20,7 +19,7 @@ import numpy.typing as npt
 from gda.layout.dtype_names import as_dtype
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
-from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec
+from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec, integers
 from gda.layout.text import format_mesh, printable
 
 
@@ -128,7 +127,7 @@ def subject_of(
 
 def _check_shape(x: Sequence[Any]) -> Shape:
     try:
-        return tuple(operator.index(size) for size in x)
+        return integers(x)
     except TypeError:
         _refuse_tree(x)
 

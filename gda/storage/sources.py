@@ -17,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from gda.layout.dtype_names import dtype_named
 from gda.layout.spec import Index, Shape, bounded, sizes_of
-from gda.layout.text import format_index
+from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, memory_kind_of
 from gda.storage.tasks import Future
 
@@ -138,11 +138,32 @@ class HasReader:
         raise NotImplementedError
 
 
+def array_here(value: Any) -> Any:
+    """Return an array of JAX with all its data in this process, and any other value as it is.
+
+    Raises ``ValueError`` for an array that this process cannot read without the others.
+    """
+    kind = type(value)
+    if hasattr(kind, "__jax_array__") and hasattr(kind, "is_fully_addressable"):
+        value = value.__jax_array__()
+    if not isinstance(value, jax.Array) or is_tracer(value) or value.is_fully_addressable:
+        return value
+    if value.is_fully_replicated and value.addressable_shards:
+        return value.addressable_data(0)
+    processes = format_processes({device.process_index for device in value.devices()})
+    raise ValueError(
+        f"the array of shape {value.shape} is held by {processes}, so process "
+        f"{jax.process_index()} cannot read all of it. Move it to its new layout with "
+        "gda.reshard_tree(tree, mesh, specs), which all of them call; slice it before, in all of "
+        "them"
+    )
+
+
 class _Slicing(Source):
     """A source that returns a new array, or a view of one, for slices."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        value = self._value = array_here(value)
         self.shape: Shape = _shape_of(value, value.shape)
         self.dtype = _dtype_of(value, value.dtype)
         self.chunks = chunks_of(value, "chunks")
@@ -150,7 +171,11 @@ class _Slicing(Source):
             self.read_bytes = 64 * 2**20  # of which it makes no copy
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        block = _sliceable(self._value)[bounded(index, self.shape)]
+        index = bounded(index, self.shape)
+        if isinstance(self._value, jax.Array):
+            with jax.transfer_guard("allow"):  # of the index too
+                return _sliceable(self._value)[index]
+        block = self._value[index]
         # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data

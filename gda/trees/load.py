@@ -25,7 +25,7 @@ from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
-from gda.storage.sources import source_of
+from gda.storage.sources import array_here, source_of
 from gda.trees.leaves import (
     are_bare_keys,
     are_keys,
@@ -190,7 +190,7 @@ def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, 
         over, data = mesh_and_spec_of(mesh, found, source), source
         if are_keys(source):
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], pad)  # that of their data has more
-            data, dtype = np.asarray(jax.random.key_data(held_by(source))), None
+            data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
         build = pending_array_of_source(data, *over, dtype, options, note, pad=pad)
         return _Pending(source, build)
 

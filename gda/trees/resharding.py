@@ -7,12 +7,13 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from gda.arrays.construction.from_process_local import array_from_process_local
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
-from gda.mesh import MeshLike, mesh_and_spec
-from gda.multihost.agreement import communicates
+from gda.mesh import MeshLike, mesh_and_spec, sharding_of
+from gda.multihost.agreement import checking_agreement, communicates
 from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import names_of
@@ -36,6 +37,10 @@ def reshard_tree(
     Each array moves as ``GlobalArray.reshard`` moves it. Arrays of equal layouts share the compiled
     programs, and small ones travel together, so that a whole model takes few rounds. Each process
     with a device in the old or the new meshes must call it with the same tree; others need not.
+
+    An uncommitted array, such as the count of optax, a PRNG key or any ``jnp.asarray(x)``, is in
+    each process an array of its own. The processes compare the values, which must be equal, and
+    each places its devices' blocks of the array in the new mesh from the value that it has.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
@@ -82,19 +87,53 @@ def reshard_tree(
 
     relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), paths)
     arrays = [each for each in relayouts if each is not None]
+    is_shared = any(not sharding_of(each.array).is_fully_addressable for each in arrays)
+    copies = {each: None for each in arrays if _is_a_copy(each, is_shared)}
+    moving = [each for each in arrays if each not in copies]
     try:
-        moved = iter(reshard_all(arrays, "gda.reshard_tree", max_bytes, donate))
+        moved = reshard_all(moving, "gda.reshard_tree", max_bytes, donate, [*copies])
     except DisagreementError as error:
         error.add_note(
-            "gda: reshard_tree moves arrays that all processes know in one layout. If each process "
-            "made a whole tree of its own, use gda.load_tree(tree, mesh, specs, plain=True)"
+            "gda: reshard_tree moves arrays that all processes know in one layout, and places "
+            "uncommitted arrays from the copy of each process. An array that each process put on a "
+            "device of its own is neither: place it before, with "
+            "gda.load_tree(array, mesh, spec, plain=True)"
         )
         raise
+    with checking_agreement(False):  # they were compared
+        placed = [_placed(each) for each in copies]
+    if donate:
+        jax.block_until_ready(placed)
+        for each in copies:
+            each.array.delete()
+    array_of_each = dict(zip([*moving, *copies], [*moved, *placed], strict=True))
     results = [
-        leaf if each is None else _like(leaf, next(moved), each.target.is_padded)
+        leaf if each is None else _like(leaf, array_of_each[each], each.target.is_padded)
         for leaf, each in zip(leaves, relayouts, strict=True)
     ]
     return jax.tree.unflatten(structure, results)
+
+
+def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
+    """Return True if every process made this array by itself, such as the count of optax.
+
+    ``is_shared`` tells that the tree has arrays of several processes. Else a process that is not in
+    the new mesh has arrays that no other has.
+    """
+    array = each.array
+    if jax.process_count() == 1 or not isinstance(array, jax.Array) or array.committed:
+        return False
+    is_whole = each.shape in (None, array.shape)
+    return is_whole and (is_shared or bool(each.sharding.addressable_devices))
+
+
+def _placed(each: Relayout) -> jax.Array:
+    """Return an array of the copy that this process has."""
+    array, sharding = each.array, each.sharding
+    if each.target.is_padded:
+        return PaddedArray.from_process_local(array, sharding, None, array.shape).array
+    dtype = None if sharding.addressable_devices else array.dtype
+    return array_from_process_local(array, sharding, None, array.shape, dtype=dtype)
 
 
 def _data_of(leaf: Any) -> Any:

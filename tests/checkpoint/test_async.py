@@ -237,7 +237,7 @@ def test_a_failure_is_logged_and_raised_by_result(
 
 # Python 3.12 and newer start no thread any more once the main one has ended.
 ENDING = """
-import sys
+import atexit, sys
 import gda, numpy
 from gda.checkpoint.stores.directory import FileStore
 write = FileStore.write
@@ -253,6 +253,15 @@ if not failure:
         gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
     except OSError:
         print('ended')
+
+@atexit.register
+def save_at_exit():
+    print(gda.checkpoint.save_async(path + '/at_exit', arrays, fingerprint=False))
+    try:
+        gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
+    except OSError as error:
+        print(error)
+
 arrays = {str(i): numpy.full((256, 1024), i, numpy.float32) for i in range(40)}
 gda.checkpoint.save_async(path + '/later', arrays)
 sys.exit(*failure)
@@ -263,16 +272,20 @@ def test_a_program_that_ends_finishes_its_save_and_warns_of_those_that_failed(
     tmp_path: Path,
 ) -> None:
     done = python("-c", ENDING, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "ended\n")
+    saved = tmp_path / "at_exit"
+    heard = f"<save to {saved}: complete>\nthe disk is full\n"
+    assert (done.returncode, done.stdout) == (0, f"ended\n{heard}")
     *_, last = done.stderr.splitlines()
     assert last == (
         f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "
         "the program did not call result() of it"
     )
     assert done.stderr.count("did not call result()") == 1
-    assert len(gda.checkpoint.verify(tmp_path / "later").leaves) == 40
+    for name in ("later", "at_exit"):
+        assert len(gda.checkpoint.verify(tmp_path / name).leaves) == 40
     done = python("-c", ENDING, tmp_path / "failed", "the training failed")
-    assert (done.returncode, done.stderr) == (1, "the training failed\n")
+    assert (done.returncode, done.stdout) == (1, heard.replace(str(tmp_path), f"{tmp_path}/failed"))
+    assert done.stderr.startswith("the training failed\n")
     assert len(gda.checkpoint.verify(tmp_path / "failed" / "later").leaves) == 40
 
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, ordered_mesh
 
@@ -169,13 +170,54 @@ def test_a_process_without_the_arrays_gives_their_layouts() -> None:
     check_equal(moved, data)
 
 
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_training_state_moves_with_the_arrays_that_each_process_made(donate: bool) -> None:
+    mesh, key = ordered_mesh(range(8), {"x": 8}), jax.random.key(3)
+    data = {"w": batch(8, 4), "odd": batch(7)}
+    # To all devices, to some of both processes, and to some of one.
+    for order in ([*range(7, -1, -1)], [6, 0, 2], [5, 4]):
+        params = {"w": cut(data["w"], mesh, P("x")).array, "odd": jnp.asarray(data["odd"])}
+        state = optax.adam(1e-3).init(params)
+        tree = {"params": params, "adam": state, "key": jax.random.clone(key), "step": 3}
+        new = ordered_mesh(order, {"x": len(order)})
+        moved = gda.reshard_tree(tree, new, rows, pad=True, donate=donate)
+        assert moved["step"] == 3
+        check_equal(moved["params"], data)
+        check_equal(moved["adam"][0].mu, jax.tree.map(np.zeros_like, data))
+        check_equal(moved["adam"][0].count, np.int32(0))
+        for scalar in (moved["key"], moved["adam"][0].count):
+            assert scalar.sharding == NamedSharding(new, P())
+        for shard in moved["key"].addressable_shards:
+            assert np.array_equal(*map(jax.random.key_data, (shard.data, key)))
+        arrays = [*jax.tree.leaves(params), *jax.tree.leaves(state), tree["key"]]
+        assert all(array.is_deleted() is donate for array in arrays)
+
+
 @pytest.mark.processes(4, devices=2)
-def test_a_tree_that_each_process_made_is_for_load_tree() -> None:
-    mesh, tree = ordered_mesh(range(8), {"x": 8}), {"w": jnp.ones(8)}
+def test_arrays_that_processes_made_must_be_equal_and_uncommitted() -> None:
+    mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
+    made = {"w": jnp.ones(8), "n": jnp.asarray(me // 3)}
+    with pytest.raises(gda.DisagreementError, match="process 3: value of n .*, processes 0-2: "):
+        gda.reshard_tree(made, mesh, rows)
+    check_equal(gda.reshard_tree({"w": made["w"]}, mesh, rows), {"w": np.ones(8, np.float32)})
+    committed = {"w": jax.device_put(made["w"], jax.local_devices()[0])}
     with pytest.raises(gda.DisagreementError) as caught:
-        gda.reshard_tree(tree, mesh, P("x"))
-    assert "use gda.load_tree(tree, mesh, specs, plain=True)" in caught.value.__notes__[0]
-    assert gda.load_tree(tree, mesh, P("x"), plain=True)["w"].sharding.spec == P("x")
+        gda.reshard_tree(committed, mesh, P("x"))
+    assert "gda.load_tree(array, mesh, spec, plain=True)" in caught.value.__notes__[0]
+    placed = gda.load_tree(committed, mesh, P("x"), plain=True)
+    check_equal(gda.reshard_tree(placed, mesh, P()), {"w": np.ones(8, np.float32)})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_array_that_one_process_made_moves_to_another() -> None:
+    sampler = ordered_mesh([6, 4], {"z": 2})
+    here = SingleDeviceSharding(jax.devices()[0])
+    w: Any = jax.ShapeDtypeStruct((8,), np.float32, sharding=here)
+    if jax.process_index() == 0:
+        w = jnp.asarray(batch(8))
+        assert not w.committed
+    check_equal(gda.reshard_tree({"w": w}, sampler, P("z")), {"w": batch(8)})
 
 
 @pytest.mark.processes(4, devices=2)

@@ -16,7 +16,8 @@ import zarr
 from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
-from meshes import batch
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, is_right, mesh_of
 from threads_left import no_thread_is_left  # noqa: F401, of every test
 from trials import rarely
 
@@ -371,3 +372,33 @@ def test_all_processes_hear_of_a_failed_read(shared_tmp_path: Path) -> None:
     with pytest.raises(error, match="the bucket is gone"):
         save(shared_tmp_path / "run", {"w": source}, max_bytes=4000)
     assert not gda.checkpoint.exists(shared_tmp_path / "run")
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_array_of_several_processes_is_refused_as_a_source_and_as_a_block() -> None:
+    mesh, to = mesh_of({"x": 8}), P(None, "x")
+    data = batch(8, 8).astype(np.uint32)
+    g, lazy = cut(data, mesh, P("x")), gda.storage.lazy
+    keys = jax.jit(jax.random.wrap_key_data, out_shardings=g.sharding)(g.array[:, :2])
+    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
+    ways: list[Callable[[], object]] = [
+        *(lambda w=w: gda.load_tree({"w": w}, mesh, to) for w in (g, g.array)),
+        lambda: gda.load_tree({"w": lazy(g.array)[:6]}, mesh, P()),
+        lambda: gda.load_tree({"w": keys}, mesh, P()),
+        lambda: gda.GlobalArray.from_source(g, mesh, to, read_once=True),
+        lambda: gda.PaddedArray.from_source(g, mesh, to),
+        *(
+            lambda join=join: join([data, g])
+            for join in (gda.storage.stack, gda.storage.concatenate)
+        ),
+        *(lambda n=n: callback(data.shape, mesh, to, g.__getitem__, max_workers=n) for n in (1, 2)),
+        lambda: batched(data.shape, mesh, to, lambda indices: [g[index] for index in indices]),
+    ]
+    for way in ways:
+        with pytest.raises(ValueError, match=r"is held by processes 0, 1, so .* gda\.reshard_tree"):
+            way()
+    # Each process has all of a replicated array.
+    replicated = g.reshard(P())
+    for source in (replicated, lazy(replicated.array)):
+        assert is_right(gda.load_tree(source, mesh, to), data)
+    assert is_right(callback(data.shape, mesh, to, replicated.__getitem__), data)

@@ -5,7 +5,8 @@ versions copy the others after the placing call has returned. So memory that oth
 must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
 memory and gda holds the only reference to it; anything else is copied at once into an aligned
 buffer of gda's, which JAX then adopts: one copy, where JAX would make one too. A ``jax.Array`` that
-other code refers to is copied on its device: deleting or donating it would delete the shard.
+other code refers to is copied: deleting or donating it would delete the shard. On CPU every
+``jax.Array`` is: its memory may be that of a NumPy array, and no public function tells.
 """
 
 from __future__ import annotations
@@ -22,12 +23,10 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
-    WIDE_DTYPES,
     asked_dtype,
     fill_of,
     is_extended,
     jax_dtype,
-    narrowed_dtype,
     objects_error,
 )
 from gda.arrays.liveness import deleted_error, traced_error
@@ -37,7 +36,7 @@ from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.storage.casts import Origin, cast_into, check_cast
-from gda.storage.sources import as_numpy
+from gda.storage.sources import array_here, as_numpy
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -54,9 +53,7 @@ class BlockReader:
         other code can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
-      in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
-        before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
-        belong to a thread. ``finish`` does all that a ``jax.Array`` needs beside a copy.
+      in_threads: blocks are read in several threads.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -89,9 +86,6 @@ class BlockReader:
         self._buffers: Buffers | None = None
         self._in_threads = in_threads
         self._fill = fill
-        self._narrowed = (
-            {wide: narrowed_dtype(wide, "") for wide in WIDE_DTYPES} if in_threads else {}
-        )
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, safe to hand over.
@@ -179,20 +173,16 @@ class BlockReader:
             if isinstance(value, jax.Array):
                 if value.is_deleted():
                     raise deleted_error(value, f"the block at {format_index(index)}, a jax.Array")
-                if not self._in_threads:
-                    return self.settle_jax(index, value, is_sole)
-                return value if self.copy else self._own(value, is_sole)
+                here: jax.Array = array_here(value)
+                if not is_on_cpu(here):
+                    return self.settle_jax(index, here, is_sole)
+                # JAX may also read the memory later that the callback is about to fill again.
+                return jax.block_until_ready(self.settle_jax(index, here, is_sole=False))
             array = as_numpy(value, index)
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
         return self._from_numpy(index, value, is_sole and _owns_memory(value))
-
-    def finish(self, index: Index, block: Block) -> Block:
-        """Return a block that a thread has read, ready for JAX; call it in the caller's thread."""
-        if self._in_threads and isinstance(block, jax.Array):
-            return self.settle_jax(index, block, is_sole=True)
-        return block
 
     def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
         """Return a buffer of ``empty`` that was filled and will not be written to any more."""
@@ -218,9 +208,9 @@ class BlockReader:
         return out
 
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
-        """Return an array of one device, of the dtype asked for.
+        """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's.
 
-        With ``is_sole``, no other code will delete or donate the value.
+        With ``is_sole``, no other code will delete, donate or write to the value.
         """
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
@@ -234,15 +224,18 @@ class BlockReader:
             given, value, is_sole = value, value.astype(self.dtype), True
             check_cast(np.asarray(given), np.asarray(value), _origin(index))
         self._check_dtype(index, value.dtype)
-        return self._own(value, is_sole)
+        return self._own(index, value, is_sole)
 
-    def _own(self, value: jax.Array, is_sole: bool) -> jax.Array:
-        """Return an array that lives on when others that share its memory are deleted."""
-        if value.shape != self.shape:
-            fill = 0 if is_extended(value.dtype) else fill_of(self._fill, value.dtype)
-            return padded(value, self.shape, fill)
-        if self.copy is False or (is_sole and not self.copy):
+    def _own(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
+        """Return a block that lives on when others that share its memory are deleted."""
+        is_whole = value.shape == self.shape
+        if is_whole and (self.copy is False or (is_sole and not self.copy)):
             return value
+        is_key = is_extended(value.dtype)
+        if is_on_cpu(value) and not is_key:
+            return self._from_numpy(index, np.asarray(value), sole=False)
+        if not is_whole:
+            return padded(value, self.shape, 0 if is_key else fill_of(self._fill, value.dtype))
         return jax.device_put(value, value.sharding, may_alias=False)
 
     def _keys_error(self, index: Index, dtype: Any) -> TypeError:
@@ -260,7 +253,7 @@ class BlockReader:
             raise self._keys_error(index, value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
-        final = self._narrowed.get(wanted) or jax_dtype(wanted, index)
+        final = jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
         self._check_dtype(index, final)
         if value.dtype == final and value.shape == self.shape:
@@ -324,6 +317,11 @@ def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> n
     grid = ShardGrid(data.shape, {}, ())
     (block,) = BlockReader(grid, dtype, copy).read(lambda index: data[index], grid.indices())
     return np.asarray(block)
+
+
+def is_on_cpu(array: jax.Array) -> bool:
+    """Return True if the memory of an array may be that of a NumPy array."""
+    return next(iter(array.devices())).platform == "cpu"
 
 
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:

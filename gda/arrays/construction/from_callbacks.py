@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.blocks import Block, BlockReader, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
+from gda.arrays.dtypes import is_extended
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
-from gda.mesh import Device, MeshLike
+from gda.mesh import Device, MeshLike, is_tracer
 from gda.multihost.agreement import checked, together
 from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
@@ -214,20 +215,31 @@ def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> I
 
 
 def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
-    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
-    block_of: dict[int, int] = {}
+    """Raise ``ValueError`` if the memory of one NumPy array is the block of several indices."""
+    known: dict[int, tuple[Any, int]] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):
-        if not isinstance(array, np.ndarray):
+        if isinstance(array, np.ndarray):
+            memory = id(array)
+        elif _may_be_of_numpy(array):
+            memory = np.asarray(array).ctypes.data
+        else:
             continue
-        if block_of.setdefault(id(array), block) != block:
-            first, second = (
-                format_index(plan.distinct[number]) for number in (block_of[id(array)], block)
-            )
+        other, number = known.setdefault(memory, (array, block))
+        if number != block and not (array is other and isinstance(array, jax.Array)):
+            first, second = (format_index(plan.distinct[each]) for each in (number, block))
             raise ValueError(
-                f"the callback returned one array for the indices {first} and {second}; a buffer "
+                f"the callback returned one buffer for the indices {first} and {second}; a buffer "
                 "that is filled again and again holds only the last block. Return array.copy(), or "
                 "yield the blocks one by one: each is copied before the next"
             )
+
+
+def _may_be_of_numpy(array: Any) -> bool:
+    """Return True for a block of JAX in whose memory NumPy may write."""
+    is_block = isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted()
+    if not is_block or is_extended(array.dtype) or not array.size:
+        return False
+    return len(array.devices()) == 1 and is_on_cpu(array)
 
 
 _PER_INDEX = "index, repeats included"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
-from gda.arrays.construction.blocks import Block, BlockReader, as_one_block
+from gda.arrays.construction.blocks import Block, BlockReader, as_one_block, is_on_cpu
 from gda.arrays.construction.placing import hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, traced_error
@@ -230,6 +230,9 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
     sharding: Any = plan.sharding
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         local = jax.device_put(local, sharding)
+    if is_on_cpu(local) and reader.copy is not False:  # it may have the memory of a NumPy array
+        local = jax.device_put(local, sharding, may_alias=False).block_until_ready()
+        reader.copy = None
     pieces = {shard.device: shard.data for shard in local.addressable_shards}
     whole = plan.whole
     buffers = [pieces[device] for device in whole.devices]

@@ -60,6 +60,7 @@ class PendingArray:
         self.dtype = dtype
         self._note, self._options = note, options
         self._places_early = plan.places_early
+        self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         self._blocks: list[Any] = [None] * len(plan.distinct)
         self._arrays: dict[Device, jax.Array] = {}
 
@@ -86,7 +87,7 @@ class PendingArray:
                 continue
             nbytes = self._held_bytes()
             if self._begin is None:
-                finish = partial(self.keep, number, index, report, self.reader.finish)
+                finish = partial(self.keep, number, report)
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
                 yield self._async_task(nbytes, number, index, report)
@@ -148,7 +149,8 @@ class PendingArray:
 
     def _work(self, index: Index) -> Block:
         try:
-            return self._read([index])[0]
+            with jax.enable_x64(self._x64):  # which belongs to a thread
+                return self._read([index])[0]
         except Exception as error:
             self._note(error)  # the reader has noted the index
             raise
@@ -165,7 +167,7 @@ class PendingArray:
             return begin(index, out[0])
 
         def finish(_: object) -> Transfer | None:
-            return self.keep(number, index, report, self.reader.settle_own, out.pop())
+            return self.settle_own(number, index, report, out.pop())
 
         return AsyncTask(nbytes, start, finish, partial(self.note_where, index))
 
@@ -173,20 +175,19 @@ class PendingArray:
         self.reader.note(error, index)
         self._note(error)
 
-    def keep(
-        self,
-        number: int,
-        index: Index,
-        report: Callable[[int], object],
-        settle: Callable[[Index, Any], Block],
-        read: Any,
+    def settle_own(
+        self, number: int, index: Index, report: Callable[[int], object], memory: Any
     ) -> Transfer | None:
-        """Settle what was read and keep it: on the host, or at once on its devices."""
+        """Keep a block of memory that the reader gave, and that is filled."""
         try:
-            block = settle(index, read)
+            block = self.reader.settle_own(index, memory)
         except Exception as error:
             self.note_where(index, error)
             raise
+        return self.keep(number, report, block)
+
+    def keep(self, number: int, report: Callable[[int], object], block: Block) -> Transfer | None:
+        """Keep a block: on the host, or at once on its devices."""
         report(self.block_bytes)
         return self._placed(number, block)
 

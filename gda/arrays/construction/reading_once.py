@@ -259,4 +259,4 @@ class SharedBlocks:
         pending = self._pending
         for number in sorted(self._memory):
             index, memory = pending.plan.distinct[number], self._memory.pop(number)
-            pending.keep(number, index, self._report, pending.reader.settle_own, memory)
+            pending.settle_own(number, index, self._report, memory)

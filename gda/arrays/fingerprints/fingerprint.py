@@ -34,6 +34,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, start_of
 from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
+from gda.multihost.settings import own_settings
 
 # The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
 # program there takes longer, and to compile it much longer.
@@ -117,8 +118,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
         return Sums(add([]))
     chosen = dict(blocks)
     some = next(iter(chosen.values()))
-    # Overrides the settings of the user: see gda/multihost/allgather.py.
-    with jax.disable_jit(False), jax.transfer_guard("allow"):
+    with own_settings():
         if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
         is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
@@ -152,7 +152,7 @@ def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     if array.size <= SMALL or not is_of_jax or is_narrow or device is None:
         return sums_of_numpy(array, start)
     # One at a time: several threads would each compile the same program.
-    with _summing, jax.disable_jit(False), jax.transfer_guard("allow"):
+    with _summing, own_settings():
         block = jax.device_put(array, device)
         return Sums(started([block], [start or (0,) * array.ndim])).result()
 

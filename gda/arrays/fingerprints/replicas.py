@@ -41,6 +41,7 @@ from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, shape_at
 from gda.mesh import local_positions, sharding_of
+from gda.multihost.settings import own_settings
 
 LANES = 2
 # The most elements of a block that is summed up together with others; on CPU, a program without a
@@ -70,7 +71,7 @@ class PendingReplicas(NamedTuple):
     def result(self) -> list[Words]:
         """Wait, and return the sums of each array: uint32 ``[devices of this process, LANES]``."""
         found = [np.zeros((size, LANES), np.uint32) for size in self.sizes]
-        with jax.transfer_guard("allow"):
+        with own_settings():
             for numbers, sums in self.parts:
                 by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
                 for number, of_devices in zip(numbers, by_array, strict=True):
@@ -90,8 +91,7 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
     sizes: list[int] = []
     bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
     rows: Counter[Mesh] = Counter()
-    # Overrides the settings of the user: see gda/multihost/allgather.py.
-    with jax.disable_jit(False), jax.transfer_guard("allow"):
+    with own_settings():
         for number, (array, grid) in enumerate(arrays):
             positions = local_positions(_mesh_of(array)).values()
             sizes.append(len(positions))

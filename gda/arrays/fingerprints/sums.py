@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from gda.arrays.fingerprints.formula import LANES, Words, add
+from gda.multihost.settings import own_settings
 
 
 class Sums:
@@ -18,7 +19,7 @@ class Sums:
 
     def result(self) -> Words:
         """Wait, and return the sums: uint32 ``[LANES]``. Raises what the computation raised."""
-        with jax.transfer_guard("allow"):
+        with own_settings():
             return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
 
     def to_json(self) -> list[int]:

@@ -124,7 +124,7 @@ def carry(
     leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
     devices = {device for each in relayouts for device in each.devices}
     if not any(device.process_index == jax.process_index() for device in devices):
-        with own_settings():
+        with own_settings(), jax.enable_x64(True):
             return [leaf.result() for leaf in leaves]
     processes = tuple(sorted({device.process_index for device in devices}))
     platforms = sorted({device.platform for device in devices})
@@ -134,7 +134,8 @@ def carry(
             "processes within one platform"
         )
     results: dict[int, jax.Array] = {}
-    with watching(name, processes) as watch, own_settings():
+    # Without 64 bits, JAX would narrow the blocks that have them.
+    with watching(name, processes) as watch, own_settings(), jax.enable_x64(True):
         waves = list(_waves(leaves, max_bytes))
         # An array may be several leaves of a tree.
         last = {id(leaf.relayout.array): leaf for wave in waves for leaf in wave}
@@ -343,7 +344,7 @@ class _Wave:
         ]
 
         def send() -> list[jax.Array]:
-            with own_settings(), jax.set_mesh(self._mesh):
+            with own_settings(), jax.enable_x64(True), jax.set_mesh(self._mesh):
                 arrays = [
                     jax.make_array_from_single_device_arrays(
                         (size * self._mesh.size,), exchange.sharding, buffers

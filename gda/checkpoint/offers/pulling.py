@@ -43,6 +43,7 @@ from gda.mesh import MeshLike
 from gda.multihost.agreement import call_fields, done_by_all, user_location
 from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
+from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
@@ -257,8 +258,9 @@ def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
                 asked = PieceToPull(wanted.numbers[arrival], piece, leaf.dtype, arrival)
                 questions[piece.server].append(asked)
         offer.pull(catalog, questions)
-        for arrival in group:
-            arrival.finish()
+        with own_settings():
+            for arrival in group:
+                arrival.finish()
 
 
 def _compare(work: Callable[[], T], outcome: Callable[[T], Description], meeting: Deadline) -> T:

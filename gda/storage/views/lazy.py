@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype, is_raw, native
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, integers
 from gda.layout.text import counted
 from gda.storage.sources import HasReader, Source, source_of
 from gda.storage.views.mapping import Item, ViewMap, identity
@@ -415,7 +415,7 @@ def _joined(name: str, given: list[LazyArray], parts: list[LazyArray], axis: int
 
 def _integers(given: Sequence[int | Sequence[int]]) -> tuple[int, ...]:
     values: Any = given[0] if len(given) == 1 and np.ndim(given[0]) else given  # pyright: ignore
-    return tuple([operator.index(value) for value in values])
+    return integers(values)
 
 
 def _items(index: Any, shape: Shape) -> list[Item]:

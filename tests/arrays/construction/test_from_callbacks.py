@@ -483,7 +483,7 @@ def test_keys_and_casts_outlive_data_of_the_callback(auto_mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("way", range(3))
-def test_fresh_jax_arrays_are_adopted_unless_a_copy_is_asked_for(mesh: Mesh, way: int) -> None:
+def test_jax_arrays_on_cpu_are_adopted_without_a_copy_alone(mesh: Mesh, way: int) -> None:
     addresses = []
 
     def make(index: gda.Index) -> jax.Array:
@@ -492,11 +492,87 @@ def test_fresh_jax_arrays_are_adopted_unless_a_copy_is_asked_for(mesh: Mesh, way
         return block
 
     build = constructors_of(make)[way]
-    adopted, copied = build(mesh, P()), build(mesh, P(), copy=True)
+    adopted = build(mesh, P(), copy=False)
     assert pointers(adopted)[-1] == addresses[0]
-    assert pointers(copied)[-1] not in addresses
     np.testing.assert_array_equal(adopted, DATA)
-    np.testing.assert_array_equal(copied, DATA)
+    for copy in (None, True):
+        copied = build(mesh, P(), copy=copy)
+        assert pointers(copied)[-1] not in addresses
+        np.testing.assert_array_equal(copied, DATA)
+
+
+# On CPU JAX takes the memory of an aligned buffer as it is, and computes later.
+OVER_NUMPY: dict[str, Callable[[np.ndarray], Any]] = {
+    "placed": jax.device_put,
+    "elsewhere": lambda buffer: jax.device_put(buffer, jax.devices()[-1]),
+    "on several": lambda buffer: jax.device_put(
+        buffer, NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), P())
+    ),
+    "computed": jax.jit(lambda block: block + 0),
+    "in a container": lambda buffer: gda.GlobalArray.from_array(jnp.asarray(buffer)),
+    "keys": lambda buffer: jax.random.wrap_key_data(jax.device_put(buffer)),
+}
+
+
+@dataclass
+class _Scratch:
+    """A source, and a callback, that gives its blocks as JAX's over one buffer."""
+
+    data: np.ndarray
+    rows: int
+    over: Callable[[np.ndarray], Any]
+
+    def __post_init__(self) -> None:
+        self.shape, self.dtype = self.data.shape, self.data.dtype
+        self.buffer = gda.aligned_empty((self.rows, self.shape[1]), self.dtype)
+
+    def __getitem__(self, index: gda.Index) -> Any:
+        self.buffer[...] = self.data[index]
+        return self.over(self.buffer)
+
+    def padded(self, index: gda.Index) -> Any:
+        return self[index] if index[0].stop - index[0].start == self.rows else self.data[index]
+
+    def batch(self, indices: list[gda.Index]) -> Iterator[Any]:
+        return map(self.__getitem__, indices)
+
+
+@pytest.mark.parametrize("over", OVER_NUMPY.values(), ids=OVER_NUMPY)
+def test_a_scratch_buffer_may_be_behind_every_jax_array(
+    mesh: Mesh, over: Callable[[np.ndarray], Any]
+) -> None:
+    data = np.arange(2**12, dtype=np.uint32).reshape(64, 64)
+    is_of_keys = over is OVER_NUMPY["keys"]
+    if is_of_keys:
+        data = data.reshape(-1, 2)
+    shape = data.shape[:1] if is_of_keys else data.shape
+    scratch = _Scratch(data, len(data) // 4, over)
+    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
+    built: list[Any] = [
+        *(callback(shape, mesh, P("x"), scratch.__getitem__, max_workers=n) for n in (None, 1)),
+        callback(shape, mesh, P("x"), scratch.__getitem__, copy=True),
+        batched(shape, mesh, P("x"), scratch.batch),
+    ]
+    if not is_of_keys:
+        built += [
+            callback(shape, mesh, P("x"), scratch.__getitem__, dtype=np.float32),
+            callback(shape, mesh, P("x"), scratch.__getitem__, dtype=np.float32, max_workers=1),
+            gda.GlobalArray.from_source(scratch, mesh, P("x")),
+            gda.load_tree({"w": scratch}, mesh, P("x"), plain=True, max_workers=1)["w"],
+            gda.PaddedArray.from_callback((61, 64), mesh, P("x"), scratch.padded),
+        ]
+    scratch.buffer[...] = 0
+    for array in built:
+        numbers = jax.random.key_data(array.array) if is_of_keys else np.asarray(array)
+        np.testing.assert_array_equal(numbers, data[: len(numbers)])
+
+
+def test_with_x64_threads_keep_64_bits_of_jax_arrays(auto_mesh: Mesh) -> None:
+    with jax.enable_x64(True):
+        g = gda.GlobalArray.from_callback(
+            (8, 2), auto_mesh, P("x"), lambda i: jnp.asarray(DATA[i], np.float64), max_workers=2
+        )
+    assert g.dtype == np.float64
 
 
 @pytest.mark.parametrize(
@@ -779,6 +855,37 @@ def test_shapes_and_specs_are_checked_before_anything_is_read(
     assert calls == []
 
 
+NOT_A_SHAPE = [frozenset({8, 2}), {8, 2}, {8: 0, 2: 0}, b"\x08\x02", bytearray(b"\x08\x02")]
+
+
+@pytest.mark.parametrize("shape", NOT_A_SHAPE, ids=lambda shape: type(shape).__name__)
+def test_no_function_takes_a_set_or_bytes_as_a_shape(auto_mesh: Mesh, shape: Any) -> None:
+    over: Any = (auto_mesh, P("x"))
+    grid = gda.ShardGrid((8, 2), auto_mesh.shape, P("x"))
+    g = gda.GlobalArray.from_source(DATA, *over)
+    for function in (
+        lambda: gda.ShardGrid(shape, auto_mesh.shape, P("x")),
+        lambda: grid.locate(shape),
+        lambda: grid.index(shape),
+        lambda: gda.get_shard_shape(shape, *over),
+        lambda: gda.get_shard_indices(shape, *over),
+        lambda: gda.get_shard_indices_replica_ids(shape, *over),
+        lambda: gda.GlobalArray(shape, *over, []),
+        lambda: gda.GlobalArray.from_callback(shape, *over, DATA.__getitem__),
+        lambda: gda.GlobalArray.from_batched_callback(shape, *over, list),
+        lambda: gda.GlobalArray.from_batched_callback_with_devices(shape, *over, list),
+        lambda: gda.GlobalArray.from_process_local(DATA, *over, shape),
+        lambda: gda.PaddedArray(g.array, shape),
+        lambda: gda.PaddedArray.from_callback(shape, *over, DATA.__getitem__),
+        lambda: gda.PaddedArray.from_process_local(DATA, *over, shape),
+        lambda: gda.aligned_empty(shape, np.int8),
+        lambda: gda.storage.lazy(DATA).reshape(shape),
+        lambda: gda.visualize_sharding(shape, *over),
+    ):
+        with pytest.raises(TypeError):
+            function()
+
+
 def test_a_callback_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
     for constructor in (
         gda.GlobalArray.from_callback,
@@ -1046,15 +1153,22 @@ def test_surplus_axes_of_size_1_shard_nothing(
 
 def test_one_buffer_for_several_indices_is_refused(mesh: Mesh) -> None:
     def one_buffer(indices: list[gda.Index]) -> list[np.ndarray]:
-        buffer = np.empty((2, 2), np.float32)
-        blocks = []
+        buffer = gda.aligned_empty((2, 2), np.float32)
+        blocks: list[np.ndarray] = []
         for index in indices:
             buffer[:] = DATA[index][:2]
             blocks.append(buffer)
         return blocks
 
-    text = r"returned one array for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy\(\)"
-    with pytest.raises(ValueError, match=text):
-        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
+    def over_one(indices: list[gda.Index]) -> list[Any]:
+        return [jax.device_put(block) for block in one_buffer(indices)]
+
+    text = r"returned one buffer for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy"
+    for batch in (one_buffer, over_one):
+        with pytest.raises(ValueError, match=text):
+            gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), batch)
     g = gda.GlobalArray.from_batched_callback((2, 2), mesh, P(), lambda i: one_buffer(i[:1]) * 8)
     np.testing.assert_array_equal(np.asarray(g), DATA[:2])
+    zeros = jnp.zeros((2, 2))
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, P("x"), lambda i: [zeros] * len(i))
+    assert not np.asarray(g).any()

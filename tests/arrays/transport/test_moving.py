@@ -1,6 +1,8 @@
 """Moves of data to other layouts and to the hosts, over every order of devices."""
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from meshes import ORDERS, batch, cut, is_right, ordered_mesh
+from running import python
 from trials import rarely
 
 import gda
@@ -51,6 +54,68 @@ def test_a_sharding_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
     alone = g.reshard(SingleDeviceSharding(jax.devices()[3]))
     assert alone.array.devices() == {jax.devices()[3]}
     assert is_right(alone, DATA)
+
+
+MOVES = """
+import ctypes, json
+import jax, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import gda
+from memory_program import status
+
+devices = np.array(jax.devices())
+mesh = Mesh(devices.reshape(4, 2), ("x", "y"))
+few, all_in_line = Mesh(devices[:3], ("z",)), Mesh(devices, ("z",))
+shape, rows = (4096 - 4096 % 24, 4104), P(("x", "y"))
+
+def build(mesh, spec):
+    return gda.GlobalArray.from_callback(
+        shape, mesh, spec, lambda index, out: out.fill(1), dtype=np.float32, into=True
+    ).block_until_ready()
+
+def moved(tree, mesh, spec, **options):
+    return gda.reshard_tree(tree, mesh, spec, max_bytes=2**20, **options)
+
+found = {}
+for name, old, new, way in [
+    ("columns", rows, (mesh, P(None, ("x", "y"))), moved),
+    ("columns, donated", rows, (mesh, P(None, ("x", "y"))), lambda *a: moved(*a, donate=True)),
+    ("fewer", rows, (few, P("z")), lambda g, *to: g.reshard(*to, max_bytes=2**20)),
+    ("other blocks", P("x"), (mesh, P(None, ("y", "x"))), lambda g, m, s: gda.constrain(g, s)),
+    ("no replicas", P("x"), (all_in_line, P("z")), moved),
+]:
+    g = build(mesh, old)
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # forget the peak
+    before = status("VmRSS")
+    after = way(g, *new).block_until_ready()
+    found[name] = (status("VmHWM") - before - after.nbytes) / 2**20
+    assert (np.asarray(after.local_shards[-1].data) == 1).all()
+    del g, after
+print(json.dumps(found))
+"""
+
+
+def test_a_move_in_one_process_holds_max_bytes_beside_the_result() -> None:
+    done = python("-c", MOVES, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # The array has 64 MiB, and 1 MiB for each of 8 devices are allowed.
+    assert max(found.values()) < 32, found
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, jnp.int4, np.bool_, np.complex64])
+@pytest.mark.parametrize("donate", [False, True])
+def test_pieces_in_one_process_are_of_any_dtype_and_size(
+    mesh: Mesh, dtype: Any, donate: bool
+) -> None:
+    data = (batch(16, 6) % 7).astype(dtype)
+    other = ordered_mesh([5, 0, 3], {"z": 3}, mesh.axis_types[0])
+    for to in ((mesh, P(None, "y")), (other, P(None, "z")), (other, P())):
+        moved = cut(data, mesh, P("x")).reshard(*to, max_bytes=1, donate=donate)
+        assert moved.spec == to[1]
+        assert is_right(moved, data)
 
 
 def test_an_array_of_one_device_goes_to_a_mesh(mesh: Mesh) -> None:

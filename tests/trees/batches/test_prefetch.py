@@ -146,15 +146,16 @@ def test_any_iterable_of_anything_that_is_an_array(auto_mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("shape", [(64, 16), (16, 3), (6, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("over", [lambda scratch: scratch, jax.device_put], ids=["numpy", "jax"])
 def test_the_iterator_may_use_its_memory_again(
-    auto_mesh: Mesh, shape: tuple[int, ...], dtype: Any
+    auto_mesh: Mesh, shape: tuple[int, ...], dtype: Any, over: Callable[[np.ndarray], Any]
 ) -> None:
-    def loader() -> Iterator[np.ndarray]:
+    def loader() -> Iterator[Any]:
         scratch = gda.aligned_empty(shape, dtype)  # JAX would take it over without a copy
         for step in range(6):
             scratch[:] = step
             time.sleep(0.002 * (step % 3))  # a slow one is waited for
-            yield scratch
+            yield over(scratch)
         scratch[:] = -1
 
     for spec in (P("x"), P(None, "y"), P()):

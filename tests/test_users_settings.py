@@ -1,0 +1,80 @@
+"""Every function that takes arrays, under settings of JAX with which the user's own code is strict.
+
+The transfers were asked for, and gda's own programs do not follow the rules of the user's.
+"""
+
+import copy
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+from test_plain_page import CALLS, called
+
+import gda
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "transfers": lambda: jax.transfer_guard("disallow"),
+    "ranks": lambda: jax.numpy_rank_promotion("raise"),
+}
+MESH = mesh_of({"x": 4, "y": 2})
+DATA, ODD = batch(8, 4), batch(5, 4)
+
+# Others, of arrays on the host, and of containers.
+MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
+    lambda g, p: gda.load_tree({"w": DATA, "n": np.arange(8), "odd": ODD}, MESH, P("x"), pad=True),
+    lambda g, p: gda.load_tree(DATA, MESH, P("x"), max_workers=2),
+    lambda g, p: gda.GlobalArray.from_callback((8, 4), MESH, P("x"), DATA.__getitem__),
+    lambda g, p: gda.GlobalArray.from_callback((8, 4), MESH, P(), g.array.__getitem__),
+    lambda g, p: gda.GlobalArray.from_batched_callback(
+        (8, 4), MESH, P("x"), lambda indices: [DATA[index].tolist() for index in indices]
+    ),
+    lambda g, p: gda.GlobalArray.from_process_local(DATA, MESH, P("x")),
+    lambda g, p: gda.GlobalArray.from_process_local(g.array, MESH, P("y"), dtype="bf16"),
+    lambda g, p: gda.PaddedArray.from_callback((5, 4), MESH, P("x"), ODD.__getitem__),
+    lambda g, p: gda.PaddedArray.from_process_local(ODD, MESH, P("x"), (5, 4)),
+    lambda g, p: (p.mask(), p.filled(1), p.fingerprint(), p.reshard(P("y")), p.gather()),
+    lambda g, p: [np.asarray(shard.data) for each in (g, p) for shard in each.local_shards],
+    lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_bytes=1)),
+    lambda g, p: (copy.deepcopy([g, p]), pickle.loads(pickle.dumps([g, p]))),
+    lambda g, p: next(gda.prefetch([{"w": DATA, "odd": ODD}], MESH, P("x"), pad=True)),
+    lambda g, p: gda.host_local_array_to_global_array(DATA, MESH, P("x")),
+    lambda g, p: gda.check_replicas_agree({"g": g, "p": p, "large": large()}),
+    lambda g, p: gda.fingerprint({"p": p, "large": large()}),
+]
+
+
+def large() -> gda.GlobalArray:
+    return gda.GlobalArray.from_process_local(np.ones((512, 64), np.float16), MESH, P("x"))
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_no_function_is_stopped_by_settings_of_the_user(
+    settings: Callable[[], AbstractContextManager[object]],
+) -> None:
+    g = cut(DATA, MESH, P("x"))
+    p = gda.PaddedArray.from_array(ODD, MESH, P("x"))
+    key = jax.random.split(jax.random.key(0), 8)
+    trees: list[dict[str, Any]] = [
+        {"w": g, "b": jax.device_put(jnp.ones((8, 4), jnp.bfloat16), g.sharding)},
+        {"w": g.array, "key": key},
+    ]
+    failures = {}
+    ways: list[tuple[str, Callable[[], object]]] = [
+        *((call, lambda call=call, x=x: called(call, x)) for call in CALLS for x in trees),
+        *((f"MORE[{number}]", lambda way=way: way(g, p)) for number, way in enumerate(MORE)),
+    ]
+    for name, way in ways:
+        try:
+            with settings():
+                jax.block_until_ready(way())
+        except Exception as error:
+            if "isallow" in str(error) or "rank_promotion" in str(error):
+                failures[name] = str(error)
+    assert failures == {}
