@@ -27,6 +27,7 @@ for _bin in _PYENV.glob("versions/3.*/bin"):
     [
         nox.param("3.11", "==0.8.0", id="oldest"),
         nox.param("3.11", "==0.10.2", id="py311"),
+        nox.param("3.12", "==0.11.2", id="py312"),
         nox.param("3.13", ">=0.12.0", id="newest"),
     ],
 )

@@ -24,6 +24,8 @@ from gda.launch.children import Children, signal_name
 
 MINUTES = 15
 LONGEST = 120.0  # seconds for one work, with the start of its process
+# On an accelerator, which is at hand for minutes.
+ACCELERATOR_MINUTES, ACCELERATOR_LONGEST = 4, 45.0
 # When the last round of a work begins, this share of that time has gone: few rounds are better than
 # the loss of its line.
 _LAST_ROUND = 0.6
@@ -35,7 +37,8 @@ Outcome = list[list[float]] | str
 
 
 class Measuring:
-    """Measures works one after the other, all of them within ``MINUTES``.
+    """Measures works one after the other, all of them within ``MINUTES``, or the minutes there are
+    on an accelerator.
 
     Works of one file that need equal numbers of devices share a process, its pools and its caches.
     It ends before other works begin, and with it all that it started and wrote.
@@ -45,7 +48,7 @@ class Measuring:
       log: the output of the last work.
     """
 
-    def __init__(self, works: Sequence[Work], *, quick: bool) -> None:
+    def __init__(self, works: Sequence[Work], *, quick: bool, on_accelerator: bool = False) -> None:
         groups: dict[object, list[Work]] = {}
         for work in works:
             groups.setdefault(_key(work), []).append(work)
@@ -53,8 +56,10 @@ class Measuring:
         by_length = sorted(groups.values(), key=lambda group: max(each.seconds for each in group))
         self.works = [work for group in by_length for work in group]
         self.log = ""
-        self._quick = quick
-        self._end = time.monotonic() + 60 * MINUTES - _AROUND
+        self._quick, self._on_accelerator = quick, on_accelerator
+        self._minutes = ACCELERATOR_MINUTES if on_accelerator else MINUTES
+        self._longest = ACCELERATOR_LONGEST if on_accelerator else LONGEST
+        self._end = time.monotonic() + 60 * self._minutes - _AROUND
         self._expected = sum(map(_expected, works))
         self._key: object = None
         self._process: _Process | None = None
@@ -68,12 +73,15 @@ class Measuring:
         self._expected -= own
         self.log = ""
         if left <= 0:
-            return f"the {MINUTES} minutes were over"
+            return f"the {self._minutes} minutes were over"
         if self._process is None or self._key != _key(work):
             self.close()
-            self._key, self._process = _key(work), _Process(work.devices)
-        message = work, self._quick, time.monotonic() + min(share, _LAST_ROUND * LONGEST)
-        outcome = self._process.ask(message, min(LONGEST, left))
+            environment = _environment(work.devices, self._on_accelerator)
+            self._key, self._process = _key(work), _Process(environment)
+        message = work, self._quick, time.monotonic() + min(share, _LAST_ROUND * self._longest)
+        outcome = self._process.ask(message, min(self._longest, left))
+        if left < self._longest and isinstance(outcome, str) and outcome.startswith("stopped"):
+            outcome += f", when the {self._minutes} minutes were over"
         self.log = self._process.log
         if self._process.is_over:
             self.close()
@@ -102,10 +110,30 @@ def _expected(work: Work) -> float:
     return 1.4 * work.seconds + _PREPARING
 
 
-class _Process:
-    """A process with so many virtual CPU devices, and with a folder for what it writes."""
+def is_stand_in() -> bool:
+    """Return True if CPU devices take the place of an accelerator; their figures say nothing."""
+    return os.environ.get("GDA_ACCELERATOR") == "cpu"
 
-    def __init__(self, devices: int) -> None:
+
+def _environment(devices: int, on_accelerator: bool) -> dict[str, str]:
+    """Return the environment of a process with so many virtual CPU devices."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    own = {
+        "PYTHONUNBUFFERED": "1",
+        "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
+    }
+    if on_accelerator and not is_stand_in():
+        # Otherwise one process would take most of its memory at once.
+        own["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    else:
+        own["JAX_PLATFORMS"] = "cpu"  # where there are other devices too
+    return {**os.environ, **own}
+
+
+class _Process:
+    """A process with an environment, and with a folder for what it writes."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
         self.log, self.is_over = "", False
         ending = ExitStack()
         self.close = ending.close
@@ -116,18 +144,11 @@ class _Process:
         children = ending.enter_context(Children())
         self._connection, theirs = Pipe()
         ending.enter_context(self._connection)
-        flags = os.environ.get("XLA_FLAGS", "")
         with theirs, self._output.open("wb") as output:
             self._process = children.start(
                 [sys.executable, "-m", "benchmarks.measuring", str(theirs.fileno())],
                 cwd=Path(__file__).parents[1],
-                env={
-                    **os.environ,
-                    "JAX_PLATFORMS": "cpu",  # where there are other devices too
-                    "PYTHONUNBUFFERED": "1",
-                    "TMPDIR": temporary,
-                    "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={devices}",
-                },
+                env={**environment, "TMPDIR": temporary},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -142,8 +163,7 @@ class _Process:
             if self._connection.poll(seconds):
                 return self._connection.recv()
             self.is_over = True
-            end = "" if seconds == LONGEST else f", when the {MINUTES} minutes were over"
-            return f"stopped after {seconds:.0f} s{end}"
+            return f"stopped after {seconds:.0f} s"
         except (EOFError, ConnectionError):
             self.is_over = True
             code = self._process.wait()

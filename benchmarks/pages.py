@@ -1,6 +1,7 @@
 """Pages and pictures that users read, of the results alone.
 
-They are six pictures, the table of the README, the losses of docs/benchmarks.md, and RESULTS.md.
+They are six pictures, the table of the README, the losses of docs/benchmarks.md, RESULTS.md, and
+the accelerators on which gda has run.
 
 In a page, what is written here stands between two comments, such as ``<!-- runs -->`` and
 ``<!-- end -->``.
@@ -12,16 +13,26 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import accelerator
 from benchmarks.less import is_less
 from benchmarks.pairs import LEAST_ROUNDS
-from benchmarks.report import amount, comparison, fastest_rival, render, table
-from benchmarks.results import Results, machines_of
+from benchmarks.report import (
+    amount,
+    comparison,
+    fastest_rival,
+    render,
+    render_accelerator,
+    table,
+)
+from benchmarks.results import ON_ACCELERATOR, Results, load, machines_of
 from benchmarks.work import Work
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import Sheet, number, text_width
 
 ROOT = Path(__file__).parents[1]
 GUIDE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
+# A line for each accelerator on which the tests for it ran, as benchmarks/accelerator.sh writes it.
+RAN, PLATFORMS = ROOT / "benchmarks" / "accelerators.txt", ROOT / "docs" / "limits.md"
 
 # Not in the pictures: it informs those who know the function.
 _HIDDEN = ("devices_indices_map of a new NamedSharding, no replica ids",)
@@ -175,15 +186,35 @@ def pages(results: Results, sections: Mapping[str, Sequence[Work]]) -> dict[Path
     }
     texts[ROOT / "benchmarks" / "RESULTS.md"] = render(
         results, sections, _summary(results, works), quick=False
-    )
+    ) + render_accelerator(load(ON_ACCELERATOR), accelerator.works())
     machines = "\n".join(f"- {machine}" for machine in machines_of(results))
     guide = with_losses(GUIDE.read_text("utf-8"), results, works.values())
     texts[GUIDE] = _with_block(guide, "runs", f"\n{machines}\n")
     lines = first_rows(results, [works[name] for name in _ROWS], always_with_quartiles=False)
-    texts[README] = _with_block(
-        README.read_text("utf-8"), "speed:begin", "\n".join(["", *lines, ""])
-    )
+    readme = _with_block(README.read_text("utf-8"), "speed:begin", "\n".join(["", *lines, ""]))
+    ran = RAN.read_text("utf-8").splitlines() if RAN.exists() else []
+    texts[README] = _with_block(readme, "ran:begin", ran_in_words(ran))
+    table_of_runs = _with_block(PLATFORMS.read_text("utf-8"), "ran:begin", ran_in_a_table(ran))
+    texts[PLATFORMS] = table_of_runs
     return texts
+
+
+_NOWHERE = "It has not run on a GPU or a TPU yet."
+
+
+def ran_in_words(lines: Sequence[str]) -> str:
+    """Return the sentence about the accelerators on which the tests for them ran."""
+    runs = [line.split(" | ") for line in lines]
+    said = [f"{kind} ({passed} tests passed, {versions})" for kind, versions, _, passed in runs]
+    return f"On accelerators: {'; '.join(said)}." if said else _NOWHERE
+
+
+def ran_in_a_table(lines: Sequence[str]) -> str:
+    """Return the table of the accelerators on which the tests for them ran."""
+    if not lines:
+        return f"\n{_NOWHERE}\n"
+    head = ["accelerator", "versions", "date", "tests that passed"]
+    return "\n".join(["", "", *table(head, (line.split(" | ") for line in lines)), ""])
 
 
 def _summary(results: Results, works: Mapping[str, Work]) -> str:

@@ -73,6 +73,42 @@ def render(
     )
 
 
+_ON_ACCELERATOR = """
+## On an accelerator
+
+Written by `python -m benchmarks --accelerator`, in 4 minutes, on arrays of one accelerator. Every
+way stands beside gda, in the same rounds. A copy from or to pinned memory has the speed of the bus,
+and reads no file.
+"""
+
+
+def render_accelerator(results: Results, works: Sequence[Work]) -> str:
+    """Return the section of an accelerator; nothing if there are no results."""
+    if not results:
+        return ""
+    head = ["work", "way", "time", "speed", "gda is", "rounds", "run"]
+    rows = [row for work in works if work.name in results for row in _all_ways(work, results)]
+    machines = [f"{number}. {each}" for number, each in enumerate(machines_of(results), 1)]
+    return "\n".join([_ON_ACCELERATOR, *machines, "", *table(head, rows), ""])
+
+
+def _all_ways(work: Work, results: Results) -> Iterator[list[str]]:
+    measured = results[work.name]
+    run = str(machines_of(results).index(measured.machine) + 1)
+    if not measured.ways:
+        yield [work.name, _missing(measured), "", "", "", "", run]
+    for way, stats in measured.ways.items():
+        words = ""
+        if way != work.ours:
+            words = comparison(work.unit, measured.ways[work.ours], stats)
+        cells = [work.name, way, amount(stats, work.unit), _speed(work, stats), words]
+        yield [*cells, str(measured.rounds), run]
+
+
+def _speed(work: Work, stats: Stats) -> str:
+    return f"{_three(work.nbytes / stats.median / 1e9)} GB/s" if work.nbytes else ""
+
+
 def _reached(targets: Sequence[Sequence[str]]) -> str:
     if not targets:
         return ""
@@ -174,7 +210,7 @@ def line(work: Work, measured: Measured) -> str:
         return f"{work.name}: not measured: {measured.reason}"
     ours, *rivals = work.ways
     first = measured.ways[ours]
-    said = [f"{ours} {amount(first, work.unit)}"]
+    said = [f"{ours} {amount(first, work.unit)}{' ' * bool(work.nbytes)}{_speed(work, first)}"]
     for way in rivals:
         one = measured.ways[way]
         said.append(

@@ -15,11 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 PATH = Path(__file__).with_name("results.json")
+ON_ACCELERATOR = Path(__file__).with_name("accelerator.json")
 
 _PACKAGES = (
     *("jax", "jaxlib", "numpy", "jax-gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
     *("safetensors", "torch", "rich", "libtpu"),
 )
+_FOR_ACCELERATORS = ("flax", "jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
 class Stats(NamedTuple):
@@ -60,6 +62,9 @@ def machines_of(results: Results) -> list[str]:
 
 
 def load(path: Path = PATH) -> Results:
+    """Return the results in a file; none without the file."""
+    if not path.exists():
+        return {}
     saved = json.loads(path.read_text(encoding="utf-8"))
     return {
         name: Measured(
@@ -88,16 +93,17 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def here() -> str:
-    """Return this day and this machine."""
+def here(accelerator: str = "") -> str:
+    """Return this day and this machine, with its accelerator if one is measured."""
     cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
     packages = []
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *(_FOR_ACCELERATORS if accelerator else ())):
         try:
             packages.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             packages.append(f"no {package}")
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'}; "
+        f"{datetime.now(UTC):%Y-%m-%d}, {accelerator}{', ' * bool(accelerator)}"
+        f"{os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'}; "
         f"Python {platform.python_version()}, {', '.join(packages)}"
     )

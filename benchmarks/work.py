@@ -113,6 +113,7 @@ class Work:
       seconds: how long to measure at most, after the least number of rounds.
       unit: of what is measured, "s" or "MiB".
       needs: a package without which it is not measured.
+      nbytes: the bytes that it moves or reads, for a speed beside its time; 0 if there is none.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Work:
     seconds: float = 1
     unit: str = "s"
     needs: str = ""
+    nbytes: int = 0
 
     @property
     def can_be_measured(self) -> bool:

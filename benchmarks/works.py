@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from benchmarks import accelerator
 from benchmarks.arrays import building, moving, using
 from benchmarks.checkpoint import checkpoints, comparing, models, two_programs
 from benchmarks.compiled import rehearsing
@@ -18,8 +19,10 @@ from benchmarks.trees import (
 )
 from benchmarks.work import Work
 
+Sections = dict[str, list[Work]]
 
-def sections(only: Sequence[str] = (), quick: bool = False) -> dict[str, list[Work]]:
+
+def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
     """Return the works of each section.
 
     Args:
@@ -42,7 +45,15 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> dict[str, list[Wo
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],
     }
+    return _chosen(works, only)
 
+
+def on_accelerator(only: Sequence[str] = (), quick: bool = False) -> Sections:
+    """Return the section of works on an accelerator, with arguments as for ``sections``."""
+    return _chosen({"On an accelerator": accelerator.works(quick)}, only)
+
+
+def _chosen(works: Sections, only: Sequence[str]) -> Sections:
     def is_chosen(name: str) -> bool:
         return not only or any(text.lower() in name.lower() for text in only)
 

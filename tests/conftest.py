@@ -40,6 +40,7 @@ from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+from on_accelerator import pytest_configure_accelerator, pytest_ignore_collect  # noqa: F401, hooks
 from order import add_shuffle, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401
 from trials import (  # noqa: F401, hooks and a fixture
     add_figures,

@@ -15,9 +15,10 @@ from jax.sharding import AxisType
 
 from gda.testing.marker import is_marked
 
-# Seconds after which a test fails, and one of many trials or examples. Before that, at
-# `faulthandler_timeout`, pytest shows where its threads stand.
-LIMIT, LONG = 300, 1800
+# Seconds after which a test fails, one of many trials or examples, and one on an accelerator, which
+# is at hand for minutes. Before that, at `faulthandler_timeout`, pytest shows where its threads
+# stand.
+LIMIT, LONG, SHORT = 300, 1800, 100
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
 MANY = 40
@@ -85,7 +86,8 @@ def place_of(item: pytest.Item, seed: str) -> list[float]:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that hangs, wherever Python code waits."""
     is_long = item.get_closest_marker("torture") or item.config.getoption("--figures")
-    limit = LONG if is_long else LIMIT
+    is_short = item.get_closest_marker("accelerator")
+    limit = LONG if is_long else SHORT if is_short else LIMIT
 
     def fail(*_: object) -> None:
         pytest.fail(f"{item.nodeid} took more than {limit} s")

