@@ -107,7 +107,7 @@ def _key(work: Work) -> tuple[str, int]:
 
 def _expected(work: Work) -> float:
     # Large works take longer: they write what they read later, and run once to warm up.
-    return 1.4 * work.seconds + _PREPARING
+    return 1.6 * work.seconds + _PREPARING
 
 
 def is_stand_in() -> bool:

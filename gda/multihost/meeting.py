@@ -39,6 +39,7 @@ _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
+_of_thread = threading.local()
 
 
 @set_module("gda")
@@ -132,8 +133,7 @@ def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
 
 def count_of_meetings() -> int:
     """Return the number of meetings that this thread has come to or refused."""
-    name = threading.current_thread().name
-    return sum(number for (thread, _), number in _held.items() if thread == name)
+    return getattr(_of_thread, "meetings", 0)
 
 
 def forget() -> None:
@@ -187,6 +187,7 @@ def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Mee
         )
     thread = threading.current_thread().name
     _held[thread, processes] += 1
+    _of_thread.meetings = count_of_meetings() + 1
     return _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
 
 
