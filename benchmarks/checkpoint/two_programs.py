@@ -100,8 +100,16 @@ def peak_of_pull(address: str, mebibytes: int) -> float:
     return max(peak_of(pulled) / MIB - mebibytes / PULLING, 1)
 
 
-def peak_since(before: int) -> float:
-    return max((peak_bytes() - before) / MIB, 1)
+_before: list[int] = []
+
+
+def begin() -> None:
+    _before[:] = [begin_peak()]
+
+
+def peak() -> float:
+    """Return the MiB that this process has held at most beyond those at the beginning."""
+    return max((peak_bytes() - _before[0]) / MIB, 1)
 
 
 # Sockets: as many bytes, from each process to each.
@@ -189,11 +197,9 @@ def _remembered(mebibytes: int, is_offering: bool) -> Sequence[Side]:
     address = offering.run(offer, mebibytes, 1)[0]
 
     def run() -> float:
-        before = offering.run(begin_peak)
+        offering.run(begin)
         of_pulls = pulling.run(peak_of_pull, address, mebibytes)
-        if not is_offering:
-            return max(of_pulls)
-        return max(offering.run(peak_since, min(before)))
+        return max(offering.run(peak) if is_offering else of_pulls)
 
     return [Side(run, times_itself=True)]
 
