@@ -213,11 +213,13 @@ class Offer:
         def held() -> HeldTree:
             after = _held(tree)
             _check_same_arrays(self._versions.latest, after)
+            # Not in judge, which a thread may call after Ctrl-C has ended this update.
+            self._versions.begin_update()
             return after
 
         def judge(parts: dict[int, Any]) -> list[int]:
             check_same_values([*parts.values()])
-            return self._versions.begin_update()
+            return self._versions.next_update()
 
         name = "update of an offer"
         done_by_all(check_open, lambda _: call_fields(tree, {"offer": self.run}), name)
