@@ -62,6 +62,22 @@ def global_array_to_host_local_array(w: World, **others: Any) -> None:
     gda.global_array_to_host_local_array(**given | others)
 
 
+def offer(w: World, **others: Any) -> None:
+    gda.offer(**{"tree": w.tree, **others})
+
+
+def update(w: World, is_closed: bool = False) -> None:
+    with gda.offer(w.tree) as offer:
+        if is_closed:
+            offer.close()
+        offer.update(w.tree)
+
+
+def pull(w: World, **others: Any) -> None:
+    with gda.offer(w.tree) as offer:
+        gda.pull(**{"address": offer.address, **others})
+
+
 # These communicate to check.
 
 
@@ -201,6 +217,28 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     global_array_to_host_local_array: [
         ({"pspecs": P("y")}, ValueError),
         ({"global_mesh": 3}, TypeError),
+    ],
+    offer: [
+        ({"address": "localhost"}, ValueError),
+        ({"address": "0.0.0.0:0"}, ValueError),
+        ({"advertise": 7700}, ValueError),
+        ({"name": 5}, TypeError),
+        ({"token": b"secret"}, TypeError),
+        ({"token": ""}, ValueError),
+    ],
+    update: [({"is_closed": True}, ConnectionError)],
+    pull: [
+        ({"address": "localhost"}, ValueError),
+        ({"max_bytes": 0}, ValueError),
+        ({"timeout": -1}, ValueError),
+        ({"timeout": "long"}, ValueError),
+        ({"dtype": "int8"}, TypeError),
+        ({"min_version": 0}, ValueError),
+        ({"at": "w"}, TypeError),
+        ({"token": b"secret"}, TypeError),
+        ({"like": P()}, ValueError),
+        ({"partial": True}, TypeError),
+        ({"mesh": 3}, TypeError),
     ],
     from_callback: [
         (WORKERS, ValueError),

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from gda.arrays.fingerprints.formula import LANES, Words, digest_of
@@ -131,13 +132,21 @@ class OfferToPull:
     ) -> None:
         """Ask processes for something about pieces, by several connections at a time.
 
+        They are asked in turn, so that all of them send; each process that pulls begins with
+        another one.
+
         An error ends the questions after it, but not those before it. Of several errors, that of
         the first question is raised, even if another came earlier.
         """
+        count = len(catalog.servers)
+        begin = jax.process_index() * count // jax.process_count()
         questions = [
-            (server, asked[first : first + MOST_PIECES], threading.Event())
-            for server, asked in sorted(pieces.items())
-            for first in range(0, len(asked), MOST_PIECES)
+            (server, pieces[server][first : first + MOST_PIECES], threading.Event())
+            for first, _, server in sorted(
+                (first, (server - begin) % count, server)
+                for server, asked in pieces.items()
+                for first in range(0, len(asked), MOST_PIECES)
+            )
         ]
         errors: dict[int, BaseException] = {}
 

@@ -27,22 +27,19 @@ from gda.checkpoint.writing.saved_leaves import (
     values_of,
 )
 from gda.layout.boundary import public, set_module
-from gda.multihost.agreement import (
-    call_fields,
-    done_by_all,
-    timeout_of_checks,
-    wait_for_arrays,
-)
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 
 _LOOPBACK = "127.0.0.1"
+_UPDATE = "update of an offer"
 
 
 @set_module("gda")
 @public
+@communicates("gda.offer")
 def offer(
     tree: Any,
     address: str | None = None,
@@ -90,31 +87,24 @@ def offer(
     >>> tree['w'].shape, tree['step']
     ((8, 2), 3)
     """
-
-    def checked() -> tuple[Address, Address | None]:
-        place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
-        shown = None if advertise is None else Address.of(advertise)
-        if shown is not None and shown.is_every:
-            raise ValueError(
-                f"no puller can use advertise={advertise!r}; pass a host that pullers can reach"
-            )
-        if not isinstance(name, str):
-            raise TypeError(f"name must be a text, not {name!r:.80}")
-        check_token(token)
-        if token == "":
-            raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-        if place.is_every and (shown is None or token is None):
-            raise ValueError(
-                f"{address} is every address of this machine; pass the one by which pullers reach "
-                "it, or advertise= with that one, and a token="
-            )
-        return place, shown
-
-    said = {"address": address, "advertise": advertise, "name": name}
-    place, shown = done_by_all(
-        checked, lambda _: call_fields(tree, said | {"token": _said_of(token)}), "gda.offer"
-    )
-    wait_for_arrays("gda.offer", tree)
+    place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
+    shown = None if advertise is None else Address.of(advertise)
+    if shown is not None and shown.is_every:
+        raise ValueError(
+            f"no puller can use advertise={advertise!r}; pass a host that pullers can reach"
+        )
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, not {name!r:.80}")
+    check_token(token)
+    if token == "":
+        raise ValueError("token is empty, which protects nothing; pass a secret, or None")
+    if place.is_every and (shown is None or token is None):
+        raise ValueError(
+            f"{address} is every address of this machine; pass the one by which pullers reach "
+            "it, or advertise= with that one, and a token="
+        )
+    said = {"address": address, "advertise": advertise, "name": name, "token": _said_of(token)}
+    check_same_call("gda.offer", tree, said)
     versions: Versions[HeldTree] = Versions()
     servers: list[Server] = []
     with contextlib.ExitStack() as after_an_error:
@@ -187,6 +177,7 @@ class Offer:
         return self._versions.run
 
     @public
+    @communicates(_UPDATE)
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.
 
@@ -203,25 +194,21 @@ class Offer:
           ConnectionError: the offer is closed.
           TypeError, DisagreementError, LateProcessError: as ``gda.offer``.
         """
-
-        def check_open() -> None:
-            if self._versions.is_closed.is_set():
-                raise ConnectionError(
-                    f"the offer {self.name!r} is closed; make another with gda.offer"
-                )
+        if self._versions.is_closed.is_set():
+            raise ConnectionError(f"the offer {self.name!r} is closed; make another with gda.offer")
+        check_same_call(_UPDATE, tree, {"offer": self.run})
 
         def held() -> HeldTree:
             after = _held(tree)
             _check_same_arrays(self._versions.latest, after)
+            # Not in judge, which a thread may call after Ctrl-C has ended this update.
+            self._versions.begin_update()
             return after
 
         def judge(parts: dict[int, Any]) -> list[int]:
             check_same_values([*parts.values()])
-            return self._versions.begin_update()
+            return self._versions.next_update()
 
-        name = "update of an offer"
-        done_by_all(check_open, lambda _: call_fields(tree, {"offer": self.run}), name)
-        wait_for_arrays(name, tree)
         try:
             what = f"update of the offer {self.name!r}"
             done = _step(held, tell=lambda held: held.values, judge=judge, what=what)

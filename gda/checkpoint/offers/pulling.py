@@ -12,7 +12,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -40,7 +40,13 @@ from gda.checkpoint.reading.restored_leaves import (
 )
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
-from gda.multihost.agreement import call_fields, done_by_all, user_location
+from gda.multihost.agreement import (
+    call_fields,
+    check_same_call,
+    communicates,
+    done_by_all,
+    user_location,
+)
 from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
 from gda.multihost.settings import own_settings
@@ -60,6 +66,7 @@ _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 
 @set_module("gda")
 @public
+@communicates(_NAME)
 def pull(
     address: str,
     mesh: MeshLike | Any = None,
@@ -126,38 +133,31 @@ def pull(
     ...     gda.pull(offer.address, mesh, P('x'))
     {'step': 3, 'w': GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))}
     """
-    deadline = Deadline(timeout if _are_seconds(timeout) else _SECONDS)
-    meeting = Deadline(deadline.seconds + _GRACE)
-
-    def checked() -> tuple[OfferToPull, Path, Any, Options, Version | None]:
-        if not _are_seconds(timeout):
-            raise ValueError(
-                f"timeout must be above 0 and at most {MOST_SECONDS:g} seconds, not {timeout!r}"
-            )
-        check_token(token)
-        if not isinstance(name, str | None):
-            raise TypeError(f"name must be a text, not {name!r:.80}")
-        if isinstance(like, Mesh | Sharding):
-            raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh and specs")
-        if (pad or plain) and like is None and mesh is None:
-            given = "pad" if pad else "plain"
-            raise TypeError(f"{given} was given without a mesh; pass mesh and specs, or like=")
-        if partial and like is None:
-            raise TypeError("partial was given without like; pass like= too")
-        check_not_padding(plain, pad)
-        cast = None if dtype is None else dtype_of_floats(dtype)
-        if verify and cast is not None:
-            raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
-        offer = OfferToPull(Address.of(address), token, deadline)
-        options = Options(max_bytes=max_bytes)
-        return offer, checked_path(at), cast, options, _checked_version(min_version)
-
-    def asked(call: Any) -> Description:
-        _, where, cast, _, least = call
-        said = {"address": address, "at": where, "name": name, "dtype": cast, "verify": verify}
-        return call_fields(None, said | {"min_version": least, "timeout": timeout})
-
-    offer, where, cast, options, least = _compare(checked, asked, meeting)
+    if not isinstance(timeout, int | float) or not 0 < timeout <= MOST_SECONDS:
+        raise ValueError(
+            f"timeout must be above 0 and at most {MOST_SECONDS:g} seconds, not {timeout!r}"
+        )
+    check_token(token)
+    if not isinstance(name, str | None):
+        raise TypeError(f"name must be a text, not {name!r:.80}")
+    if isinstance(like, Mesh | Sharding):
+        raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh and specs")
+    if (pad or plain) and like is None and mesh is None:
+        given = "pad" if pad else "plain"
+        raise TypeError(f"{given} was given without a mesh; pass mesh and specs, or like=")
+    if partial and like is None:
+        raise TypeError("partial was given without like; pass like= too")
+    check_not_padding(plain, pad)
+    cast = None if dtype is None else dtype_of_floats(dtype)
+    if verify and cast is not None:
+        raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
+    deadline, meeting = Deadline(timeout), Deadline(timeout + _GRACE)
+    offer = OfferToPull(Address.of(address), token, deadline)
+    options, where = Options(max_bytes=max_bytes), checked_path(at)
+    least = _checked_version(min_version)
+    said = {"address": address, "at": where, "name": name, "dtype": cast, "verify": verify}
+    said |= {"min_version": least, "timeout": timeout}
+    check_same_call(_NAME, None, said, timeout=meeting.left())
     peer = offer.peer(0)
     with contextlib.ExitStack() as while_pulled:
 
@@ -183,7 +183,7 @@ def pull(
             wanted = to_jax(like) if plain else like
             return _Wanted(catalog, *leaves_like(tree, wanted, where, partial, False, layout, pad))
 
-        wanted = _compare(found, _Wanted.described, meeting)
+        wanted = done_by_all(found, _Wanted.described, _NAME, timeout=meeting.left() or _LEAST)
         _together(lambda: _pull(offer, wanted, options), meeting)
         if verify:
             leaves = [arrival.leaf for arrival in wanted.arrivals]
@@ -265,11 +265,6 @@ def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
                 arrival.finish()
 
 
-def _compare(work: Callable[[], T], outcome: Callable[[T], Description], meeting: Deadline) -> T:
-    """Return the result of ``work``, after all processes have done it and describe it alike."""
-    return done_by_all(work, outcome, _NAME, timeout=meeting.left() or _LEAST)
-
-
 def _together(
     work: Callable[[], T], meeting: Deadline, first: Callable[[T], Any] = lambda _: None
 ) -> Any:
@@ -290,10 +285,6 @@ def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
     if cast is None or not isinstance(leaf, ArrayLeaf):
         return leaf
     return replace(leaf, dtype=dtype_in_tree(leaf.dtype, cast))
-
-
-def _are_seconds(timeout: object) -> TypeGuard[float]:
-    return isinstance(timeout, int | float) and 0 < timeout <= MOST_SECONDS
 
 
 def _checked_version(least: Any) -> Version | None:

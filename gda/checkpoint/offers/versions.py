@@ -44,13 +44,14 @@ class Versions(Generic[T]):
         self._is_updating = False
         self._changed = threading.Condition()
 
-    def begin_update(self) -> list[int]:
-        """Return the next number, and the older versions that pulls need.
-
-        No pull begins until ``end_update``, so that these versions stay the same.
-        """
+    def begin_update(self) -> None:
+        """Let no pull begin until ``end_update``, so that no more versions become needed."""
         with self._changed:
             self._is_updating = True
+
+    def next_update(self) -> list[int]:
+        """Return the next number, and the older versions that pulls need."""
+        with self._changed:
             return [self.current + 1, *sorted(self._pulls)[-MOST_OLDER:]]
 
     def update(self, number: int, tree: T, older: Collection[int] = ()) -> None:

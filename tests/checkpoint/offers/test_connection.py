@@ -10,14 +10,19 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
+from unittest.mock import create_autospec
 
+import jax
 import numpy as np
 import pytest
 from meshes import batch
 
 import gda
 from gda.checkpoint.offers import asking, serving
+from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
+from gda.checkpoint.offers.catalog import catalog_of
 from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.checkpoint.offers.pieces import PulledPiece
 
 GREETING = b"gda offer 2\n"
 SHORT = 0.6  # seconds
@@ -291,6 +296,28 @@ def test_of_several_errors_that_of_the_first_process_is_raised() -> None:
         with listening(answers(offered)) as address:  # noqa: SIM117
             with pytest.raises(ValueError, match=f"the offer at {address} is first"):
                 gda.pull(address, timeout=20)
+
+
+def test_the_processes_of_an_offer_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By process 1 of 2, with one connection at a time; process 3 has fewer pieces."""
+    asked: list[str] = []
+
+    def to(address: Address, *given: Any, **options: Any) -> Connection:
+        asked.append(address.host)
+        return create_autospec(Connection, instance=True)
+
+    servers = [[f"{number}:1", ""] for number in range(4)]
+    offered = catalog_of(json.dumps(catalog(servers=servers)), "the test", Deadline(20))
+    piece = PieceToPull(0, PulledPiece(0, 0, (0,), (1,)), np.dtype("float32"))
+    monkeypatch.setattr(asking, "MOST_PIECES", 2)
+    monkeypatch.setattr(asking, "_MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(Connection, "to", to)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    offer = OfferToPull(Address("0", 1), None, Deadline(20))
+    pieces = {server: [piece] * (2 if server == 3 else 4) for server in range(4)}
+    offer._ask_all("pieces", offered, pieces, lambda connection, asked: None)
+    assert "".join(asked) == "2301201"
 
 
 @pytest.mark.parametrize(

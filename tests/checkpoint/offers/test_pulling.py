@@ -330,6 +330,25 @@ def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         assert gda.pull(offer.address, min_version=2) == {"step": 3}
 
 
+def test_a_verdict_after_ctrl_c_does_not_keep_pulls_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processes meet in a thread that goes on when the update was interrupted."""
+    verdicts = []
+
+    def interrupted(work: Any, *, tell: Any, judge: Any, **options: Any) -> None:
+        told = tell(work())
+        verdicts.append(lambda: judge({0: told}))
+        raise KeyboardInterrupt
+
+    with gda.offer({"step": 1}) as offer:
+        monkeypatch.setattr(offering, "all_do", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            offer.update({"step": 2})
+        assert verdicts[0]() == [2]
+        assert gda.pull(offer.address, timeout=10) == {"step": 1}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -250,46 +250,6 @@ def updated_once() -> int:
     return _offers[-1].version
 
 
-def test_a_wrong_argument_of_one_process_is_told_to_all(programs: tuple[Pool, Pool]) -> None:
-    offering, pulling = programs
-    address = offering.run(offered)[0]
-    for call, wrong in [
-        (offered_with, {"address": "localhost"}),
-        (offered_with, {"address": "0.0.0.0:0"}),
-        (offered_with, {"advertise": 7700}),
-        (offered_with, {"name": 5}),
-        (offered_with, {"token": b"secret"}),
-        (offered_with, {"token": ""}),
-        (pulled_with, {"address": "localhost"}),
-        (pulled_with, {"max_bytes": 0}),
-        (pulled_with, {"timeout": -1}),
-        (pulled_with, {"timeout": "long"}),
-        (pulled_with, {"dtype": "int8"}),
-        (pulled_with, {"min_version": 0}),
-        (pulled_with, {"at": "w"}),
-        (pulled_with, {"token": b"secret"}),
-        (pulled_with, {"like": P()}),
-        (pulled_with, {"partial": True}),
-    ]:
-        pool = offering if call is offered_with else pulling
-        begun = time.monotonic()
-        kinds, said = zip(*pool.run(call, address, wrong), strict=True)
-        assert time.monotonic() - begun < 30, wrong  # others would wait for 60 s
-        assert kinds[1] in ("ValueError", "TypeError"), (wrong, said)
-        assert {kinds[0], *kinds[2:]} == {"DisagreementError"}, (wrong, said)
-        assert f"process 1 failed: {kinds[1]}" in said[0], wrong
-    assert_right(pulling.run(pulled, address))
-
-
-def offered_with(address: str, wrong: Any) -> Outcome:
-    return outcome(lambda: gda.offer({"step": 1}, **(wrong if jax.process_index() == 1 else {})))
-
-
-def pulled_with(address: str, wrong: Any) -> Outcome:
-    options = {"address": address} | (wrong if jax.process_index() == 1 else {})
-    return outcome(lambda: gda.pull(**options))
-
-
 def test_processes_that_pull_different_things_all_hear_of_it(programs: tuple[Pool, Pool]) -> None:
     offering, pulling = programs
     address = offering.run(offered)[0]
