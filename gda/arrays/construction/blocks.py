@@ -36,9 +36,41 @@ from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.storage.casts import Origin, cast_into, check_cast
-from gda.storage.sources import array_here, as_numpy
+from gda.storage.sources import array_here, as_numpy, held_by_several_error
 
 Block = np.ndarray[Any, Any] | jax.Array
+
+
+class _DataCallbacks(threading.local):
+    """The data callbacks that run in this thread; a context for the call of one."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+data_callbacks = _DataCallbacks()
+
+
+def check_in_callback(array: Any) -> None:
+    """Raise ``ValueError`` if a data callback may not compute with an array.
+
+    Each process calls it with indices of its own. Of an array of several processes they would
+    compute the slices of one program, in which each process has another index: wrong values.
+    """
+    if not data_callbacks.depth or not isinstance(array, jax.Array) or is_tracer(array):
+        return
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        raise held_by_several_error(
+            array,
+            "a data callback, which each process calls for blocks of its own, cannot compute with "
+            "it. Move it to its new layout with g.reshard(mesh, spec) or "
+            "gda.reshard_tree(tree, mesh, specs), which all of them call",
+        )
 
 
 class BlockReader:
@@ -96,27 +128,28 @@ class BlockReader:
         shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
         index: Index = ()
-        try:
-            for index in indices:
-                value: Any = callback(index)
-                references = sys.getrefcount(value) + getweakrefcount(value)
-                # The usual block first: in a loop over batches every microsecond here is felt.
-                if (
-                    references <= _ONE_REFERENCE
-                    and type(value) is np.ndarray
-                    and value.dtype is usual
-                    and value.shape == shape
-                    and _owns_memory(value)
-                ):
-                    blocks.append(value)
-                else:
-                    block = self.settle(index, value, references)
-                    blocks.append(block)
-                    if block is value and self.copy is None and not self._align:
-                        usual = value.dtype  # a fresh block of it needs nothing done to it
-        except Exception as error:
-            self.note(error, index)
-            raise
+        with data_callbacks:
+            try:
+                for index in indices:
+                    value: Any = callback(index)
+                    references = sys.getrefcount(value) + getweakrefcount(value)
+                    # The usual block first: in a loop over batches every microsecond here is felt.
+                    if (
+                        references <= _ONE_REFERENCE
+                        and type(value) is np.ndarray
+                        and value.dtype is usual
+                        and value.shape == shape
+                        and _owns_memory(value)
+                    ):
+                        blocks.append(value)
+                    else:
+                        block = self.settle(index, value, references)
+                        blocks.append(block)
+                        if block is value and self.copy is None and not self._align:
+                            usual = value.dtype  # a fresh block of it needs nothing done to it
+            except Exception as error:
+                self.note(error, index)
+                raise
         return blocks
 
     def note(self, error: Exception, index: Index) -> None:

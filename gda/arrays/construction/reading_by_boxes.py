@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
 from gda.layout.dtype_names import native
 from gda.layout.sharing import boxes_of_chunks, common_box
 from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
@@ -64,6 +65,7 @@ class BoxTasks:
         self._source, self._is_cast = source, native(source.dtype) != dtype
         self._part, self._write, self._check, self._note = part, write, check, note
         self._buffers: list[_Memory] = []
+        self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def task(
         self, boxes: list[Needed], finish: Callable[[], Transfer | None], held: int = 0
@@ -92,8 +94,9 @@ class BoxTasks:
             buffer = self._buffers.pop()
         except IndexError:
             buffer = np.empty(0, np.uint8)
-        for needed in boxes:
-            buffer = self._read_box(needed, buffer)
+        with jax.enable_x64(self._x64), data_callbacks:  # both belong to a thread
+            for needed in boxes:
+                buffer = self._read_box(needed, buffer)
         self._buffers.append(buffer)
 
     def _read_box(self, needed: Needed, buffer: _Memory) -> _Memory:
