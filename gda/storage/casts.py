@@ -74,17 +74,12 @@ def cast_into(out: _Array, values: _Array, origin: Origin) -> None:
         given = given.real  # NumPy would warn
     with np.errstate(all="ignore"):
         np.copyto(out, given, casting="unsafe")
-    check_cast(values, out, origin)
-
-
-def check_cast(values: _Array, result: _Array, origin: Origin) -> None:
-    """Raise ``DoesNotFitError`` if a cast has changed a value into another one."""
-    if (place := _unfit(values, result)) is None:
+    if (place := _unfit(values, out)) is None:
         return
-    cast = f"is cast to {result.dtype}"
+    cast = f"is cast to {out.dtype}"
     advice = "Choose a dtype that has this value, or change the values before"
     if origin.is_narrowed:
-        cast = f"JAX narrows to {result.dtype} without jax_enable_x64"
+        cast = f"JAX narrows to {out.dtype} without jax_enable_x64"
         advice = "Set jax_enable_x64, or change the values before"
     raise DoesNotFitError(
         f"{origin.what} has dtype {values.dtype}, which {cast}, and the value {values[place]} at "

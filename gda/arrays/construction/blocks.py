@@ -35,7 +35,8 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
-from gda.storage.casts import Origin, cast_into, check_cast
+from gda.multihost.settings import own_settings
+from gda.storage.casts import Origin, cast_into, check_holds, holds_all
 from gda.storage.sources import array_here, as_numpy, held_by_several_error
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -251,13 +252,20 @@ class BlockReader:
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
-        if len(value.devices()) > 1:
-            value = jax.device_put(value, self._device)  # pyright: ignore
-        if self.asked is not None and value.dtype != self.dtype:
-            given, value, is_sole = value, value.astype(self.dtype), True
-            check_cast(np.asarray(given), np.asarray(value), _origin(index))
+        is_cast = self.asked is not None and value.dtype != self.dtype
+        if is_cast or len(value.devices()) > 1:
+            with own_settings():
+                if len(value.devices()) > 1:
+                    value = jax.device_put(value, self._device)  # pyright: ignore
+                if is_cast:
+                    value, is_sole = self._cast(index, value), True
         self._check_dtype(index, value.dtype)
         return self._own(index, value, is_sole)
+
+    def _cast(self, index: Index, value: jax.Array) -> jax.Array:
+        if not (is_extended(value.dtype) or holds_all(np.dtype(self.dtype), value.dtype)):
+            check_holds(np.asarray(value), np.dtype(self.dtype), _origin(index))
+        return value.astype(self.dtype)
 
     def _own(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return a block that lives on when others that share its memory are deleted."""
