@@ -306,10 +306,7 @@ class BlockReader:
         if value.shape != self.shape:
             out[...] = fill_of(self._fill, final)
             within = out[tuple(map(slice, value.shape))]
-        if value.dtype == final:
-            np.copyto(within, value)
-        else:
-            cast_into(within, value, _origin(index, is_narrowed=final != wanted))
+        self.write(within, value, index)
         return out
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:

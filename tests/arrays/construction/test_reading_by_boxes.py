@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -233,6 +234,17 @@ def test_an_error_names_the_rows_and_the_path(max_workers: int | None) -> None:
         again, MESH, P(None, "y"), retry=gda.Retry(OSError, delay=0), **options
     )
     assert is_right(g, again.data)
+
+
+def test_threads_that_read_have_the_x64_mode_of_the_caller() -> None:
+    class OfJax(Counting):
+        def __getitem__(self, index: Any) -> Any:
+            return jnp.asarray(super().__getitem__(index))
+
+    data = np.arange(64.0).reshape(8, 8) + 2.0**40
+    with jax.enable_x64(True):
+        g = gda.GlobalArray.from_source(OfJax(data), MESH, P(None, "y"), max_workers=2)
+    assert is_right(g, data)
 
 
 def test_values_and_blocks_that_do_not_fit_are_named() -> None:
