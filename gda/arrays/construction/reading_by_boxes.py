@@ -173,8 +173,8 @@ class BoxReads:
     Args:
       indices: of all blocks.
       groups: of numbers; no box has parts of two.
-      has_rounds: read a group as one task, whose blocks fit into ``max_bytes`` if one does: where
-        blocks that are complete go on to their devices.
+      has_rounds: under ``max_bytes``, read as one task so many blocks of a group as fit, at least
+        one: where blocks that are complete go on to their devices.
       done: is called with number and block when it is complete.
       report: is called with the bytes of each part of a block that was read.
       note: adds an index of the array to an error.
@@ -217,15 +217,15 @@ class BoxReads:
         )
 
     def tasks(self) -> Iterator[Task | AsyncTask]:
-        """Yield the tasks of each group: one for each box, or one for all."""
+        """Yield the tasks of each group: one for each box, or for all boxes of a round."""
         for group in self._groups:
-            if not self._has_rounds:
+            # Without a limit, several threads or reads of a library can have part in a group.
+            if self._max_bytes is None or not self._has_rounds:
                 for box in self._boxes_of(group):
                     yield self._tasks.task([box], partial(self._finish, [box]))
                 continue
             nbytes = [self._left[number] * self._dtype.itemsize for number in group]
-            room = None if self._max_bytes is None else self._max_bytes - self._most_bytes
-            for some in groups_within(group, nbytes, room):
+            for some in groups_within(group, nbytes, self._max_bytes - self._most_bytes):
                 held = sum(self._left[number] for number in some) * self._dtype.itemsize
                 boxes = [*self._boxes_of(some)]
                 yield self._tasks.task(boxes, partial(self._finish, boxes), held)

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,19 @@ def test_blocks_for_an_accelerator_are_on_the_host_within_max_bytes(
         assert is_right(g, data)
         assert (source.counts == times).all()
         assert most is None or source.most_bytes <= 2**17
+
+
+def test_several_threads_read_the_blocks_for_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing_module, "places_early", lambda _: True)
+    monkeypatch.setattr(Source, "read_bytes", 2**14)
+    source, both = Counting(batch(32, 1024)), threading.Barrier(2)
+    source.before = lambda _: both.wait(timeout=60)
+    g = gda.GlobalArray.from_source(source, MESH, P(None, "y"), max_workers=2)
+    assert is_right(g, source.data)
+    assert len(source.asked) == 8
+    assert (source.counts == 1).all()
 
 
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
