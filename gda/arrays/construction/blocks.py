@@ -58,12 +58,12 @@ data_callbacks = _DataCallbacks()
 
 
 def check_in_callback(array: Any) -> None:
-    """Raise ``ValueError`` if a data callback may not compute with an array.
+    """Raise ``ValueError`` if a data callback, which runs, may not compute with an array.
 
     Each process calls it with indices of its own. Of an array of several processes they would
     compute the slices of one program, in which each process has another index: wrong values.
     """
-    if not data_callbacks.depth or not isinstance(array, jax.Array) or is_tracer(array):
+    if not isinstance(array, jax.Array) or is_tracer(array):
         return
     if not (array.is_fully_addressable or array.is_fully_replicated):
         raise held_by_several_error(
