@@ -238,7 +238,7 @@ def _prefetching(rows: int, width: int, products: int) -> list[Side]:
     return [side(way) for way in (ours, in_turns, placed_ahead, by_thread, alone)]
 
 
-# What is compared.
+# The list of all works.
 
 
 def works(quick: bool = False) -> list[Work]:

@@ -79,7 +79,7 @@ def sample(folder: Path) -> None:
     number, error, least = 0, 1.0, 2  # version 1 has the weights before the first step
     while number < STEPS:
         tree, (run, version) = gda.pull(address, mesh, specs, min_version=least, **options)
-        least = (run, version + 1)  # of another run, if the trainer is started again: an error
+        least = (run, version + 1)  # if the trainer is started again, the next pull raises
         number, weights = tree["step"], tree["weights"]
         error = float(abs(weights.gather() - np.eye(SIZE)).max())
         if jax.process_index() == 0:

@@ -246,9 +246,9 @@ class ArrayConstructors:
             ``max_bytes``, by default 256 MiB, that only others need.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
             needs a thread-safe library. ``max_bytes`` also limits the memory to split what is
-            read; one chunk is always allowed, and 32 KiB. On accelerators, blocks that are read
-            together and larger than ``max_bytes`` are read as many at a time as fit, and what they
-            share then once for each time.
+            read; one chunk is always allowed, and 32 KiB. On accelerators, if the blocks that are
+            read together are larger than ``max_bytes``, a few are read at a time, and the rows and
+            chunks that they share again each time.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
@@ -369,7 +369,8 @@ class ArrayConstructors:
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
             same order. They become the shards without a copy: deleting or donating one deletes
-            the shard, and on CPU a NumPy array may be its memory without ``may_alias=False``.
+            the shard. On CPU, an array that ``jax.device_put`` made without ``may_alias=False`` may
+            share memory with a NumPy array.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does.

@@ -64,7 +64,7 @@ def dissolves_around(value: object) -> bool:
 
 
 def _if_shared(given: dict[str, Any]) -> Any:
-    """Return ``among`` of a method: all processes, if several hold parts of the array."""
+    """Return ``among`` of a method: all processes, if several processes have parts of the array."""
     devices = given["self"].array.sharding.device_set
     return () if len({device.process_index for device in devices}) > 1 else None
 

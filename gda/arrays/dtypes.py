@@ -37,7 +37,7 @@ def dtype_of_floats(name: Any) -> np.dtype[Any]:
 
 
 def dtype_in_tree(dtype: np.dtype[Any], of_floats: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of an array in a tree of which all floats are cast to one dtype.
+    """Return the dtype of an array in a tree whose floats are all cast to one dtype.
 
     Complex numbers get the precision of the floats, if there are such; all others stay.
     """

@@ -73,8 +73,8 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
       device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
-        without a copy: deleting or donating one deletes the shard, and on CPU a NumPy array may
-        be its memory without ``may_alias=False``.
+        without a copy: deleting or donating one deletes the shard. On CPU, an array that
+        ``jax.device_put`` made without ``may_alias=False`` may share memory with a NumPy array.
       dtype: that of the buffers. Needed in a process without a device of the mesh, which passes no
         buffers.
 

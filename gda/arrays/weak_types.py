@@ -39,7 +39,7 @@ def weakly_typed(array: jax.Array) -> jax.Array:
 @lru_cache(maxsize=256)
 def _program(shape: tuple[int, ...], dtype: Any, sharding: Any, device: Any) -> Any:
     # No public function gives an array a weak type. But a program that was compiled for an argument
-    # of a weak type takes an array of any: it compares shape and dtype only.
+    # of a weak type takes any array of that shape and dtype.
     weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
     with jax.default_device(None if sharding is not None else device):
         return jax.jit(lambda array: array, out_shardings=sharding).lower(weak).compile()

@@ -90,7 +90,7 @@ def plan_conversion(
 
     Args:
       source: the path of a checkpoint, of safetensors files or of an Orbax run.
-      target: a path where nothing is, or what a conversion to the same kind left that was killed.
+      target: a path where nothing is, or only the files of a killed conversion to the same kind.
       kind: of the files at the target; by default safetensors files if the name ends with
         ``.safetensors``, and a checkpoint otherwise.
       change: takes the tree at the source, with a ``LazyArray`` for each array; returns the tree to

@@ -64,9 +64,9 @@ def restore(
       path: as for ``save``.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
-        needed. Each leaf is what its example is, so that a jitted step needs no new trace: of its
-        weak type, committed or not, in its kind of memory; and a ``jax.Array`` for a
-        ``ShapeDtypeStruct``. An array of one number becomes a Python number if that is one, and a
+        needed. Each leaf comes back as its example is, so that a jitted step is not traced again:
+        with its weak type and kind of memory, committed or not. A ``ShapeDtypeStruct`` gives a
+        ``jax.Array``. An array of one number becomes a Python number where ``like`` has one, and a
         Python number an array. Named tuples and dataclasses come back as such only with ``like``.
       mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy, unless
         JAX does not have its dtype, as float64 without x64: that stays a NumPy array.
@@ -80,8 +80,8 @@ def restore(
       at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
         for that subtree.
       partial: omit leaves that ``like`` does not have.
-      missing: ``"keep"`` returns the leaf of ``like`` itself where the checkpoint has none, as of a
-        model that has grown by a layer; by default that is an error.
+      missing: ``"keep"`` returns the leaf of ``like`` itself where the checkpoint has none, for a
+        model that has grown by a layer. By default, a missing leaf is an error.
       cast: convert arrays and numbers to the dtypes of ``like``. A value that the new dtype cannot
         hold is an error, as in ``gda.load_tree``.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an

@@ -213,7 +213,7 @@ class Pending:
                 self._news.put(None)
 
         if not threading.main_thread().is_alive():
-            # At exit Python waits for no thread that starts now, and since 3.12 it starts none.
+            # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
             run()
             return
         # Not a daemon: a program that ends finishes the save first.
@@ -246,9 +246,9 @@ def save_async(
     open and unchanged until ``result`` returns.
 
     A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
-    it logs the failure again, and under ``gda.launch`` it fails. A program that ends first finishes
-    its saves. In a function of ``atexit`` the save is over when this returns, because no thread can
-    follow.
+    it logs the failure again, and under ``gda.launch`` it fails. A program that ends finishes its
+    saves first. In a function of ``atexit`` the save is over when this returns, because no thread
+    can start there.
 
     Returns:
       the save; ``pending.result()`` waits until it is complete.

@@ -130,7 +130,7 @@ def _kinds_at(store: Store) -> list[Kind]:
         kinds.append(Kind.CHECKPOINT)
     if any(name.endswith((".safetensors", _INDEX)) for name in names):
         kinds.append(Kind.SAFETENSORS)
-    # Also a run of an old release, and a folder of runs, of which open_orbax tells the names.
+    # Also a run of an old release, and a folder of runs, whose names open_orbax tells.
     may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
     if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
         kinds.append(Kind.ORBAX)

@@ -28,8 +28,8 @@ _LOG_LINES = 20
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
 
-# Limit and use of the memory of a container, and of its use the files that the system may drop, in
-# version 2 and version 1 of cgroups.
+# The files of cgroups, of version 2 and of version 1, that have the limit of the memory of a
+# container, and its use. The name is that of the part of the use that the system may drop.
 _CONTAINERS = [
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (
@@ -133,8 +133,8 @@ class _Worker:
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
         job = {"request": request._asdict(), "record": record and os.fspath(record)}
-        # A process that was killed since its last report reads nothing: report() says so. Past the
-        # buffer, which would keep the request and fail again when it is closed.
+        # A process that was killed since its last report reads nothing: report() says so. Not
+        # through the buffer, which would keep the request and fail again when it is closed.
         with suppress(BrokenPipeError):
             os.write(self._requests.fileno(), json.dumps(job).encode() + b"\n")
 

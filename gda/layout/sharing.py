@@ -78,11 +78,12 @@ def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None
 def blocks_read_together(
     blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, short: int
 ) -> list[list[int]]:
-    """Return the numbers of the blocks in groups: read alone, those of one would repeat reads.
+    """Return the numbers of blocks in groups: two reads of blocks of one group would overlap.
 
     Blocks of one grid are given with every start and stop. Two are in a group if they share a
-    chunk. Of an array without chunks, which lies in C order, they are if they are runs of elements
-    side by side: one has fewer than ``short`` elements, and so few lie between them.
+    chunk. In an array without chunks, which is in C order, a block is many runs of elements. Two
+    blocks are in a group if the runs of one have fewer than ``short`` elements, and fewer lie
+    between the runs of both.
 
     >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
     >>> blocks_read_together(halves, (8, 8), (4, 4), 0)
@@ -122,9 +123,9 @@ def blocks_read_together(
 
 
 def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterator[Index]:
-    """Yield boxes that divide a part of an array, with so many elements or one chunk.
+    """Yield boxes that divide a part of an array, with at most so many elements, or one chunk.
 
-    They end where chunks do, or the part.
+    They end where chunks end, or where the part ends.
 
     >>> [*boxes_of_chunks((slice(0, 4), slice(1, 4)), (2, 2), most_elements=8)]
     [(slice(0, 2, None), slice(1, 4, None)), (slice(2, 4, None), slice(1, 4, None))]

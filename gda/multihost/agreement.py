@@ -54,14 +54,15 @@ _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 def communicates(
     name: str, among: Callable[[dict[str, Any]], Any] = lambda given: ()
 ) -> Callable[[FunctionT], FunctionT]:
-    """Make all of a function a part of its first meeting, also what comes before it.
+    """Make a function a part of its first meeting from its first line.
 
-    So an error there, such as that of an argument, is told to the other processes: those in the
-    same call raise a ``DisagreementError`` with it. The process that failed raises it at once.
+    So an error before the meeting, such as that of an argument, is told to the other processes:
+    those in the same call raise a ``DisagreementError`` with it. The process that failed raises it
+    at once.
 
-    ``among`` the arguments, by name, returns a tree that has the meshes, shardings and arrays of
-    the call; or ``None`` if the call does not communicate. Told are the processes of all of these,
-    or all of the program if there are none, as where the mesh is what is wrong.
+    ``among`` takes the arguments by name, and returns a tree of the meshes, shardings and arrays of
+    the call, or ``None`` if the call does not communicate. The error is told to the processes of
+    all of these, or, if there are none, as where the mesh itself is wrong, to all of the program.
     """
 
     def decorate(function: FunctionT) -> FunctionT:
@@ -467,7 +468,7 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
         {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
         for group in groups
     ]
-    # A leaf lacks fields that another kind of leaf has. They are worth a word if no others differ.
+    # A leaf lacks fields that another kind of leaf has. They are named only if no others differ.
     differences = _differences(groups, descriptions, omits_missing=True)
     differences = differences or _differences(groups, descriptions, omits_missing=False)
     return f"the processes do not agree: {join_some(differences)}".encode()

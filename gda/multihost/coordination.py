@@ -137,7 +137,8 @@ def listen_on(address: str) -> None:
 @cache  # logged once
 def warn_of_moved_service() -> None:
     logging.getLogger("gda").warning(
-        "gda does not find the coordination service of JAX %s, through which processes agree",
+        "gda does not find the coordination service of JAX %s, through which processes agree: "
+        "functions that communicate will raise. Use a version of JAX that gda supports",
         jax.__version__,
     )
 

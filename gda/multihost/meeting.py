@@ -324,8 +324,8 @@ class _Meeting:
     def _taken_in(self, failure: _Failure) -> Exception:
         """Return the error, after counting the meetings that fail with this one as held.
 
-        If this process is here for another call than those whose meeting it was, it came too late
-        for that, or did not make that call. So it passes over this meeting, and is in step again.
+        If this process makes another call than those that met here, it came too late for that call,
+        or did not make it. So it passes over this meeting, and is in step again.
         """
         if _call_of(self.what) not in failure.calls:
             raise _PassedError(failure.message)
@@ -416,8 +416,8 @@ class _Meeting:
 class _Failure(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
-    ``calls`` are those whose meeting it was. ``also`` has processes and number of each meeting that
-    fails for the same reason.
+    ``calls`` are the calls that met. ``also`` has processes and number of each meeting that fails
+    for the same reason.
     """
 
     message: str
@@ -450,7 +450,7 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
 def _refuse_all() -> None:
     """Tell the others that this process ends, and keep none waiting.
 
-    The service ends with process 0, so that waits a moment for the others to hear and end.
+    The service ends with process 0. So process 0 waits a moment for the others to hear, and to end.
     """
     service = coordination.service()
     if service is None or not coordination.has_backends():

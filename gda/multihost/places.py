@@ -73,9 +73,9 @@ def places(service: Service, process: int | None = None) -> dict[int, Place]:
 
 
 def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) -> dict[int, str]:
-    """Return those of the processes that have ended or exit, as far as this machine can tell.
+    """Return the processes that have ended or exit, as far as this machine can tell.
 
-    With each comes its last error, an empty text if it is unknown.
+    The value of each is its last error, or an empty text if that is unknown.
     """
     said = {int(key.split("/")[-2]): error for key, error in service.list(_ENDS).items()}
     return {

@@ -1,6 +1,6 @@
-"""Casts of values to another dtype: a value that it cannot hold is an error, and never another one.
+"""Casts of values to another dtype: a value that the dtype cannot hold is an error.
 
-Rounding is what a cast is for: of a float to fewer digits, and to an integer towards zero.
+A cast may round: a float to fewer digits, or towards zero to an integer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of_block(cls, what: str, start: Shape, is_narrowed: bool = False) -> Origin:
-        """Return the origin of values of which the first is the element ``start``."""
+        """Return the origin of values whose first is the element ``start`` of the array."""
         return cls(what, lambda place: tuple(map(operator.add, start, place)), is_narrowed)
 
 
@@ -147,7 +147,7 @@ def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
 @lru_cache(maxsize=256)
 def holds_all(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
     """Return True if a dtype can hold every value of the given one, rounded."""
-    if _kind_of(dtype) == "b":  # asks for what is not 0
+    if _kind_of(dtype) == "b":  # True for every number but 0
         return True
     if _kind_of(given) in "fc" and _kind_of(dtype) in "iu":
         return False
@@ -168,7 +168,7 @@ def _range_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=64)
 def _kind_of(dtype: np.dtype[Any]) -> Any:
-    """Return the letter of NumPy for the kind of numbers; ``None`` of what is no numbers."""
+    """Return the letter of NumPy for a kind of numbers; ``None`` if a dtype is of no numbers."""
     if dtype.kind in "biufc":
         return dtype.kind
     if dtype.kind != "V":

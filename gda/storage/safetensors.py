@@ -291,7 +291,9 @@ class SafetensorsTensor:
         while view:
             count = os.preadv(file, [view], position)
             if not count:
-                raise ValueError(f"{self._text()}: the file was truncated while it was read")
+                raise ValueError(
+                    f"{self._text()}: the file was truncated while it was read; copy it again"
+                )
             view, position = view[count:], position + count
 
     def _text(self) -> str:

@@ -28,7 +28,7 @@ _REPLACED = "replaces"  # in the metadata of an index: files that are being remo
 
 
 def left_by_killed_saves(names: Collection[str]) -> set[str]:
-    """Return the files that saves which were killed left in a folder that was empty before."""
+    """Return the files that killed saves left in a folder that was empty before."""
     if not (folders := {name for name in names if _PARTIAL.fullmatch(name)}):
         return set()
     return folders | {name for name in names if name == INDEX or _is_of_model(name)}

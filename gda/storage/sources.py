@@ -153,8 +153,8 @@ def array_here(value: Any) -> Any:
     raise held_by_several_error(
         value,
         f"process {jax.process_index()} cannot read all of it. Move it to its new layout with "
-        "gda.reshard_tree(tree, mesh, specs), which all of them call; slice it before, in all of "
-        "them",
+        "gda.reshard_tree(tree, mesh, specs), which all of them call. For a part of it, slice it "
+        "first, in all of them",
     )
 
 
@@ -267,7 +267,7 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
 
 
 def checked_block(source: Source, index: Index, block: object) -> np.ndarray[Any, Any]:
-    """Return what a source gave for an index; ``ValueError`` if it has another shape."""
+    """Return the block that a source gave for an index; ``ValueError`` for another shape."""
     found, shape = as_numpy(block, index), sizes_of(index)
     if found.shape != shape:
         raise ValueError(

@@ -80,8 +80,8 @@ def load_tree(
         ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
       dtype: cast arrays of floats to it, and those of complex numbers to its precision; integers,
         booleans and keys stay. Or a tree of dtypes that is a prefix of ``sources``, with ``None``
-        for no cast: a dtype at the place of a source is for that source, whatever it has. A value
-        that the dtype cannot hold, as a finite one that would become infinite, is an error.
+        for no cast: a dtype at the place of a source is for that source, also one of integers. A
+        value that the dtype cannot hold, as a finite one that would become infinite, is an error.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
       plain: return ``jax.Array``s in place of ``GlobalArray``s.
@@ -219,7 +219,7 @@ def _dtype_of_floats(source: Any, dtype: Any) -> Any:
     if dtype is None or are_keys(source):
         return None
     given = source_of(source).dtype
-    if is_raw(given) or given.hasobject:  # no cast: it names what the elements are
+    if is_raw(given) or given.hasobject:  # no cast: it names the type of the elements
         return dtype
     wanted = dtype_in_tree(given, dtype_of_floats(dtype))
     return None if wanted == given else wanted

@@ -45,8 +45,8 @@ def reshard_tree(
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
         it is, also of a weak type and in its kind of memory. Numbers and strings stay as they are.
-        A process without an array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in
-        its place.
+        A process without an array has a ``jax.ShapeDtypeStruct`` with its present sharding in its
+        place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
@@ -117,8 +117,8 @@ def reshard_tree(
 def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
     """Return True if every process made this array by itself, such as the count of optax.
 
-    ``is_shared`` tells that the tree has arrays of several processes. Else a process that is not in
-    the new mesh has arrays that no other has.
+    ``is_shared`` tells that the tree has arrays of several processes. In a tree without them, a
+    process that is not in the new mesh has arrays of its own.
     """
     array = each.array
     if jax.process_count() == 1 or not isinstance(array, jax.Array) or array.committed:

@@ -303,7 +303,7 @@ def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
     gone = jnp.ones(2)
     gone.delete()
     for empty, what in ((shape, "a jax.ShapeDtypeStruct"), (gone, "a deleted array")):
-        with pytest.raises(ValueError, match=rf"at \['lora'\], it has nothing, .* {what}"):
+        with pytest.raises(ValueError, match=rf"at \['lora'\], it has no such leaf, .* {what}"):
             restore(tmp_path, {**part, "lora": empty}, partial=True, missing="keep")
     with pytest.raises(ValueError, match="has no leaf of like, so nothing would be restored"):
         restore(tmp_path, {"v": w}, partial=True, missing="keep")

@@ -1,4 +1,4 @@
-"""What a leaf is comes back: dtype, weak type, committed or not, kind of memory, number or array.
+"""Leaves come back as they were: dtype, weak type, committed or not, memory, number or array.
 
 One walk over all functions that give trees back. A jitted step that is called with their result is
 the program that it was before: it is not traced again, and its results have the same dtypes.

@@ -131,7 +131,7 @@ def test_groups_of_blocks_share_no_chunk_and_no_short_run(
     blocks = {n: index for n, index in blocks.items() if math.prod(sizes_of(index))}
     groups = blocks_read_together(blocks, shape, chunks, short)
     assert sorted(itertools.chain(*groups)) == sorted(blocks)
-    # What a read of one block alone takes: whole chunks, or runs with short gaps between them.
+    # A read of one block alone takes whole chunks, or runs with short gaps between them.
     taken = {}
     for number, index in blocks.items():
         part = np.zeros(shape, bool)

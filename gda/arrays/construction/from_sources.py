@@ -100,7 +100,7 @@ class PendingArray:
         if source is None or options is None or not math.prod(self.reader.shape):
             return None
         # Few chunks are held if a library reads all blocks by chunks, also those that share none.
-        # Elsewhere than on CPU, blocks that are complete need no more memory.
+        # On an accelerator that is not needed: a complete block is sent, and its memory is free.
         by_chunks = isinstance(source, AsyncSource) and source.chunks and not self._places_early
         groups = [
             own

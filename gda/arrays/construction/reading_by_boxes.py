@@ -172,7 +172,7 @@ class BoxReads:
 
     Args:
       indices: of all blocks.
-      groups: of numbers; no box has parts of two.
+      groups: the numbers of the blocks of each group; no box has parts of two groups.
       has_rounds: under ``max_bytes``, read as one task so many blocks of a group as fit, at least
         one: where blocks that are complete go on to their devices.
       done: is called with number and block when it is complete.
@@ -286,7 +286,7 @@ def _hull(needed: Needed) -> Index:
 
 
 def within(index: Index, box: Index) -> tuple[Any, ...]:
-    """Return the place of an index in a box, with dots, also of a scalar a view."""
+    """Return the place of an index in a box, and ``...``, so that a scalar gives a view too."""
     sides = zip(index, start_of(box), strict=True)
     return (*[slice(s.start - first, s.stop - first) for s, first in sides], ...)
 

@@ -225,7 +225,7 @@ class SharedBlocks:
         return self._memory[number][within(piece.place, block)]
 
     def drop_staged(self) -> None:
-        """Let go of the memory of pieces for others, which have been sent."""
+        """Free the memory of pieces for others, which have been sent."""
         self._staged.clear()
 
     def task(self, part: _SharedPart) -> Task | AsyncTask:

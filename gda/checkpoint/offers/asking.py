@@ -131,8 +131,8 @@ class OfferToPull:
     ) -> None:
         """Ask processes for something about pieces, by several connections at a time.
 
-        An error ends the questions after it, but not those before it: of several errors that of
-        the first question is raised, and not the one that came first.
+        An error ends the questions after it, but not those before it. Of several errors, that of
+        the first question is raised, even if another came earlier.
         """
         questions = [
             (server, asked[first : first + MOST_PIECES], threading.Event())

@@ -52,7 +52,7 @@ class Deadline:
         return max(self._end - time.monotonic(), 0.0)
 
     def check(self, peer: str) -> None:
-        """Raise a ``TimeoutError`` if it is over; ``peer`` is who was waited for."""
+        """Raise a ``TimeoutError`` if it is over; ``peer`` names the process that is late."""
         if not self.left():
             raise TimeoutError(
                 f"{peer} did not send or take the next bytes until the end of the "
@@ -101,7 +101,7 @@ def check_token(token: object) -> None:
 
 
 class GivenUpError(ConnectionError):
-    """A connection was given up because of something else, which is the error that counts."""
+    """A connection was ended because of another error, which is the one to raise."""
 
 
 class Connection:
@@ -160,7 +160,7 @@ class Connection:
                 waited = f" for {deadline.seconds:g} s" if waits else ""
                 if isinstance(error, socket.gaierror):
                     said = f"{peer}: no address of {address.host!r}{waited}: {error}"
-                    raise ConnectionError(said) from None
+                    raise ConnectionError(f"{said}; check the name of the host") from None
                 raise ConnectionError(
                     f"{peer} is not there: {error.strerror or error}{waited}; its program has "
                     "not called gda.offer with this address, or has ended"
@@ -174,13 +174,13 @@ class Connection:
         return connection
 
     def close(self) -> None:
-        """End the connection; whoever waits for it, in any thread, gets an error."""
+        """End the connection; a thread that waits for it gets an error."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def leave(self) -> None:
-        """Let go of the connection in a forked process; the other process has it."""
+        """Close the copy of a forked process; the connection of its parent stays."""
         self._socket.close()
 
     # The token.
@@ -247,7 +247,8 @@ class Connection:
         mac, text = self._bytes(_NONCE_BYTES), self._bytes(length)
         if not hmac.compare_digest(mac, self._mac(1, text)):
             raise ConnectionError(
-                f"{self.peer} sent a message that arrived with other bytes: its checksum differs"
+                f"{self.peer} sent a message that arrived with other bytes: its checksum differs; "
+                "pull again"
             )
         return text.decode(errors="replace")
 
@@ -355,7 +356,7 @@ class Connection:
             except OSError as error:
                 said = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
-            # After the step: that this connection has ended is an error of its own.
+            # After the step, because the end of this connection is an error of its own.
             self._check_not_given_up()
             if moved:
                 return moved

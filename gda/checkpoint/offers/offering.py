@@ -95,14 +95,14 @@ def offer(
         place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
         shown = None if advertise is None else Address.of(advertise)
         if shown is not None and shown.is_every:
-            raise ValueError(f"no puller can use advertise={advertise!r}; pass a host of its own")
+            raise ValueError(
+                f"no puller can use advertise={advertise!r}; pass a host that pullers can reach"
+            )
         if not isinstance(name, str):
             raise TypeError(f"name must be a text, not {name!r:.80}")
         check_token(token)
         if token == "":
-            raise ValueError(
-                "token is empty, and so is that of every puller; pass a secret, or None"
-            )
+            raise ValueError("token is empty, which protects nothing; pass a secret, or None")
         if place.is_every and (shown is None or token is None):
             raise ValueError(
                 f"{address} is every address of this machine; pass the one by which pullers reach "
@@ -183,7 +183,7 @@ class Offer:
 
     @property
     def run(self) -> str:
-        """A text for this offer, the same in all processes; another offer has another."""
+        """A random text that names this offer, the same in all processes."""
         return self._versions.run
 
     @public

@@ -131,7 +131,9 @@ def pull(
 
     def checked() -> tuple[OfferToPull, Path, Any, Options, Version | None]:
         if not _are_seconds(timeout):
-            raise ValueError(f"timeout must be 0 to {MOST_SECONDS:g} seconds, not {timeout!r}")
+            raise ValueError(
+                f"timeout must be above 0 and at most {MOST_SECONDS:g} seconds, not {timeout!r}"
+            )
         check_token(token)
         if not isinstance(name, str | None):
             raise TypeError(f"name must be a text, not {name!r:.80}")

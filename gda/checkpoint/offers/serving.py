@@ -121,7 +121,7 @@ class HeldTree:
             is_complex = block.dtype.kind == dtype.kind == "c"
             if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
-            # Here, because nothing can be said when a part was sent.
+            # Here, because no error can follow a part that was sent.
             what = f"its array at {format_path(leaf.record.path)}"
             check_holds(block, dtype, Origin.of_block(what, start))
         return block
@@ -182,7 +182,7 @@ class OfferServer:
             connection.close()
 
     def leave(self) -> None:
-        """Let go of the sockets in a forked process: the port is that of the other process."""
+        """Close the copies of a forked process: the port is that of its parent."""
         atexit.unregister(self.close)
         self._socket.close()
         for connection in self._connections:
@@ -295,7 +295,7 @@ class OfferServer:
         if len(pieces) > MOST_PIECES:
             raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
         number, deadline = int(question["version"]), _sooner(asker.deadline)
-        # A puller that takes nothing must not hold the blocks of a version that was let go.
+        # A puller that takes nothing must not hold the blocks of a version that was dropped.
         tree, asker.is_stopped = self._versions.get(question["run"], number, deadline)
         return [(piece, tree.elements(piece)) for piece in pieces]
 

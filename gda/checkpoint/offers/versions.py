@@ -3,7 +3,7 @@
 It holds the current one, and older ones while a pull of them goes on, which only process 0 knows:
 each update brings its knowledge to the others. So an update never waits for a pull, and a pull that
 has begun gets its version; the memory of an older one is free after the next update that finds its
-pulls ended. At most ``MOST_OLDER`` are held: pullers that say nothing must not fill the memory.
+pulls ended. At most ``MOST_OLDER`` are held, so that silent pullers do not fill the memory.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ class Versions(Generic[T]):
 
     Attributes:
       current: the number of the version that a new pull gets, 0 before there is one.
-      run: a text for this offer; another one, at the same address, has another.
+      run: a random text that names this offer; a later one at the same address has another.
     """
 
     def __init__(self) -> None:
         self.current, self.run = 0, ""
         self.is_closed = threading.Event()
-        self._held: dict[int, tuple[T, threading.Event]] = {}  # which says that it was let go
+        self._held: dict[int, tuple[T, threading.Event]] = {}  # the event: it was dropped
         self._pulls: Counter[int] = Counter()
         self._is_updating = False
         self._changed = threading.Condition()
 
     def begin_update(self) -> list[int]:
-        """Return the next number, and the older versions that pulls need; no pull begins until
-        ``end_update``, so that they stay all.
+        """Return the next number, and the older versions that pulls need.
+
+        No pull begins until ``end_update``, so that these versions stay the same.
         """
         with self._changed:
             self._is_updating = True
             return [self.current + 1, *sorted(self._pulls)[-MOST_OLDER:]]
 
     def update(self, number: int, tree: T, older: Collection[int] = ()) -> None:
-        """Make a version the current one, and let go of all others but some older ones."""
+        """Make a version the current one, and drop all others but some older ones."""
         with self._changed:
             self._held[number] = tree, threading.Event()
             self.current = number
@@ -72,7 +73,7 @@ class Versions(Generic[T]):
             return self._held[self.current][0]
 
     def close(self) -> None:
-        """Let go of all; whoever waits for a version gets a ``ConnectionError``."""
+        """Drop all versions; a thread that waits for one gets a ``ConnectionError``."""
         with self._changed:
             self.is_closed.set()
             self._keep(())
@@ -106,9 +107,9 @@ class Versions(Generic[T]):
         return f"has version {self.current or None} and no later one"
 
     def get(self, run: str | None, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
-        """Return a version that a pull holds, and what is set when it is let go.
+        """Return a version that a pull holds, and the event that is set when it is dropped.
 
-        It waits until this process has that version, too.
+        Waits until this process has that version too.
         """
 
         def is_here() -> bool:

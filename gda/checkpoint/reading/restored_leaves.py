@@ -92,7 +92,10 @@ def leaves_like(
     paths = [path_of_keys(keys) for keys, _ in wanted]
     expected = [path for path in paths if path in saved] if keeps_missing else paths
     if paths and not expected:
-        raise ValueError(f"{tree.what} has no leaf of like, so nothing would be restored")
+        raise ValueError(
+            f"{tree.what} has no leaf of like, so nothing would be restored; check at= and the "
+            "keys of like"
+        )
     _check_same_leaves(tree, expected, saved, partial, at)
     if layout is not None and layout.surplus and not keeps_missing:
         raise ValueError(join_some(layout.surplus))
@@ -121,7 +124,10 @@ def _leaf_of_like(leaf: Any) -> Any:
     is_deleted = isinstance(array, jax.Array) and array.is_deleted()
     if is_deleted or isinstance(array, jax.ShapeDtypeStruct):
         what = "a deleted array" if is_deleted else "a jax.ShapeDtypeStruct"
-        raise _Mismatch(f"it has nothing, and like has {what}, without a value to keep")
+        raise _Mismatch(
+            f"it has no such leaf, and like has {what}, which has no value to keep; give like an "
+            "array there"
+        )
     return leaf
 
 
@@ -215,7 +221,7 @@ def leaves_of(
 
 def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredLeaf:
     sharding = None if place is None else _sharding(leaf, place, pad)
-    # What was NumPy's stays so where JAX has no array of its dtype.
+    # A NumPy array stays one where JAX does not have its dtype.
     if sharding is not None and (leaf.kind != "numpy" or _kept(leaf.dtype) == leaf.dtype):
         # jax.random takes no container of keys.
         is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"

@@ -22,7 +22,7 @@ NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a director
 
 
 def left_by_killed_saves(names: Collection[str]) -> set[str]:
-    """Return the files that saves which were killed left in a directory without a checkpoint."""
+    """Return the files that killed saves left in a directory without a checkpoint."""
     if manifest_json.NAME in names:
         return set()
     return {name for name in names if name == NEW or manifest_json.DATA_PATTERN.fullmatch(name)}

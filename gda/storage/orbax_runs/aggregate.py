@@ -52,7 +52,7 @@ def parse_values(text: bytes) -> Any:
 
 
 def _joined(values: Any) -> Any:
-    """Return the tree with whole arrays for those of more than 1 GiB, which are there in parts."""
+    """Return the tree with arrays of more than 1 GiB joined of the parts that the file has."""
     if isinstance(values, list):
         return [_joined(value) for value in values]
     if not isinstance(values, dict):

@@ -208,7 +208,7 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
     }
     found: dict[str, str | None] = {}
-    # An array is in the file of each process that has written of it: mostly all are in the first.
+    # An array is in the file of each process that wrote a part of it: mostly all are in the first.
     numbers = range(1)
     while names - found.keys():
         files = [f"array_metadatas/process_{process}" for process in numbers]

@@ -188,7 +188,8 @@ class LazyArray(HasReader):
         Raises:
           TypeError: that is no dtype, or of another size than elements without a type.
 
-        A read raises ``DoesNotFitError`` for a value that the dtype cannot hold, as ``load_tree``.
+        A read raises ``DoesNotFitError`` for a value that the dtype cannot hold, as ``load_tree``
+        does.
 
         >>> import gda, numpy as np
         >>> np.asarray(gda.storage.lazy(np.arange(3)).astype('bf16'))
@@ -213,7 +214,7 @@ class LazyArray(HasReader):
         """Return the bits of the view as numbers of another dtype, as ``numpy.ndarray.view``.
 
         Args:
-          dtype: one of as many bytes, as for ``astype``.
+          dtype: one of the same size, written as for ``astype``.
 
         Raises:
           TypeError: that is no dtype, or of another size.

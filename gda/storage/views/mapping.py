@@ -126,8 +126,8 @@ class ViewMap:
     def chunks(self, chunks: Shape) -> Shape:
         """Return the chunks of a view whose source has these.
 
-        A cut between two chunks of the view divides none of the source if the view begins with one
-        and no dimension was merged or split within one; else few.
+        A cut between two chunks of the view divides no chunk of the source if the view begins where
+        a chunk does, and no dimension was merged or split within a chunk. Otherwise it divides few.
         """
         sizes = []
         for own in self.factors:
@@ -178,8 +178,7 @@ class Box(NamedTuple):
     def parts(self, chunks: Shape) -> Iterator[tuple[range, ...]]:
         """Yield ranges of digits, whose parts are each to be read as their hull.
 
-        Digits that are far from each other are read one by one: where two touch more chunks
-        together than apart.
+        Digits are read one by one if two of them touch more chunks together than apart.
         """
         ranges = [[range(factor.size)] for factor in self.factors]
         read = [range(1)] * len(ranges)  # the digits of a part

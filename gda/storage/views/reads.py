@@ -36,7 +36,7 @@ _Memory = np.ndarray[Any, Any]
 # A read of a file costs as much as so many bytes, so fewer between two slices are read with them: a
 # source without chunks is planned as if it had chunks of this size.
 READ_BYTES = 32 * 1024
-# What is not read straight into the block is read in pieces of so many bytes, or one chunk.
+# A read that does not go straight into the block has pieces of so many bytes, or one chunk.
 PIECE_BYTES = 4 * 2**20
 # Of the pieces that a library reads at the same time.
 _BUFFERS_BYTES = 16 * 2**20
@@ -77,8 +77,8 @@ class Leaf:
         return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
 
-# What a node says is computed when it is made: later, a chain of hundreds would need a frame for
-# each, and parts that are shared would be asked again and again.
+# The properties of a node are computed when it is made: later, a chain of hundreds would need a
+# frame for each, and parts that are shared would be asked again and again.
 class Mapped:
     """A view of a node, cast to a dtype."""
 
@@ -282,7 +282,8 @@ class Plan:
         else:
             dtype = below.dtype if below.is_cast else target.dtype
             block = np.empty(sizes_of(index), dtype)
-            # Before those that are known: it waits for what fills the block.
+            # In front of the copies that are known, which may use its result. Copies that fill its
+            # block come in front of it later.
             self.copies.appendleft(lambda: _copy(target, block, box, index))
             yield below, index, block
 

@@ -478,7 +478,7 @@ def test_a_question_that_drips_ends_in_time(
             drip(connection._socket, 100)
 
 
-def test_sums_that_nobody_waits_for_end(offer: gda.Offer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.MonkeyPatch) -> None:
     summed, ended = [], threading.Event()
 
     def sums(block: np.ndarray, start: Any) -> np.ndarray:

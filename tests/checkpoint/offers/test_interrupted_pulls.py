@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 
 class Relay:
-    """What stands between a puller and an offer; ``passed`` counts the bytes of each direction."""
+    """A relay between a puller and an offer; ``passed`` counts the bytes of each direction."""
 
     def __init__(self) -> None:
         self.target: tuple[str, int] | None = None

@@ -375,7 +375,7 @@ def test_a_closed_offer_is_not_there() -> None:
 
 
 def test_an_offer_ends_before_the_handlers_that_were_there_before_it(tmp_path: Path) -> None:
-    """JAX's own waits at exit for other processes; until then nobody may get old weights."""
+    """JAX's own waits at exit for other processes; until then no puller may get old weights."""
     program = tmp_path / "program.py"
     program.write_text(
         "import atexit, socket, gda\n"
