@@ -21,6 +21,7 @@ class Counting:
         self._guard = threading.Lock()
 
     def __getitem__(self, index: Any) -> np.ndarray:
+        assert all(isinstance(each, slice) and each.step is None for each in index)
         self.before(index)
         chunks = getattr(self, "chunks", (1,) * len(self.shape))
         whole = [

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from gda.arrays import libraries
 from gda.arrays.construction import from_callbacks
+from gda.arrays.construction.blocks import check_in_callback, data_callbacks
 from gda.arrays.constructors import ArrayConstructors
 from gda.arrays.container import Container, dissolves_around, held_types
 from gda.arrays.liveness import deleted_error
@@ -196,7 +197,13 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     # As an array.
 
     def __jax_array__(self) -> jax.Array:
-        """Return the array, also one that is being traced; raise if it is gone."""
+        """Return the array to compute with, also one that is being traced; raise if it is gone."""
+        array = self._held()
+        if data_callbacks.depth:
+            check_in_callback(array)
+        return array
+
+    def _held(self) -> jax.Array:
         array = self.array
         # Asking a tracer would raise. An array of NumPy has nothing to ask.
         if is_tracer(array):

@@ -93,7 +93,13 @@ class ArrayOperators:
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
 
-    __len__ = _unary(len)
+    def _held(self) -> jax.Array:
+        """Return the array for questions about it, which a data callback may ask too."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._held())
+
     __reversed__: Callable[[ArrayOperators], Iterator[jax.Array]] = _unary(reversed)
     __iter__: Callable[[ArrayOperators], Iterator[jax.Array]] = _unary(iter)
     __getitem__ = _forward(operator.getitem)
@@ -220,6 +226,12 @@ class ArrayOperators:
 # part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
 _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
 
+# They compute nothing.
+_QUESTIONS = {
+    *("aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
+    *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
+}
+
 
 def _attributes_of_arrays() -> dict[str, Any]:
     """Return the public methods and properties of arrays by name, those of any object aside."""
@@ -240,12 +252,13 @@ def _delegating(name: str, theirs: Any) -> Any:
     """Return a property or a method that asks the array inside, which is an array or a tracer."""
     about = (theirs.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
+    ask = operator.methodcaller("_held" if name in _QUESTIONS else "__jax_array__")
     if isinstance(theirs, property):
-        return property(lambda self: getattr(self.__jax_array__(), name), doc=doc)
+        return property(lambda self: getattr(ask(self), name), doc=doc)
 
     def method(self: ArrayOperators, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = unwrapped((args, kwargs))
-        return getattr(self.__jax_array__(), name)(*args, **kwargs)
+        return getattr(ask(self), name)(*args, **kwargs)
 
     if isinstance(theirs, FunctionType):  # else JAX's own has no signature to show
         functools.update_wrapper(method, theirs)

@@ -69,20 +69,17 @@ def check_holds(values: _Array, dtype: np.dtype[Any], origin: Origin) -> None:
 
 def cast_into(out: _Array, values: _Array, origin: Origin) -> None:
     """Copy values into memory of another dtype; errors as ``cast``."""
-    is_real = values.dtype.kind == "c" and out.dtype.kind != "c"  # of which NumPy would warn
+    given = _as_numpy_casts(values, out.dtype)
+    if given.dtype.kind == "c" and out.dtype.kind not in "bc":
+        given = given.real  # NumPy would warn
     with np.errstate(all="ignore"):
-        np.copyto(out, values.real if is_real else values, casting="unsafe")
-    check_cast(values, out, origin)
-
-
-def check_cast(values: _Array, result: _Array, origin: Origin) -> None:
-    """Raise ``DoesNotFitError`` if a cast has changed a value into another one."""
-    if (place := _unfit(values, result)) is None:
+        np.copyto(out, given, casting="unsafe")
+    if (place := _unfit(values, out)) is None:
         return
-    cast = f"is cast to {result.dtype}"
+    cast = f"is cast to {out.dtype}"
     advice = "Choose a dtype that has this value, or change the values before"
     if origin.is_narrowed:
-        cast = f"JAX narrows to {result.dtype} without jax_enable_x64"
+        cast = f"JAX narrows to {out.dtype} without jax_enable_x64"
         advice = "Set jax_enable_x64, or change the values before"
     raise DoesNotFitError(
         f"{origin.what} has dtype {values.dtype}, which {cast}, and the value {values[place]} at "
@@ -99,6 +96,7 @@ def _unfit(values: _Array, result: _Array) -> Shape | None:
     if _are_in_range(values, result.dtype):
         return None
     of_result = _kind_of(result.dtype)
+    values = _as_numpy_casts(values, result.dtype)
     wrong = np.zeros(values.shape, bool)
     if values.dtype.kind == "c" and of_result != "c":
         wrong, values = values.imag != 0, values.real
@@ -117,10 +115,24 @@ def _unfit(values: _Array, result: _Array) -> Shape | None:
 def _are_in_range(values: _Array, dtype: np.dtype[Any]) -> bool:
     """Return True if all values are known to be held: a quick look, for which NaN is unknown."""
     kind, of_result = _kind_of(values.dtype), _kind_of(dtype)
-    if kind is None or of_result is None or _are_all_held(values.dtype, dtype) or not values.size:
+    if kind is None or of_result is None or holds_all(dtype, values.dtype) or not values.size:
         return True
     low, high = _range_of(dtype)
     return kind != "c" and low <= values.min().item() and values.max().item() <= high
+
+
+def _as_numpy_casts(values: _Array, dtype: np.dtype[Any]) -> _Array:
+    """Return values in a type that has all of them, from which NumPy can cast to a dtype.
+
+    It has no casts between some of the types that JAX adds, and compares integers of less than a
+    byte with no others.
+    """
+    if values.dtype.isbuiltin == 2:
+        if _kind_of(values.dtype) == "i":
+            return values.astype(np.int8)
+        if not np.can_cast(values.dtype, dtype, "unsafe"):
+            return values.astype(np.float32)
+    return values
 
 
 def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
@@ -133,14 +145,14 @@ def _outside(values: _Array, dtype: np.dtype[Any]) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _are_all_held(dtype: np.dtype[Any], other: np.dtype[Any]) -> bool:
-    """Return True if a dtype can hold every value of the first one, rounded."""
-    if _kind_of(other) == "b":  # True for every number but 0
+def holds_all(dtype: np.dtype[Any], given: np.dtype[Any]) -> bool:
+    """Return True if a dtype can hold every value of the given one, rounded."""
+    if _kind_of(dtype) == "b":  # True for every number but 0
         return True
-    if _kind_of(dtype) in "fc" and _kind_of(other) in "iu":
+    if _kind_of(given) in "fc" and _kind_of(dtype) in "iu":
         return False
-    (low, high), (lowest, highest) = _range_of(dtype), _range_of(other)
-    return lowest <= low and high <= highest and (_kind_of(dtype) != "c" or _kind_of(other) == "c")
+    (low, high), (lowest, highest) = _range_of(given), _range_of(dtype)
+    return lowest <= low and high <= highest and (_kind_of(given) != "c" or _kind_of(dtype) == "c")
 
 
 @lru_cache(maxsize=64)

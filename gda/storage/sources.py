@@ -150,13 +150,18 @@ def array_here(value: Any) -> Any:
         return value
     if value.is_fully_replicated and value.addressable_shards:
         return value.addressable_data(0)
-    processes = format_processes({device.process_index for device in value.devices()})
-    raise ValueError(
-        f"the array of shape {value.shape} is held by {processes}, so process "
-        f"{jax.process_index()} cannot read all of it. Move it to its new layout with "
-        "gda.reshard_tree(tree, mesh, specs), which all of them call. For a part of it, slice "
-        "it first, in all of them"
+    raise held_by_several_error(
+        value,
+        f"process {jax.process_index()} cannot read all of it. Move it to its new layout with "
+        "gda.reshard_tree(tree, mesh, specs), which all of them call. For a part of it, slice it "
+        "first, in all of them",
     )
+
+
+def held_by_several_error(array: jax.Array, so: str) -> ValueError:
+    """Return the error for an array of several processes; ``so`` is the consequence and advice."""
+    processes = format_processes({device.process_index for device in array.devices()})
+    return ValueError(f"the array of shape {array.shape} is held by {processes}, so {so}")
 
 
 class _Slicing(Source):

@@ -128,12 +128,12 @@ def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
 
 
 def _placed(each: Relayout) -> jax.Array:
-    """Return an array of the copy that this process has."""
+    """Return an array of the copy that this process has, which shares no memory with it."""
     array, sharding = each.array, each.sharding
     if each.target.is_padded:
         return PaddedArray.from_process_local(array, sharding, None, array.shape).array
     dtype = None if sharding.addressable_devices else array.dtype
-    return array_from_process_local(array, sharding, None, array.shape, dtype=dtype)
+    return array_from_process_local(array, sharding, None, array.shape, dtype=dtype, copy=True)
 
 
 def _data_of(leaf: Any) -> Any:

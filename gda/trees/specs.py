@@ -77,22 +77,15 @@ def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
     return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
 
 
-def specs_for(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> list[Any]:
-    """Return the entry of ``specs``, the argument ``name``, for every leaf of ``tree``.
-
-    ``ValueError`` if it is no prefix of the tree, ``TypeError`` if a leaf of it is of another kind.
-    """
-    if kind.has(specs):  # the usual case of a batch, in every step
-        return [specs] * len(jax.tree.leaves(tree, is_leaf=is_container))
-    return prefix_of(tree, specs, name, kind).of_each_leaf()
-
-
 def map_with_specs(
     function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: Kind = SPECS
 ) -> Any:
     """Return the tree of ``function(leaf, spec)``; its error gets the leaf's path."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    results = with_paths(tree, function, leaves, specs_for(tree, specs, name, kind))
+    # One spec for all is the usual case of a batch, in every step.
+    is_one = kind.has(specs)
+    found = [specs] * len(leaves) if is_one else prefix_of(tree, specs, name, kind).of_each_leaf()
+    results = with_paths(tree, function, leaves, found)
     return jax.tree.unflatten(structure, results)
 
 

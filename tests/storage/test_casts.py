@@ -1,5 +1,6 @@
 """Casts hold every value, rounded, or name the first that they cannot hold."""
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
+from gda.layout.dtype_names import _OF_NUMPY, _names_of_ml_dtypes, dtype_named
 from gda.storage.casts import Origin, cast, check_holds
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
@@ -54,6 +56,9 @@ def outcome(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any] | 
         (1e-30j, "complex64", "int32"),
         (1e39j, "complex128", "complex64"),
         (1e39, "float64", "complex64"),
+        (-3, ml_dtypes.int4, "uint8"),
+        (-3, ml_dtypes.int4, ml_dtypes.uint4),
+        (15, ml_dtypes.uint4, ml_dtypes.int4),
     ],
 )
 def test_a_value_that_does_not_fit_is_named(value: Any, of: Any, dtype: Any) -> None:
@@ -81,11 +86,12 @@ def test_a_value_that_does_not_fit_is_named(value: Any, of: Any, dtype: Any) -> 
         (255, "uint8", "bool"),
         (-2.5, "float32", "bool"),
         (7, "int64", ml_dtypes.int4),
+        (1j, "complex64", "bool"),
     ],
 )
 def test_a_value_that_fits_is_rounded(value: Any, of: Any, dtype: Any) -> None:
     values = np.full((2,), value, of)
-    real = values.real if np.dtype(dtype).kind != "c" else values
+    real = values.real if np.dtype(dtype).kind not in "bc" else values
     found, wanted = outcome(values, dtype), real.astype(dtype)
     assert isinstance(found, np.ndarray)
     assert found.tobytes() == wanted.tobytes()
@@ -122,3 +128,31 @@ def test_floats_stay_finite_and_in_range(numbers: list[float], of: str, dtype: A
     assert (np.isfinite(wide) == np.isfinite(values)).all()
     if "int" in np.dtype(dtype).name:
         assert all(int(a) == int(b) for a, b in zip(found, values, strict=True))
+
+
+def test_each_dtype_is_cast_to_each_other_one() -> None:
+    names = sorted(_OF_NUMPY) + _names_of_ml_dtypes()
+    dtypes = [dtype for name in names if (dtype := dtype_named(name)) is not None]
+    kinds = {d: d.kind if d.kind in "bc" else "i" if "int" in d.name else "f" for d in dtypes}
+    for of, kind in kinds.items():
+        numbers: list[Any] = [0, 1, 2 + 1j, 3] if kind == "c" else [0, 1]
+        if kind in "if":
+            info = ml_dtypes.iinfo(of) if kind == "i" else ml_dtypes.finfo(of)
+            numbers += [info.min, info.max]
+        for number, dtype in itertools.product(numbers, dtypes):
+            values = np.full(1, number, of)
+            value = values.astype(np.float32)[0] if of.isbuiltin == 2 else values[0]
+            if np.isnan(value):  # float8_e8m0fnu has no 0
+                continue
+            found = outcome(values, dtype)
+            if kinds[dtype] == "b":
+                assert found == (value != 0), (of, value)
+            elif kinds[dtype] == "c":
+                assert isinstance(found, str) or np.isfinite(found[0])
+            elif kinds[dtype] == "i":
+                info = ml_dtypes.iinfo(dtype)
+                fits = value.imag == 0 and info.min <= int(value.real) <= info.max
+                is_held = not isinstance(found, str) and int(found[0]) == int(value.real)
+                assert is_held == fits, (of, value, dtype)
+            elif not isinstance(found, str):
+                assert np.isfinite(found.astype(np.float64))[0], (of, value, dtype)

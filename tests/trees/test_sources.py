@@ -380,7 +380,7 @@ def test_an_array_of_several_processes_is_refused_as_a_source_and_as_a_block() -
     data = batch(8, 8).astype(np.uint32)
     g, lazy = cut(data, mesh, P("x")), gda.storage.lazy
     keys = jax.jit(jax.random.wrap_key_data, out_shardings=g.sharding)(g.array[:, :2])
-    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
+    callback = gda.GlobalArray.from_callback
     ways: list[Callable[[], object]] = [
         *(lambda w=w: gda.load_tree({"w": w}, mesh, to) for w in (g, g.array)),
         lambda: gda.load_tree({"w": lazy(g.array)[:6]}, mesh, P()),
@@ -391,8 +391,6 @@ def test_an_array_of_several_processes_is_refused_as_a_source_and_as_a_block() -
             lambda join=join: join([data, g])
             for join in (gda.storage.stack, gda.storage.concatenate)
         ),
-        *(lambda n=n: callback(data.shape, mesh, to, g.__getitem__, max_workers=n) for n in (1, 2)),
-        lambda: batched(data.shape, mesh, to, lambda indices: [g[index] for index in indices]),
     ]
     for way in ways:
         with pytest.raises(ValueError, match=r"is held by processes 0, 1, so .* gda\.reshard_tree"):
@@ -402,3 +400,40 @@ def test_an_array_of_several_processes_is_refused_as_a_source_and_as_a_block() -
     for source in (replicated, lazy(replicated.array)):
         assert is_right(gda.load_tree(source, mesh, to), data)
     assert is_right(callback(data.shape, mesh, to, replicated.__getitem__), data)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_callback_that_computes_with_an_array_of_several_processes_is_refused() -> None:
+    mesh, data = mesh_of({"x": 8}), batch(8, 8)
+    g, shape = cut(data, mesh, P("x")), data.shape
+    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
+    computed: list[Callable[[Any], Any]] = [
+        g.__getitem__,
+        lambda index: g.at[index].get(),
+        lambda index: (g + 1)[index],
+        lambda index: g.take(0, axis=0)[index[1:]],
+        lambda index: g.__jax_array__()[index],
+        lambda index: g.T[index],
+    ]
+
+    def ways(to: P) -> list[Callable[[], object]]:
+        return [
+            *(lambda read=read: callback(shape, mesh, to, read) for read in computed),
+            lambda: callback(shape, mesh, to, g.__getitem__, max_workers=2),
+            lambda: batched(shape, mesh, to, lambda indices: [g[index] for index in indices]),
+            lambda: batched(shape, mesh, to, lambda indices: (g[index] for index in indices)),
+            lambda: gda.load_tree(Counting(g), mesh, to, max_workers=2),  # pyright: ignore
+        ]
+
+    def block(index: Any) -> Any:  # asks for what nothing is computed for
+        sizes = [len(range(*s.indices(n))) for s, n in zip(index, g.shape, strict=True)]
+        return np.full(sizes, len(g) + g.itemsize + len(g.devices()), data.dtype)
+
+    message = r"is held by processes 0, 1, so .* g\.reshard\(.* gda\.reshard_tree"
+    with gda.checking_agreement(False):  # where the processes would not meet
+        for to in (P("x"), P(None, "x"), P()):
+            for way in ways(to):
+                with pytest.raises(ValueError, match=message):
+                    way()
+            assert is_right(callback(shape, mesh, to, block), np.full(shape, 20, data.dtype))
+    assert g[0].shape == (8,)  # outside of a callback

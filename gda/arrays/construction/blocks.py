@@ -35,10 +35,43 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
-from gda.storage.casts import Origin, cast_into, check_cast
-from gda.storage.sources import array_here, as_numpy
+from gda.multihost.settings import own_settings
+from gda.storage.casts import Origin, cast_into, check_holds, holds_all
+from gda.storage.sources import array_here, as_numpy, held_by_several_error
 
 Block = np.ndarray[Any, Any] | jax.Array
+
+
+class _DataCallbacks(threading.local):
+    """The data callbacks that run in this thread; a context for the call of one."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+data_callbacks = _DataCallbacks()
+
+
+def check_in_callback(array: Any) -> None:
+    """Raise ``ValueError`` if a data callback, which runs, may not compute with an array.
+
+    Each process calls it with indices of its own. Of an array of several processes they would
+    compute the slices of one program, in which each process has another index: wrong values.
+    """
+    if not isinstance(array, jax.Array) or is_tracer(array):
+        return
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        raise held_by_several_error(
+            array,
+            "a data callback, which each process calls for blocks of its own, cannot compute with "
+            "it. Move it to its new layout with g.reshard(mesh, spec) or "
+            "gda.reshard_tree(tree, mesh, specs), which all of them call",
+        )
 
 
 class BlockReader:
@@ -96,27 +129,28 @@ class BlockReader:
         shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
         index: Index = ()
-        try:
-            for index in indices:
-                value: Any = callback(index)
-                references = sys.getrefcount(value) + getweakrefcount(value)
-                # The usual block first: in a loop over batches every microsecond here is felt.
-                if (
-                    references <= _ONE_REFERENCE
-                    and type(value) is np.ndarray
-                    and value.dtype is usual
-                    and value.shape == shape
-                    and _owns_memory(value)
-                ):
-                    blocks.append(value)
-                else:
-                    block = self.settle(index, value, references)
-                    blocks.append(block)
-                    if block is value and self.copy is None and not self._align:
-                        usual = value.dtype  # a fresh block of it needs nothing done to it
-        except Exception as error:
-            self.note(error, index)
-            raise
+        with data_callbacks:
+            try:
+                for index in indices:
+                    value: Any = callback(index)
+                    references = sys.getrefcount(value) + getweakrefcount(value)
+                    # The usual block first: in a loop over batches every microsecond here is felt.
+                    if (
+                        references <= _ONE_REFERENCE
+                        and type(value) is np.ndarray
+                        and value.dtype is usual
+                        and value.shape == shape
+                        and _owns_memory(value)
+                    ):
+                        blocks.append(value)
+                    else:
+                        block = self.settle(index, value, references)
+                        blocks.append(block)
+                        if block is value and self.copy is None and not self._align:
+                            usual = value.dtype  # a fresh block of it needs nothing done to it
+            except Exception as error:
+                self.note(error, index)
+                raise
         return blocks
 
     def note(self, error: Exception, index: Index) -> None:
@@ -218,13 +252,20 @@ class BlockReader:
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
-        if len(value.devices()) > 1:
-            value = jax.device_put(value, self._device)  # pyright: ignore
-        if self.asked is not None and value.dtype != self.dtype:
-            given, value, is_sole = value, value.astype(self.dtype), True
-            check_cast(np.asarray(given), np.asarray(value), _origin(index))
+        is_cast = self.asked is not None and value.dtype != self.dtype
+        if is_cast or len(value.devices()) > 1:
+            with own_settings():
+                if len(value.devices()) > 1:
+                    value = jax.device_put(value, self._device)  # pyright: ignore
+                if is_cast:
+                    value, is_sole = self._cast(index, value), True
         self._check_dtype(index, value.dtype)
         return self._own(index, value, is_sole)
+
+    def _cast(self, index: Index, value: jax.Array) -> jax.Array:
+        if not (is_extended(value.dtype) or holds_all(np.dtype(self.dtype), value.dtype)):
+            check_holds(np.asarray(value), np.dtype(self.dtype), _origin(index))
+        return value.astype(self.dtype)
 
     def _own(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return a block that lives on when others that share its memory are deleted."""
@@ -265,10 +306,7 @@ class BlockReader:
         if value.shape != self.shape:
             out[...] = fill_of(self._fill, final)
             within = out[tuple(map(slice, value.shape))]
-        if value.dtype == final:
-            np.copyto(within, value)
-        else:
-            cast_into(within, value, _origin(index, is_narrowed=final != wanted))
+        self.write(within, value, index)
         return out
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:

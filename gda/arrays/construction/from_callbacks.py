@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import Block, BlockReader, is_on_cpu
+from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
@@ -110,7 +110,10 @@ def array_from_batched_callback(
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        returned = _returned_blocks(data_callback(list(plan.indices)), plan, reader)
+        with data_callbacks:
+            found = data_callback(list(plan.indices))
+        returned = _returned_blocks(found, plan, reader)
+        del found  # of whose blocks the reader may be the only holder
         blocks = reader.read(lambda _: next(returned), plan.distinct)
         next(returned, None)  # looks at the last replicas
     return plan.place(blocks, reader.dtype)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
 from gda.layout.dtype_names import native
 from gda.layout.sharing import boxes_of_chunks, common_box
 from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
@@ -64,6 +65,7 @@ class BoxTasks:
         self._source, self._is_cast = source, native(source.dtype) != dtype
         self._part, self._write, self._check, self._note = part, write, check, note
         self._buffers: list[_Memory] = []
+        self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def task(
         self, boxes: list[Needed], finish: Callable[[], Transfer | None], held: int = 0
@@ -92,8 +94,9 @@ class BoxTasks:
             buffer = self._buffers.pop()
         except IndexError:
             buffer = np.empty(0, np.uint8)
-        for needed in boxes:
-            buffer = self._read_box(needed, buffer)
+        with jax.enable_x64(self._x64), data_callbacks:  # both belong to a thread
+            for needed in boxes:
+                buffer = self._read_box(needed, buffer)
         self._buffers.append(buffer)
 
     def _read_box(self, needed: Needed, buffer: _Memory) -> _Memory:
@@ -170,8 +173,8 @@ class BoxReads:
     Args:
       indices: of all blocks.
       groups: the numbers of the blocks of each group; no box has parts of two groups.
-      has_rounds: read a group as one task, whose blocks fit into ``max_bytes`` if one does: where
-        blocks that are complete go on to their devices.
+      has_rounds: under ``max_bytes``, read as one task so many blocks of a group as fit, at least
+        one: where blocks that are complete go on to their devices.
       done: is called with number and block when it is complete.
       report: is called with the bytes of each part of a block that was read.
       note: adds an index of the array to an error.
@@ -214,15 +217,15 @@ class BoxReads:
         )
 
     def tasks(self) -> Iterator[Task | AsyncTask]:
-        """Yield the tasks of each group: one for each box, or one for all."""
+        """Yield the tasks of each group: one for each box, or for all boxes of a round."""
         for group in self._groups:
-            if not self._has_rounds:
+            # Without a limit, several threads or reads of a library can have part in a group.
+            if self._max_bytes is None or not self._has_rounds:
                 for box in self._boxes_of(group):
                     yield self._tasks.task([box], partial(self._finish, [box]))
                 continue
             nbytes = [self._left[number] * self._dtype.itemsize for number in group]
-            room = None if self._max_bytes is None else self._max_bytes - self._most_bytes
-            for some in groups_within(group, nbytes, room):
+            for some in groups_within(group, nbytes, self._max_bytes - self._most_bytes):
                 held = sum(self._left[number] for number in some) * self._dtype.itemsize
                 boxes = [*self._boxes_of(some)]
                 yield self._tasks.task(boxes, partial(self._finish, boxes), held)

@@ -28,6 +28,7 @@ from gda.checkpoint.writing.saved_leaves import (
     values_of,
 )
 from gda.layout.spec import Index, Shape, index_at
+from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 
@@ -165,6 +166,6 @@ def _compared_path(path: Path, by_name: bool) -> Path:
 
 
 def _on_host(block: Block, index: Index) -> AnyArray:
-    with jax.transfer_guard("allow"):
+    with own_settings():
         assert not isinstance(block.data, SourceBlock)
         return np.asarray(block.data[index] if index else block.data)

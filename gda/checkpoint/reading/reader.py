@@ -26,6 +26,7 @@ from gda.checkpoint.reading.manifest_at import check_not_replaced
 from gda.checkpoint.reading.read_once import read_chunks_once
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.checkpoint.stores.opening import Store, options_for
+from gda.multihost.settings import own_settings
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
@@ -153,7 +154,7 @@ def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
 
 
 def _finish(group: Iterable[Arrival]) -> None:
-    with jax.transfer_guard("allow"):  # whatever the user has set
+    with own_settings():
         for arrival in group:
             with noting_path(arrival.leaf.saved.path):
                 arrival.finish()

@@ -28,6 +28,7 @@ from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
 from gda.layout.spec import Shape, check_spec, start_of
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
@@ -390,7 +391,7 @@ def _array_of_number(
             f"it has the {type(value).__name__} {said(value):.40}, and like has {dtype}, which "
             "cannot hold it"
         ) from None
-    with jax.transfer_guard("allow"):  # as for arrays
+    with own_settings():  # as for arrays
         return restored.value_of([number])
 
 

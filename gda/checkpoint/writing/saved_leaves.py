@@ -36,6 +36,7 @@ from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
 from gda.mesh import Device, grid_of_array
 from gda.multihost.meeting import DisagreementError
+from gda.multihost.settings import own_settings
 from gda.storage.options import Options
 from gda.trees.leaves import (
     array_of,
@@ -101,7 +102,7 @@ class SavedLeaf(NamedTuple):
             return Sums(*[sums_of_host(on_host(block.data), block.start) for block in self.blocks])
         if self.grid is None:
             return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
-        with jax.transfer_guard("allow"):
+        with own_settings():
             blocks = {block.number: _on_device(block) for block in self.blocks}
         return begin_blocks(blocks, self.grid)
 

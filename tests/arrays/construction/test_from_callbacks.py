@@ -701,6 +701,12 @@ def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
         (8,), auto_mesh, P("x"), lambda i: jnp.arange(8)[i], dtype=jnp.float16
     )
     assert on_device.dtype == np.float16
+    whole = jax.device_put(jnp.arange(8), NamedSharding(auto_mesh, P("x")))
+    with jax.transfer_guard("disallow_explicit"), jax.disable_jit():
+        of_many = gda.GlobalArray.from_callback(
+            (8,), auto_mesh, P(), lambda _: whole, dtype=np.float32
+        )
+    np.testing.assert_array_equal(of_many, np.arange(8))
     placed = gda.GlobalArray.from_batched_callback_with_devices(
         (8, 2), auto_mesh, P("x"), lambda request: place(request, DATA), dtype=jnp.bfloat16
     )

@@ -3,10 +3,12 @@
 import itertools
 import math
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -151,6 +153,19 @@ def test_blocks_for_an_accelerator_are_on_the_host_within_max_bytes(
         assert most is None or source.most_bytes <= 2**17
 
 
+def test_several_threads_read_the_blocks_for_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing_module, "places_early", lambda _: True)
+    monkeypatch.setattr(Source, "read_bytes", 2**14)
+    source, both = Counting(batch(32, 1024)), threading.Barrier(2)
+    source.before = lambda _: both.wait(timeout=60)
+    g = gda.GlobalArray.from_source(source, MESH, P(None, "y"), max_workers=2)
+    assert is_right(g, source.data)
+    assert len(source.asked) == 8
+    assert (source.counts == 1).all()
+
+
 def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncSource, "read_bytes", 1)
     monkeypatch.setattr(reading_by_boxes, "_SMALL_BYTES", 0)
@@ -233,6 +248,17 @@ def test_an_error_names_the_rows_and_the_path(max_workers: int | None) -> None:
         again, MESH, P(None, "y"), retry=gda.Retry(OSError, delay=0), **options
     )
     assert is_right(g, again.data)
+
+
+def test_threads_that_read_have_the_x64_mode_of_the_caller() -> None:
+    class OfJax(Counting):
+        def __getitem__(self, index: Any) -> Any:
+            return jnp.asarray(super().__getitem__(index))
+
+    data = np.arange(64.0).reshape(8, 8) + 2.0**40
+    with jax.enable_x64(True):
+        g = gda.GlobalArray.from_source(OfJax(data), MESH, P(None, "y"), max_workers=2)
+    assert is_right(g, data)
 
 
 def test_values_and_blocks_that_do_not_fit_are_named() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
@@ -25,23 +26,6 @@ from gda.layout.dtype_names import _OF_NUMPY, _names_of_ml_dtypes, as_dtype, dty
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
 from gda.storage.views import reads
-
-
-class Counting:
-    """A source that counts how often each element was read, and the slices."""
-
-    def __init__(self, data: np.ndarray[Any, Any], chunks: tuple[int, ...] | None = None) -> None:
-        self.data, self.shape, self.dtype = data, data.shape, data.dtype
-        if chunks is not None:
-            self.chunks = chunks
-        self.counts = np.zeros(data.shape, int)
-        self.slices: list[tuple[slice, ...]] = []
-
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-        assert all(isinstance(each, slice) and each.step is None for each in index)
-        self.counts[index] += 1
-        self.slices.append(index)
-        return self.data[index]
 
 
 def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -87,7 +71,7 @@ def test_each_device_reads_its_own_part_of_a_transposed_weight(auto_mesh: Mesh) 
         source = Counting(numbers(rows, 8))
         gda.GlobalArray.from_source(lazy(source).T, auto_mesh, P(None, "x"))
         assert (source.counts == 1).all()
-        assert sorted(index[0].start for index in source.slices) == starts
+        assert sorted(index[0].start for index in source.asked) == starts
 
 
 def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
@@ -121,7 +105,7 @@ def test_a_part_of_a_merged_dimension_begins_and_ends_within_a_row(exact: None) 
     flat = lazy(source).reshape(-1)
     np.testing.assert_array_equal(np.asarray(flat[2:13]), np.arange(2, 13))
     assert (source.counts.ravel() == [2 <= n < 13 for n in range(24)]).all()
-    assert len(source.slices) == 3
+    assert len(source.asked) == 3
     np.testing.assert_array_equal(np.asarray(flat[2:14][::-3].reshape(2, 2)), [[13, 10], [7, 4]])
 
 
@@ -311,7 +295,7 @@ def test_columns_that_are_far_from_each_other_are_read_a_piece_at_a_time(
         np.testing.assert_array_equal(
             np.asarray(two), np.concatenate([data[:, 3], data[::-1, 250]])
         )
-        assert max(source.data[index].nbytes for index in source.slices) <= 2**14
+        assert max(source.data[index].nbytes for index in source.asked) <= 2**14
         assert source.counts.max() == 1
 
 
@@ -322,7 +306,7 @@ def test_a_split_dimension_that_is_transposed_is_read_in_pieces(
     source = Counting(numbers(2 * 30_000))
     view = lazy(source).reshape(2, 30_000).T.astype("float64")
     np.testing.assert_array_equal(np.asarray(view), source.data.reshape(2, -1).T)
-    assert max(source.data[index].nbytes for index in source.slices) <= reads.READ_BYTES
+    assert max(source.data[index].nbytes for index in source.asked) <= reads.READ_BYTES
     assert (source.counts == 1).all()
 
 
@@ -330,7 +314,7 @@ def test_slices_that_lie_together_are_read_together(exact: None) -> None:
     source = Counting(numbers(8, 6))
     w = lazy(source)
     np.asarray(concatenate([w[4:8].T, w[0:4].T], axis=1))
-    assert source.slices == [(slice(0, 8), slice(0, 6))]
+    assert source.asked == [(slice(0, 8), slice(0, 6))]
 
 
 def test_halves_of_every_other_row_read_each_row_once() -> None:
@@ -341,25 +325,25 @@ def test_halves_of_every_other_row_read_each_row_once() -> None:
         np.asarray(halves), np.concatenate([source.data[0::2], source.data[1::2]])
     )
     assert (source.counts == 1).all()
-    assert len(source.slices) == 1
+    assert len(source.asked) == 1
 
 
 def test_rows_that_are_far_from_each_other_are_read_alone() -> None:
     source = Counting(np.zeros((20, 2**14), np.float32))  # rows of 64 KiB
     np.asarray(lazy(source)[::5])
-    assert [index[0] for index in source.slices] == [slice(n, n + 1) for n in (0, 5, 10, 15)]
-    source.slices.clear()
+    assert [index[0] for index in source.asked] == [slice(n, n + 1) for n in (0, 5, 10, 15)]
+    source.asked.clear()
     np.asarray(lazy(source)[:, ::50])  # what lies between is less than a read costs
-    assert source.slices == [(slice(0, 20), slice(0, 16351))]
+    assert source.asked == [(slice(0, 20), slice(0, 16351))]
 
 
 def test_a_chunk_is_read_once_where_a_block_needs_two_parts_of_it() -> None:
     source = Counting(np.zeros((64, 2**14), np.float32), chunks=(8, 2**14))
     np.asarray(lazy(source).reshape(16, 4, -1)[:, 0])
-    assert source.slices == [(slice(0, 61), slice(0, 2**14))]
-    source.slices.clear()
+    assert source.asked == [(slice(0, 61), slice(0, 2**14))]
+    source.asked.clear()
     np.asarray(lazy(source).reshape(4, 16, -1)[:, 3])
-    assert [index[0].start for index in source.slices] == [3, 19, 35, 51]
+    assert [index[0].start for index in source.asked] == [3, 19, 35, 51]
 
 
 def test_a_transposed_block_is_read_in_pieces_that_end_with_chunks(
@@ -369,7 +353,7 @@ def test_a_transposed_block_is_read_in_pieces_that_end_with_chunks(
     source = Counting(numbers(64, 16), chunks=(5, 16))
     np.testing.assert_array_equal(np.asarray(lazy(source).T), source.data.T)
     assert (source.counts == 1).all()
-    starts = [index[0].start for index in source.slices]
+    starts = [index[0].start for index in source.asked]
     assert len(starts) > 2
     assert all(start % 5 == 0 for start in starts)
 
@@ -417,7 +401,7 @@ def test_a_view_that_begins_within_a_chunk_reads_few_chunks_twice(auto_mesh: Mes
         g = gda.GlobalArray.from_source(lazy(source)[1:].T, auto_mesh, P("x", "y"))
         np.testing.assert_array_equal(np.asarray(g), data[1:].T)
         whole = np.zeros(data.shape, int)  # how often each chunk is read
-        for index in source.slices:
+        for index in source.asked:
             pairs = zip(index, chunks, strict=True)
             whole[tuple(slice(s.start // n * n, -(-s.stop // n) * n) for s, n in pairs)] += 1
         assert whole.max() <= 2
@@ -513,7 +497,7 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
         np.testing.assert_array_equal(block, array[index])
     needed = np.isin(source.data, array[index].astype(np.int32))
     if not is_exact and not has_chunks:
-        assert len(source.slices) <= 1
+        assert len(source.asked) <= 1
     if repr(view).count("Counting") == 1:
         assert (source.counts <= 1).all()
         if is_exact and not has_chunks:
