@@ -17,18 +17,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.background import Background, is_done, wait_and_look
+from gda.multihost.background import Background, is_done
 from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
+T = TypeVar("T")
 Judge = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
@@ -212,64 +215,64 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
-        """Return the verdict; give up a moment after the timeout, whatever the service does."""
+        """Return the verdict; give up a moment after the timeout, whatever the service does.
+
+        Its calls have no timeout of their own if its process is stopped, so this thread makes none.
+        """
         limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
 
-        def look() -> None:
-            if time.monotonic() > limit:
+        def answer(future: Future[T]) -> T:
+            if not wait([future], max(0, limit - time.monotonic())).done:
                 raise LateProcessError(
                     f"{self.what}: process 0 did not answer within {self.timeout:g} s. It runs the "
                     "service through which processes meet: it is stopped, or cannot be reached. "
                     "Look for the reason on its machine",
                     [0],
                 )
+            return future.result()
 
-        with contextlib.closing(Background("gda-meeting")) as background:
-            # Calls of the service have no timeout of their own if its process is stopped.
-            holding = background.begin(lambda: self._hold(entry, judge))
-            wait_and_look(holding, look)
-        return holding.result()
+        # Few meetings last until the second thread starts, which looks while the first one waits.
+        with (
+            closing(Background("gda-meeting")) as waiter,
+            closing(Background("gda-look")) as looker,
+        ):
+            coming = waiter.begin(lambda: self._come(entry))
+            while not is_done(coming):
+                answer(looker.begin(lambda: self._look(coming)))
+            return answer(waiter.begin(lambda: self._verdict(coming, judge)))
 
-    def _hold(self, entry: bytes, judge: Judge) -> bytes:
+    def _come(self, entry: bytes) -> bytes:
+        """Wait until all have come; return the verdict, or nothing in the process that judges."""
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
-        verdict = self._come()
-        if me == self.processes[0]:  # which judges
-            verdict = _judged(self._entries(), judge)
-            service.put(self._key(f"verdict/{number}"), verdict)
-            with contextlib.suppress(RuntimeError):
-                # All processes are here, so all have read the previous verdict.
-                service.delete(self._key(f"verdict/{number - 1}"))
-        return verdict
+        some = None if len(self.processes) == jax.process_count() else self.processes
+        service.barrier(self._key(f"{number}"), self.timeout, some)
+        if me == self.processes[0]:
+            return b""
+        return service.get(self._key(f"verdict/{number}"), self.timeout)
 
-    def _come(self) -> bytes:
-        """Wait until all have come; return the verdict, or nothing in the process that judges."""
+    def _look(self, coming: Future[bytes]) -> None:
+        """Raise the error of this meeting if it will not take place."""
+        if failure := self._failure_heard():
+            raise failure
+        # A process may end, or go on to another meeting, when this one has taken place.
+        if (describe := self._failure_seen()) and not is_done(coming):
+            raise self._failed(describe)
 
-        def come() -> bytes:
-            some = None if len(self.processes) == jax.process_count() else self.processes
-            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
-            if jax.process_index() == self.processes[0]:
-                return b""
-            return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
-
-        with contextlib.closing(Background("gda-meeting")) as background:
-            waiting = background.begin(come)
-
-            def look() -> None:
-                if failure := self._failure_heard():
-                    raise failure
-                # A process may end, or go on to another meeting, when this one has taken place.
-                if (describe := self._failure_seen()) and not is_done(waiting):
-                    raise self._failed(describe)
-
-            wait_and_look(waiting, look)
+    def _verdict(self, coming: Future[bytes], judge: Judge) -> bytes:
         try:
-            verdict = waiting.result()
+            verdict = coming.result()
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
-        if not verdict and (failure := self._failure_heard()):
-            raise failure  # others have come and left, before the last one came
+        if not verdict:
+            if failure := self._failure_heard():
+                raise failure  # others have come and left, before the last one came
+            verdict = _judged(self._entries(), judge)
+            self.service.put(self._key(f"verdict/{self.number}"), verdict)
+            with contextlib.suppress(RuntimeError):
+                # All processes are here, so all have read the previous verdict.
+                self.service.delete(self._key(f"verdict/{self.number - 1}"))
         return verdict
 
     def _entries(self) -> dict[int, bytes]:

@@ -75,9 +75,10 @@ from gda.multihost import coordination
 service = coordination.service()
 if jax.process_index() == 0:
     service.put("pid", str(os.getpid()).encode())
-    os.kill(os.getpid(), signal.SIGSTOP)
+    service.get("was stopped", 60)
 else:
     pid = int(service.get("pid", 60))
+    os.kill(pid, signal.SIGSTOP)
     while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
         pass
     try:
@@ -85,6 +86,7 @@ else:
     except gda.LateProcessError as error:
         print(error.processes, error)
     os.kill(pid, signal.SIGCONT)
+    service.put("was stopped", b"")
 """
 
 
