@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -125,13 +126,14 @@ def meet(
 
 
 def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
-    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait.
+    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait for them.
 
     The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
     for another call pass over this meeting to the next one.
     """
     if processes[1:] and jax.process_index() in processes:
-        _next_meeting(processes, what, timeout=0).refuse(reason)
+        meeting = _next_meeting(processes, what, timeout=0)
+        _wait_for_answers(lambda: meeting.refuse(reason))
 
 
 def count_of_meetings() -> int:
@@ -232,10 +234,8 @@ class _Meeting:
             return future.result()
 
         # Few meetings last until the second thread starts, which looks while the first one waits.
-        with (
-            closing(Background("gda-meeting")) as waiter,
-            closing(Background("gda-look")) as looker,
-        ):
+        waiter, looker = Background("gda-meeting"), Background("gda-look")
+        with closing(waiter), closing(looker):
             coming = waiter.begin(lambda: self._come(entry))
             while not is_done(coming):
                 answer(looker.begin(lambda: self._look(coming)))
@@ -446,6 +446,12 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
         service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
 
 
+def _wait_for_answers(work: Callable[[], None]) -> None:
+    """Call the service; raise ``TimeoutError`` if it does not answer: its process is stopped."""
+    with closing(Background("gda-refusal")) as background:
+        background.begin(work).result(_SECONDS_FOR_ANSWERS)
+
+
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
 # may wait for this one. Hooks of the program that are registered later are called first, and may
 # communicate.
@@ -458,15 +464,28 @@ def _refuse_all() -> None:
     service = coordination.service()
     if service is None or not coordination.has_backends():
         return
-    with contextlib.suppress(Exception):
+
+    def tell() -> None:
         post_end(service)
-        for (thread, processes), number in _held.items():
+        for (thread, processes), number in [*_held.items()]:  # threads of saves may go on
             _release(service, _group_of(thread, processes), number + 1)
+
+    with contextlib.suppress(Exception):
+        _wait_for_answers(tell)
         if jax.process_index() == 0:
             limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
             found = places(service)
             while len(ended(service, found, others)) < len(others) and time.monotonic() < limit:
                 time.sleep(0.05)
+
+
+def _leave() -> None:
+    """Let a forked process end unheard: the others wait for the one that it was forked from."""
+    if coordination.service() is not None:  # otherwise it may join a program of its own
+        atexit.unregister(_refuse_all)
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 def _failure_folder(group: str, number: int) -> str:
