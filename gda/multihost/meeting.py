@@ -40,10 +40,13 @@ _SECONDS_AT_EXIT = 5.0
 _SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
+_MOST_REMOVED = 100
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 _of_thread = threading.local()
+# So many meetings have left nothing in the service. Known to the process that judges them.
+_removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 @set_module("gda")
@@ -146,7 +149,7 @@ def forget() -> None:
     name, service = threading.current_thread().name, coordination.service()
     for thread, processes in [*_held]:
         if thread == name:
-            del _held[thread, processes]
+            del _held[thread, processes], _removed[thread, processes]
             if service is not None and jax.process_index() == processes[0]:
                 with contextlib.suppress(Exception):
                     service.delete(f"{_FOLDER}/{_group_of(thread, processes)}/entry/")
@@ -250,7 +253,7 @@ class _Meeting:
         service.barrier(self._key(f"{number}"), self.timeout, some)
         if me == self.processes[0]:
             return b""
-        return service.get(self._key(f"verdict/{number}"), self.timeout)
+        return service.get(self._key(f"{number}/verdict"), self.timeout)
 
     def _look(self, coming: Future[bytes]) -> None:
         """Raise the error of this meeting if it will not take place."""
@@ -269,10 +272,15 @@ class _Meeting:
             if failure := self._failure_heard():
                 raise failure  # others have come and left, before the last one came
             verdict = _judged(self._entries(), judge)
-            self.service.put(self._key(f"verdict/{self.number}"), verdict)
-            with contextlib.suppress(RuntimeError):
-                # All processes are here, so all have read the previous verdict.
-                self.service.delete(self._key(f"verdict/{self.number - 1}"))
+            self.service.put(self._key(f"{self.number}/verdict"), verdict)
+            # All processes are here, so all have read the verdicts and errors before. Many errors
+            # are removed in several meetings, so that none takes long.
+            group = self.thread, self.processes
+            first = _removed[group]
+            for number in range(first, min(self.number, first + _MOST_REMOVED)):
+                with contextlib.suppress(RuntimeError):
+                    self.service.delete(self._key(f"{number}/"))
+                _removed[group] = number + 1
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
@@ -291,7 +299,7 @@ class _Meeting:
 
     def _say(self, failure: _Failure) -> None:
         said = json.dumps(failure).encode()
-        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+        self.service.put(f"{_folder_of(self._group, self.number)}said", said)
 
     def _failed(self, describe: Callable[[], _Failure]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
@@ -299,28 +307,28 @@ class _Meeting:
             post(self.service, Place(self.what))  # which no longer waits
         if not self._claims(self._group, self.number):
             with contextlib.suppress(TimeoutError):
-                self.service.get(f"{_failure_folder(self._group, self.number)}said", timeout=10)
+                self.service.get(f"{_folder_of(self._group, self.number)}said", timeout=10)
             return self._failure_heard() or describe().error
         failure = describe()
         said = json.dumps(failure).encode()
         for processes, number in failure.also:
             group = _group_of(self.thread, tuple(processes))
             if self._claims(group, number):
-                self.service.put(f"{_failure_folder(group, number)}said", said)
+                self.service.put(f"{_folder_of(group, number)}said", said)
         self._say(failure)
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
         """Return True if this process is the first to give up a meeting."""
         try:
-            self.service.put(f"{_failure_folder(group, number)}by", b"", overwrite=False)
+            self.service.put(f"{_folder_of(group, number)}by", b"", overwrite=False)
         except KeyError:
             return False
         return True
 
     def _failure_heard(self) -> Exception | None:
         """Return the error that another process has written."""
-        folder = _failure_folder(self._group, self.number)
+        folder = _folder_of(self._group, self.number)
         said = self.service.list(folder).get(f"{folder}said")
         return None if said is None else self._taken_in(_Failure(*json.loads(said)))
 
@@ -488,8 +496,8 @@ def _leave() -> None:
 os.register_at_fork(after_in_child=_leave)
 
 
-def _failure_folder(group: str, number: int) -> str:
-    return f"{_FOLDER}/{group}/failure/{number}/"
+def _folder_of(group: str, number: int) -> str:
+    return f"{_FOLDER}/{group}/{number}/"
 
 
 def _call_of(what: str) -> str:

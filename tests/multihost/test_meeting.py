@@ -154,6 +154,11 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
                 meet(b"", join, kind="test", what="a call (program.py:5)", timeout=20)
             assert str(caught.value) == f"{what}: process 1 failed: {reason}"
     meet(b"", join, kind="test", what="in step again", timeout=20)
+    if jax.process_index() == 0:
+        service, group = coordination.service(), meeting._group_of("MainThread", (0, 1))
+        assert service is not None
+        left = service.list(f"gda/multihost/meeting/{group}/")
+        assert [key for key in left if key.endswith(("/by", "/said"))] == []
 
 
 @pytest.mark.processes(4, devices=2)
