@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from meshes import batch
+from meshes import batch, cut
 from running import wait_for
 from test_other_arguments import CASES as OTHERS
 from test_other_arguments import (
@@ -272,6 +272,22 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
                 assert time.monotonic() - began < SECONDS, said
                 assert is_me or f"process {ME} failed: {caught_kind(kind)}" in said, said
         world.check_nothing_is_lost()
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
+    """Also those that wait only for a source, and those that move an array with padding."""
+    world, is_me = World(), jax.process_index() == ME
+    kind, said = (ValueError, None) if is_me else (gda.DisagreementError, f"process {ME} failed")
+    here = cut(batch(8, 2), world.half, P("x"))  # on process 0 alone
+    source = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 2))
+    tree = {"a": here, "s": source}
+    targets = {name: np.zeros((8, 2), np.float32) for name in tree}
+    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
+        gda.store_tree(tree, {} if is_me else targets, wait_for_all=True)
+    padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
+    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
+        gda.constrain({"a": padded}, {"z": P()} if is_me else P())
 
 
 def caught_kind(kind: type[Exception]) -> str:

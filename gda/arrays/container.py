@@ -271,9 +271,7 @@ class Container:
         donate: bool = False,
     ) -> Self: ...
     @public
-    @communicates(
-        "{self.__class__.__name__}.reshard", lambda given: [given["self"], given["mesh_or_spec"]]
-    )
+    @communicates("reshard", lambda given: [given["self"], given["mesh_or_spec"]])
     def reshard(
         self,
         mesh_or_spec: Any,
@@ -341,7 +339,6 @@ class Container:
             shape=self._shape_if_padded,
             max_bytes=max_bytes,
             donate=donate,
-            name=f"{type(self).__name__}.reshard",
         )
         return self._like(moved)
 

@@ -249,8 +249,7 @@ def together(
         timeout = timeout_of_checks()
     prepared = prepare()
     if asked:
-        fields = asked(prepared)
-        done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
+        _compare(asked(prepared), name, processes, timeout)
     if not compares:
         return work(prepared)
 
@@ -277,8 +276,14 @@ def check_same_call(
     """
     # Here, so that an error is told at once; in a program of one process, nothing is described.
     fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
-    done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
+    _compare(fields, name, processes, timeout)
     wait_for_arrays(name, tree, processes)
+
+
+def _compare(
+    fields: Description, name: str, processes: tuple[int, ...] | None, timeout: float | None
+) -> None:
+    done_by_all(lambda: None, lambda _: fields, name, processes, timeout)
 
 
 def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:

@@ -57,7 +57,7 @@ class FailureWatch:
         self._number = _begun[processes]
         self._service = coordination.service() if len(processes) > 1 else None
         self._folder = f"{_FOLDER}/{coordination.short_name(processes)}"
-        self._background: Background | None = None
+        self._background = Background("gda-watch")
 
     @contextmanager
     def called(self) -> Iterator[None]:
@@ -86,13 +86,10 @@ class FailureWatch:
         else:
             self._post_state("")
         finally:
-            if self._background is not None:
-                self._background.close()
+            self._background.close()
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
         """Begin some work that may wait for other processes; after that which was begun before."""
-        if self._background is None:
-            self._background = Background("gda-watch")
         return self._background.begin(work)
 
     def result(self, future: Future[T]) -> T:

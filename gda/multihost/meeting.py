@@ -13,22 +13,26 @@ import atexit
 import contextlib
 import functools
 import json
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.background import Background, is_done, wait_and_look
+from gda.multihost.background import Background, is_done
 from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
+T = TypeVar("T")
 Judge = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
@@ -36,10 +40,13 @@ _SECONDS_AT_EXIT = 5.0
 _SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
+_MOST_REMOVED = 100
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 _of_thread = threading.local()
+# So many meetings have left nothing in the service. Known to the process that judges them.
+_removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 @set_module("gda")
@@ -122,13 +129,14 @@ def meet(
 
 
 def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
-    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait.
+    """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait for them.
 
     The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
     for another call pass over this meeting to the next one.
     """
     if processes[1:] and jax.process_index() in processes:
-        _next_meeting(processes, what, timeout=0).refuse(reason)
+        meeting = _next_meeting(processes, what, timeout=0)
+        _wait_for_answers(lambda: meeting.refuse(reason))
 
 
 def count_of_meetings() -> int:
@@ -141,7 +149,7 @@ def forget() -> None:
     name, service = threading.current_thread().name, coordination.service()
     for thread, processes in [*_held]:
         if thread == name:
-            del _held[thread, processes]
+            del _held[thread, processes], _removed[thread, processes]
             if service is not None and jax.process_index() == processes[0]:
                 with contextlib.suppress(Exception):
                     service.delete(f"{_FOLDER}/{_group_of(thread, processes)}/entry/")
@@ -212,64 +220,67 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
-        """Return the verdict; give up a moment after the timeout, whatever the service does."""
+        """Return the verdict; give up a moment after the timeout, whatever the service does.
+
+        Its calls have no timeout of their own if its process is stopped, so this thread makes none.
+        """
         limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
 
-        def look() -> None:
-            if time.monotonic() > limit:
+        def answer(future: Future[T]) -> T:
+            if not wait([future], max(0, limit - time.monotonic())).done:
                 raise LateProcessError(
                     f"{self.what}: process 0 did not answer within {self.timeout:g} s. It runs the "
                     "service through which processes meet: it is stopped, or cannot be reached. "
                     "Look for the reason on its machine",
                     [0],
                 )
+            return future.result()
 
-        with contextlib.closing(Background("gda-meeting")) as background:
-            # Calls of the service have no timeout of their own if its process is stopped.
-            holding = background.begin(lambda: self._hold(entry, judge))
-            wait_and_look(holding, look)
-        return holding.result()
+        # Few meetings last until the second thread starts, which looks while the first one waits.
+        waiter, looker = Background("gda-meeting"), Background("gda-look")
+        with closing(waiter), closing(looker):
+            coming = waiter.begin(lambda: self._come(entry))
+            while not is_done(coming):
+                answer(looker.begin(lambda: self._look(coming)))
+            return answer(waiter.begin(lambda: self._verdict(coming, judge)))
 
-    def _hold(self, entry: bytes, judge: Judge) -> bytes:
+    def _come(self, entry: bytes) -> bytes:
+        """Wait until all have come; return the verdict, or nothing in the process that judges."""
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
-        verdict = self._come()
-        if me == self.processes[0]:  # which judges
-            verdict = _judged(self._entries(), judge)
-            service.put(self._key(f"verdict/{number}"), verdict)
-            with contextlib.suppress(RuntimeError):
-                # All processes are here, so all have read the previous verdict.
-                service.delete(self._key(f"verdict/{number - 1}"))
-        return verdict
+        some = None if len(self.processes) == jax.process_count() else self.processes
+        service.barrier(self._key(f"{number}"), self.timeout, some)
+        if me == self.processes[0]:
+            return b""
+        return service.get(self._key(f"{number}/verdict"), self.timeout)
 
-    def _come(self) -> bytes:
-        """Wait until all have come; return the verdict, or nothing in the process that judges."""
+    def _look(self, coming: Future[bytes]) -> None:
+        """Raise the error of this meeting if it will not take place."""
+        if failure := self._failure_heard():
+            raise failure
+        # A process may end, or go on to another meeting, when this one has taken place.
+        if (describe := self._failure_seen()) and not is_done(coming):
+            raise self._failed(describe)
 
-        def come() -> bytes:
-            some = None if len(self.processes) == jax.process_count() else self.processes
-            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
-            if jax.process_index() == self.processes[0]:
-                return b""
-            return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
-
-        with contextlib.closing(Background("gda-meeting")) as background:
-            waiting = background.begin(come)
-
-            def look() -> None:
-                if failure := self._failure_heard():
-                    raise failure
-                # A process may end, or go on to another meeting, when this one has taken place.
-                if (describe := self._failure_seen()) and not is_done(waiting):
-                    raise self._failed(describe)
-
-            wait_and_look(waiting, look)
+    def _verdict(self, coming: Future[bytes], judge: Judge) -> bytes:
         try:
-            verdict = waiting.result()
+            verdict = coming.result()
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
-        if not verdict and (failure := self._failure_heard()):
-            raise failure  # others have come and left, before the last one came
+        if not verdict:
+            if failure := self._failure_heard():
+                raise failure  # others have come and left, before the last one came
+            verdict = _judged(self._entries(), judge)
+            self.service.put(self._key(f"{self.number}/verdict"), verdict)
+            # All processes are here, so all have read the verdicts and errors before. Many errors
+            # are removed in several meetings, so that none takes long.
+            group = self.thread, self.processes
+            first = _removed[group]
+            for number in range(first, min(self.number, first + _MOST_REMOVED)):
+                with contextlib.suppress(RuntimeError):
+                    self.service.delete(self._key(f"{number}/"))
+                _removed[group] = number + 1
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
@@ -288,7 +299,7 @@ class _Meeting:
 
     def _say(self, failure: _Failure) -> None:
         said = json.dumps(failure).encode()
-        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+        self.service.put(f"{_folder_of(self._group, self.number)}said", said)
 
     def _failed(self, describe: Callable[[], _Failure]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
@@ -296,28 +307,28 @@ class _Meeting:
             post(self.service, Place(self.what))  # which no longer waits
         if not self._claims(self._group, self.number):
             with contextlib.suppress(TimeoutError):
-                self.service.get(f"{_failure_folder(self._group, self.number)}said", timeout=10)
+                self.service.get(f"{_folder_of(self._group, self.number)}said", timeout=10)
             return self._failure_heard() or describe().error
         failure = describe()
         said = json.dumps(failure).encode()
         for processes, number in failure.also:
             group = _group_of(self.thread, tuple(processes))
             if self._claims(group, number):
-                self.service.put(f"{_failure_folder(group, number)}said", said)
+                self.service.put(f"{_folder_of(group, number)}said", said)
         self._say(failure)
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
         """Return True if this process is the first to give up a meeting."""
         try:
-            self.service.put(f"{_failure_folder(group, number)}by", b"", overwrite=False)
+            self.service.put(f"{_folder_of(group, number)}by", b"", overwrite=False)
         except KeyError:
             return False
         return True
 
     def _failure_heard(self) -> Exception | None:
         """Return the error that another process has written."""
-        folder = _failure_folder(self._group, self.number)
+        folder = _folder_of(self._group, self.number)
         said = self.service.list(folder).get(f"{folder}said")
         return None if said is None else self._taken_in(_Failure(*json.loads(said)))
 
@@ -443,6 +454,12 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
         service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
 
 
+def _wait_for_answers(work: Callable[[], None]) -> None:
+    """Call the service; raise ``TimeoutError`` if it does not answer: its process is stopped."""
+    with closing(Background("gda-refusal")) as background:
+        background.begin(work).result(_SECONDS_FOR_ANSWERS)
+
+
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
 # may wait for this one. Hooks of the program that are registered later are called first, and may
 # communicate.
@@ -455,10 +472,14 @@ def _refuse_all() -> None:
     service = coordination.service()
     if service is None or not coordination.has_backends():
         return
-    with contextlib.suppress(Exception):
+
+    def tell() -> None:
         post_end(service)
-        for (thread, processes), number in _held.items():
+        for (thread, processes), number in [*_held.items()]:  # threads of saves may go on
             _release(service, _group_of(thread, processes), number + 1)
+
+    with contextlib.suppress(Exception):
+        _wait_for_answers(tell)
         if jax.process_index() == 0:
             limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
             found = places(service)
@@ -466,8 +487,17 @@ def _refuse_all() -> None:
                 time.sleep(0.05)
 
 
-def _failure_folder(group: str, number: int) -> str:
-    return f"{_FOLDER}/{group}/failure/{number}/"
+def _leave() -> None:
+    """Let a forked process end unheard: the others wait for the one that it was forked from."""
+    if coordination.service() is not None:  # otherwise it may join a program of its own
+        atexit.unregister(_refuse_all)
+
+
+os.register_at_fork(after_in_child=_leave)
+
+
+def _folder_of(group: str, number: int) -> str:
+    return f"{_FOLDER}/{group}/{number}/"
 
 
 def _call_of(what: str) -> str:

@@ -183,7 +183,7 @@ def jit(
 
 @set_module("gda")
 @public
-@communicates("GlobalArray.reshard", lambda given: [given["x"], given["spec"], given["mesh"]])
+@communicates("reshard", lambda given: [given["x"], given["spec"], given["mesh"]])
 def constrain(
     x: _TreeT,
     spec: SpecLike | NamedSharding | SingleDeviceSharding | Any,

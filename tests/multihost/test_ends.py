@@ -75,16 +75,22 @@ from gda.multihost import coordination
 service = coordination.service()
 if jax.process_index() == 0:
     service.put("pid", str(os.getpid()).encode())
-    os.kill(os.getpid(), signal.SIGSTOP)
+    service.get("was stopped", 60)
 else:
     pid = int(service.get("pid", 60))
+    os.kill(pid, signal.SIGSTOP)
     while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
         pass
     try:
         gda.check_processes_agree(0, timeout=1)
     except gda.LateProcessError as error:
         print(error.processes, error)
+    try:
+        gda.check_processes_agree(0, timeout=0)
+    except ValueError as error:  # of which it cannot tell
+        print(error)
     os.kill(pid, signal.SIGCONT)
+    service.put("was stopped", b"")
 """
 
 
@@ -92,3 +98,20 @@ def test_a_stopped_process_0_is_named_soon_after_the_timeout() -> None:
     _, done = run_both(STOPPED)
     assert done.stdout.startswith("(0,) check"), done.stderr
     assert "process 0 did not answer within 1 s" in done.stdout
+    assert "timeout must be" in done.stdout
+
+
+FORKED = """
+import gda, os, warnings
+from gda.multihost import coordination
+coordination.service = object
+coordination.has_backends = lambda: print("process", os.getpid() == pid)
+pid = os.getpid()
+warnings.simplefilter("ignore")  # of JAX, which has threads
+if os.fork():
+    os.wait()
+"""
+
+
+def test_a_forked_process_that_exits_says_nothing_in_the_name_of_the_other() -> None:
+    assert python("-c", FORKED).stdout == "process True\n"

@@ -1,6 +1,7 @@
 """Meetings: all bring a payload, one judges, all hear the verdict or the names of late ones."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -28,6 +29,19 @@ def test_verdict_of_one_process_reaches_all() -> None:
         mine = f"{jax.process_index()} in {turn}".encode()
         verdict = meet(mine, join, kind="test", what="test", timeout=20)
         assert json.loads(verdict) == {str(i): f"{i} in {turn}" for i in range(4)}
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_meet_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at exit since Python 3.12."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    mine = str(jax.process_index()).encode()
+    verdict = meet(mine, join, kind="test", what="test", timeout=20)
+    assert json.loads(verdict) == {str(i): str(i) for i in range(2)}
 
 
 @pytest.mark.processes(4, devices=2)
@@ -140,6 +154,11 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
                 meet(b"", join, kind="test", what="a call (program.py:5)", timeout=20)
             assert str(caught.value) == f"{what}: process 1 failed: {reason}"
     meet(b"", join, kind="test", what="in step again", timeout=20)
+    if jax.process_index() == 0:
+        service, group = coordination.service(), meeting._group_of("MainThread", (0, 1))
+        assert service is not None
+        left = service.list(f"gda/multihost/meeting/{group}/")
+        assert [key for key in left if key.endswith(("/by", "/said"))] == []
 
 
 @pytest.mark.processes(4, devices=2)

@@ -42,7 +42,7 @@ _LEAST_PIECE_BYTES = 2**16
 _SMALL_BYTES = 4 * 2**20
 
 
-@communicates("{name}", lambda given: [given["array"], given["mesh_or_spec"]])
+@communicates("reshard", lambda given: [given["array"], given["mesh_or_spec"]])
 def reshard(
     array: Any,
     mesh_or_spec: MeshLike | SpecLike,
@@ -51,7 +51,6 @@ def reshard(
     shape: Shape | None = None,
     max_bytes: int | None = None,
     donate: bool = False,
-    name: str = "GlobalArray.reshard",
 ) -> jax.Array:
     """Return the array in another layout, as ``GlobalArray.reshard`` says."""
     mesh: Any = mesh_or_spec
@@ -61,7 +60,7 @@ def reshard(
             raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
         mesh, spec = (mesh, spec) if is_mesh else (sharding_of(array).mesh, mesh)
     relayout = Relayout(array, mesh_and_spec(mesh, spec), shape)
-    (moved,) = reshard_all([relayout], name, max_bytes, donate)
+    (moved,) = reshard_all([relayout], "reshard", max_bytes, donate)
     return moved
 
 

@@ -110,7 +110,7 @@ def pull(
       max_bytes: bound on host memory beyond the arrays, for blocks on their way to an accelerator;
         one array is always allowed. On CPU devices the bytes arrive in the memory of the arrays.
       timeout: seconds until the whole call has succeeded or failed; 5 more if another process of
-        this program does not come.
+        this program does not come, and 10 if its process 0 is stopped.
 
     Returns:
       the tree; with ``with_version`` the tree and its version.

@@ -160,7 +160,7 @@ def _is_global(leaf: Any) -> bool:
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 
 
-@communicates("GlobalArray.reshard", lambda given: [given["tree"]])
+@communicates("reshard", lambda given: [given["tree"]])
 def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Return the arrays of a tree in these layouts, except those of this process alone."""
 

@@ -183,7 +183,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
 
 @set_module("gda")
 @public
-@communicates("GlobalArray.reshard", lambda given: [given["x"], given["shardings"]])
+@communicates("reshard", lambda given: [given["x"], given["shardings"]])
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Shard ``x`` as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 

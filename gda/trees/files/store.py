@@ -140,7 +140,7 @@ def store(
 
 @set_module("gda")
 @public
-@communicates("store_tree", lambda given: given["tree"] if given["wait_for_all"] else None)
+@communicates("store_tree", lambda given: _waiting(given["tree"], given["wait_for_all"]))
 def store_tree(
     tree: Any,
     targets: Any,
@@ -233,6 +233,14 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
     return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
+
+
+def _waiting(tree: Any, wait_for_all: bool) -> Any:
+    """Return what is on the devices of all that wait; None if they do not."""
+    if not wait_for_all:
+        return None
+    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
+    return [tree, mesh_of_all(jax.devices()) if any(map(is_source, leaves)) else ()]
 
 
 # The arrays.

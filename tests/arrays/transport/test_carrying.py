@@ -348,13 +348,13 @@ def test_no_more_is_sent_than_the_plan_says(
 def test_processes_that_want_different_moves_are_told() -> None:
     g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
     after = ordered_mesh([4, 1] if jax.process_index() else [1, 4], {"y": 2})
-    with pytest.raises(gda.DisagreementError, match=r"GlobalArray.reshard .*device order"):
+    with pytest.raises(gda.DisagreementError, match=r"reshard .*device order"):
         g.reshard(after, P("y"))
     spec = P("y") if jax.process_index() else P(None, "y")
-    with pytest.raises(gda.DisagreementError, match=r"GlobalArray.reshard .*spec"):
+    with pytest.raises(gda.DisagreementError, match=r"reshard .*spec"):
         g.reshard(ordered_mesh(range(8), {"x": 4, "y": 2}), spec)
     own = gda.GlobalArray.from_array(jnp.asarray(DATA))
-    with pytest.raises(gda.DisagreementError, match=r"GlobalArray.reshard .*device order"):
+    with pytest.raises(gda.DisagreementError, match=r"reshard .*device order"):
         own.reshard(ordered_mesh(range(8), {"x": 8}), P("x"))
 
 
@@ -380,7 +380,7 @@ def test_a_failure_in_one_process_ends_all() -> None:
         said = pool.run(fail_in_one_process)
     assert said.pop(2) == "MemoryError: no memory for a buffer"
     for each in said:
-        assert each.startswith("DisagreementError: GlobalArray.reshard (test_carrying.py:")
+        assert each.startswith("DisagreementError: reshard (test_carrying.py:")
         assert each.endswith("process 2 failed: MemoryError: no memory for a buffer")
 
 
@@ -409,6 +409,6 @@ def test_a_process_that_dies_on_another_machine_is_named_by_all_others() -> None
             assert programs[process].returncode == -signal.SIGKILL
         else:
             # Gloo writes lines of its own, from several threads and in pieces.
-            (said,) = [line for line in output.splitlines() if "GlobalArray.reshard" in line]
-            assert said.startswith("(1,) GlobalArray.reshard (reshard_program.py:"), errors
+            (said,) = [line for line in output.splitlines() if "reshard" in line]
+            assert said.startswith("(1,) reshard (reshard_program.py:"), errors
             assert "process 1 did not answer for 10 s" in said
