@@ -15,6 +15,7 @@ from gda.arrays.process_local import is_all_here
 from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Shape
 from gda.multihost.agreement import checking_agreement
+from gda.multihost.settings import own_settings
 
 
 class State(NamedTuple):
@@ -44,7 +45,8 @@ def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) 
             "an array cannot be pickled by a process that does not hold every block of it; "
             "let every process write its addressable_shards with replica_id 0"
         )
-    data = np.asarray(jax.random.key_data(array) if is_key else array)
+    with own_settings():
+        data = np.asarray(jax.random.key_data(array) if is_key else array)
     devices = list(mesh.devices.flat)
     return State(
         data=data if shape is None else data[tuple(map(slice, shape))],

@@ -68,8 +68,8 @@ def communicates(
     def decorate(function: FunctionT) -> FunctionT:
         # A required argument that is missing is None.
         defaults = {
-            name: None if parameter.default is parameter.empty else parameter.default
-            for name, parameter in inspect.signature(function).parameters.items()
+            argument: None if parameter.default is parameter.empty else parameter.default
+            for argument, parameter in inspect.signature(function).parameters.items()
         }
 
         @functools.wraps(function)

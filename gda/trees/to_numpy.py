@@ -11,6 +11,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
+from gda.multihost.settings import own_settings
 from gda.trees.leaves import are_keys, array_of, held_by, is_container, with_paths
 
 
@@ -43,11 +44,13 @@ def to_numpy(tree: Any) -> Any:
     {'step': 3, 'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)}
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    for leaf in leaves:
-        array = held_by(leaf)
-        if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
-            array.copy_to_host_async()
-    return jax.tree.unflatten(structure, with_paths(tree, _value_of, leaves))
+    with own_settings():
+        for leaf in leaves:
+            array = held_by(leaf)
+            if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
+                array.copy_to_host_async()
+        values = with_paths(tree, _value_of, leaves)
+    return jax.tree.unflatten(structure, values)
 
 
 def _value_of(leaf: Any) -> Any:

@@ -180,7 +180,8 @@ def gather(
     if array.is_fully_addressable:
         _max_bytes_of(max_bytes)
         is_wanted = _is_wanted(process)
-        return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
+        with own_settings():
+            return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
     mesh: Any = sharding_of(array).mesh
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
