@@ -26,6 +26,7 @@ from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of
 from gda.multihost.agreement import checks_are_on, communicates, together
 from gda.multihost.descriptions import describe
+from gda.multihost.settings import own_settings
 from gda.trees.batches.host_local import place
 from gda.trees.jit import constrain
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, path_of
@@ -259,9 +260,10 @@ def _current_mesh() -> Mesh | None:
     if steps and isinstance(mesh := steps[-1].params["sharding"].mesh, Mesh):
         return mesh
     # That of jax.set_mesh has no devices there. In a trace it is compiled, but not run.
-    if is_tracer(jax.numpy.zeros(())):
-        return _probe.lower().compile().output_shardings.mesh
-    return _probe().sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
+    with own_settings():
+        if is_tracer(jax.numpy.zeros(())):
+            return _probe.lower().compile().output_shardings.mesh
+        return _probe().sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _constrained_scalar() -> jax.Array:
