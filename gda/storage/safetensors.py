@@ -17,13 +17,12 @@ from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
 from gda.layout.text import counted, join_some
 from gda.storage.new_files import axis_of_runs, check_path
+from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors_format import read_header, read_object, version_of
 from gda.storage.sources import SAFETENSORS_DTYPES
 
-# Reads of columns: runs with gaps of at least so many bytes are read one by one, others together
-# with their gaps, a piece at a time. A read costs as much as copying some ten thousand bytes: 2 KiB
-# of every 16 KiB took 3 times as long run by run.
-GAP_BYTES = 32 * 1024
+# Reads of columns: runs with gaps of READ_BYTES or more are read one by one, others together with
+# their gaps, a piece at a time: 2 KiB of every 16 KiB took 3 times as long run by run.
 PIECE_BYTES = 2**20
 
 _PathLike = str | os.PathLike[str]
@@ -271,7 +270,7 @@ class SafetensorsTensor:
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
         """Read runs of bytes, ``stride`` bytes apart."""
         count, run_bytes = runs.shape
-        if stride - run_bytes >= GAP_BYTES or stride > PIECE_BYTES:
+        if stride - run_bytes >= READ_BYTES or stride > PIECE_BYTES:
             for number in range(count):
                 self._read(file, runs[number], start + number * stride)
             return

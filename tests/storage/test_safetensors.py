@@ -189,7 +189,7 @@ def test_any_part_in_any_way(
     ends = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
     index = tuple(slice(*pair) for pair in ends)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "GAP_BYTES", gap_bytes)
+        patch.setattr(storage, "READ_BYTES", gap_bytes)
         patch.setattr(storage, "PIECE_BYTES", piece_bytes)
         assert np.array_equal(open_safetensors(path)["w"][index], values[index])
 
@@ -213,7 +213,7 @@ def test_only_the_bytes_of_the_rows_are_read(
     tensor[8:16, 50:]  # short gaps are read with the rest, at once
     assert read == [7 * 400 + 200]
     read.clear()
-    monkeypatch.setattr(storage, "GAP_BYTES", 200)
+    monkeypatch.setattr(storage, "READ_BYTES", 200)
     tensor[8:16, 50:]
     assert read == [200] * 8
 

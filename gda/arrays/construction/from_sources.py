@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
-from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxReads, check_dtype_of
+from gda.arrays.construction.reading_by_boxes import BoxReads, check_dtype_of
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
@@ -23,6 +23,7 @@ from gda.layout.spec import Index, Shape, SpecLike, bounded, shape_at
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
 from gda.storage.progress import shown
+from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import AsyncTask, Future, Task, Transfer, run
 
@@ -254,7 +255,7 @@ def groups_of(
     blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, itemsize: int
 ) -> list[list[int]]:
     """Return the blocks of a source that are to be read together, by their numbers."""
-    return blocks_read_together(blocks, shape, chunks, -(-RUN_BYTES // max(itemsize, 1)))
+    return blocks_read_together(blocks, shape, chunks, -(-READ_BYTES // max(itemsize, 1)))
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:

@@ -21,14 +21,13 @@ from gda.layout.dtype_names import native
 from gda.layout.sharing import boxes_of_chunks, common_box
 from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
 from gda.storage.options import Options
+from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, checked_block
 from gda.storage.tasks import AsyncTask, Future, JoinedFutures, Task, Transfer, groups_within
 
 _Memory = np.ndarray[Any, Any]
 Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
 
-# A read costs as much as so many bytes: shorter runs of elements are read together.
-RUN_BYTES = 32 * 1024
 _SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
 _COPIES = 2  # of a chunk that is read: as it is stored, and decoded
 
@@ -205,7 +204,7 @@ class BoxReads:
         if options.max_bytes is not None and not isinstance(source, AsyncSource):
             # Of a round, most is for the blocks.
             parts = 8 if has_rounds else options.max_workers or 1
-            self._most_bytes = min(self._most_bytes, max(options.max_bytes // parts, RUN_BYTES))
+            self._most_bytes = min(self._most_bytes, max(options.max_bytes // parts, READ_BYTES))
         self._left = {n: math.prod(sizes_of(index)) for n, index in self._blocks.items()}
         self.numbers = {*self._left}
         self._memory: dict[int, _Memory] = {}

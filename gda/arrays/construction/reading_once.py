@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.construction.from_sources import PendingArray, groups_of, read_all, reporter
-from gda.arrays.construction.reading_by_boxes import RUN_BYTES, BoxTasks, within
+from gda.arrays.construction.reading_by_boxes import BoxTasks, within
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
 from gda.layout.sharing import boxes_of_chunks, common_box, holders_of, parts_of, readers_of
@@ -28,6 +28,7 @@ from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
+from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import Source
 from gda.storage.tasks import AsyncTask, Task, groups_within, run
 
@@ -159,7 +160,7 @@ class SharedBlocks:
         self._pending, self._source, self._report = pending, source, report
         self._itemsize = source.dtype.itemsize
         most = _LEAST_BYTES_OF_A_PART
-        self._most_bytes = most if max_bytes is None else min(most, max(max_bytes, RUN_BYTES))
+        self._most_bytes = most if max_bytes is None else min(most, max(max_bytes, READ_BYTES))
         self.parts = list(self._parts())
         pieces = [piece for part in self.parts for piece in part.pieces]
         self.numbers = {pending.plan.number_of(piece.block) for piece in pieces} - {None}

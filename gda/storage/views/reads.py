@@ -22,6 +22,7 @@ from gda.layout.sharing import boxes_of_chunks, common_box
 from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of
 from gda.layout.text import format_index
 from gda.storage.casts import Origin, cast_into
+from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, checked_block
 from gda.storage.tasks import Future, JoinedFutures, groups_within
 from gda.storage.views.mapping import (
@@ -33,9 +34,6 @@ from gda.storage.views.mapping import (
 
 _Memory = np.ndarray[Any, Any]
 
-# A read of a file costs as much as so many bytes, so fewer between two slices are read with them: a
-# source without chunks is planned as if it had chunks of this size.
-READ_BYTES = 32 * 1024
 # A read that does not go straight into the block has pieces of so many bytes, or one chunk.
 PIECE_BYTES = 4 * 2**20
 # Of the pieces that a library reads at the same time.
@@ -74,6 +72,7 @@ class Leaf:
     def chunks(self) -> Shape:
         """Those of the source, or parts that are as cheap to read alone as with others."""
         given = self.source.chunks
+        # A source without chunks is planned as if it had chunks of this size.
         return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
 
 
