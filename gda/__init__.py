@@ -51,9 +51,9 @@ _MODULE_OF = {
     "Traffic": "gda.compiled.hlo",
     # Move, save, and exchange with other programs.
     "reshard_tree": "gda.trees.resharding",
-    "offer": "gda.checkpoint.offers.offering",
-    "Offer": "gda.checkpoint.offers.offering",
-    "pull": "gda.checkpoint.offers.pulling",
+    "offer": "gda.exchange.offering",
+    "Offer": "gda.exchange.offering",
+    "pull": "gda.exchange.pulling",
     "checkpoint": "gda.checkpoint",
     "store": "gda.trees.files.store",
     "store_tree": "gda.trees.files.store",

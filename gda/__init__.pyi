@@ -40,9 +40,9 @@ from gda.compiled.hlo import Traffic as Traffic
 
 # Move, save, and exchange with other programs.
 from gda.trees.resharding import reshard_tree as reshard_tree
-from gda.checkpoint.offers.offering import offer as offer
-from gda.checkpoint.offers.offering import Offer as Offer
-from gda.checkpoint.offers.pulling import pull as pull
+from gda.exchange.offering import offer as offer
+from gda.exchange.offering import Offer as Offer
+from gda.exchange.pulling import pull as pull
 from gda import checkpoint as checkpoint
 from gda.trees.files.store import store as store
 from gda.trees.files.store import store_tree as store_tree

@@ -17,8 +17,8 @@ from running import USUAL
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
-from gda.checkpoint.stores.directory import LOCK
 from gda.launch.children import Children, Port
+from gda.storage.stores.directory import LOCK
 from gda.testing.forking import Forked
 
 LIMIT = 60  # seconds

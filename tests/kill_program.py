@@ -28,11 +28,11 @@ from memory_program import memory_taken
 import gda
 import gda.launch
 from gda.checkpoint import saving
-from gda.checkpoint.format.zarr_format import require_crc32c
-from gda.checkpoint.stores import directory
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
 from gda.storage.paths import require_tensorstore
+from gda.storage.stores import directory
+from gda.storage.stores.checksums import require_crc32c
 
 
 def values_of(generation: int) -> dict[str, Any]:

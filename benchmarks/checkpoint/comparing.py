@@ -18,8 +18,9 @@ from benchmarks.work import Faster, Within, Work
 from gda import checkpoint
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.chunks import chunk_shape_of
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
-from gda.checkpoint.format.structure import flatten
+from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.structure import flatten
 
 JSON = "json.loads of both manifests"
 WHOLE = "restore both, compare in NumPy"

@@ -23,7 +23,7 @@ import gda
 from benchmarks.checkpoint.checkpoints import begin_peak, peak_bytes, peak_of
 from benchmarks.pairs import Side
 from benchmarks.work import Faster, OfSpeed, Within, WithinMiB, Work
-from gda.checkpoint.offers.pieces import Needed, number_at, pulled_pieces
+from gda.exchange.pieces import Needed, number_at, pulled_pieces
 from gda.layout.reshard.flow import tiling_of
 from gda.testing.pool import Pool
 

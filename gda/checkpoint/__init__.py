@@ -5,9 +5,9 @@
 zarr v3 arrays that any tool reads, and a manifest that is written last, with size and checksum of
 every file.
 
-Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
-over ``writing``, ``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources),
-``inspecting``, ``comparing``, ``converting``; and ``offers``, of trees that another program has.
+Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing``,
+``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources), ``inspecting``,
+``comparing``, ``converting``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -23,13 +23,7 @@ from gda.checkpoint.comparing.differences import Differences as Differences
 from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
 from gda.checkpoint.comparing.elements import ElementDifferences as ElementDifferences
 from gda.checkpoint.format.chunks import ChunkGrid as ChunkGrid
-from gda.checkpoint.format.errors import CheckpointNotFoundError as CheckpointNotFoundError
-from gda.checkpoint.format.errors import CorruptionError as CorruptionError
-from gda.checkpoint.format.errors import SaveError as SaveError
-from gda.checkpoint.format.manifest import ArrayLeaf as ArrayLeaf
-from gda.checkpoint.format.manifest import Piece as Piece
 from gda.checkpoint.format.manifest import StoredArray as StoredArray
-from gda.checkpoint.format.manifest import ValueLeaf as ValueLeaf
 from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
@@ -39,6 +33,12 @@ from gda.checkpoint.restoring import restore as restore
 from gda.checkpoint.saving import Pending as Pending
 from gda.checkpoint.saving import save as save
 from gda.checkpoint.saving import save_async as save_async
+from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError
+from gda.storage.stores.errors import CorruptionError as CorruptionError
+from gda.storage.stores.errors import SaveError as SaveError
+from gda.trees.records.recorded_leaves import ArrayLeaf as ArrayLeaf
+from gda.trees.records.recorded_leaves import Piece as Piece
+from gda.trees.records.recorded_leaves import ValueLeaf as ValueLeaf
 
 __all__ = [  # noqa: RUF022
     "save",

@@ -12,17 +12,15 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.structure import flatten, format_path
 from gda.checkpoint.saving import MAX_BYTES, save
-from gda.checkpoint.stores.directory import LOCK
-from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
 from gda.checkpoint.writing import claim
-from gda.checkpoint.writing.saved_leaves import saved_leaves
 from gda.layout.text import join_some, typed_shape
 from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
+from gda.storage.stores.directory import LOCK
+from gda.storage.stores.errors import said
+from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
 from gda.trees.leaves import (
@@ -34,6 +32,8 @@ from gda.trees.leaves import (
     is_source,
     is_value,
 )
+from gda.trees.records.saved_leaves import saved_leaves
+from gda.trees.records.structure import flatten, format_path
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}

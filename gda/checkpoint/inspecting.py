@@ -11,10 +11,7 @@ from typing import Any
 import jax
 
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
-from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.errors import CorruptionError, said
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path, StoredArray
-from gda.checkpoint.format.structure import flatten, format_path, unflatten
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
@@ -23,8 +20,6 @@ from gda.checkpoint.reading.manifest_at import (
     load_complete,
     read_complete,
 )
-from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
-from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
@@ -33,7 +28,13 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 from gda.storage.sources import Unreadable
+from gda.storage.stores import checksums
+from gda.storage.stores.errors import CorruptionError, said
+from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.restored_leaves import check_keys, saved_type
+from gda.trees.records.structure import flatten, format_path, unflatten
 
 MAX_BYTES = 128 * 2**20
 
@@ -192,7 +193,7 @@ def verify(
     48
     >>> folder.cleanup()
     """
-    zarr_format.require_crc32c()
+    checksums.require_crc32c()
     store = open_store(path, timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
     return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))

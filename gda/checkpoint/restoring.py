@@ -8,19 +8,19 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.sharding import Mesh, Sharding
 
-from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.format.structure import checked_path, subtree, unflatten
 from gda.checkpoint.reading.fingerprints import check_fingerprints, check_provable
 from gda.checkpoint.reading.manifest_at import read_complete
 from gda.checkpoint.reading.read_once import NAME, layout_to_share, processes_together
 from gda.checkpoint.reading.reader import read_arrays
-from gda.checkpoint.reading.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
-from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls
 from gda.storage.options import Options, ProgressLike
+from gda.storage.stores import checksums
+from gda.storage.stores.opening import open_store
+from gda.trees.records.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
+from gda.trees.records.structure import checked_path, subtree, unflatten
 from gda.trees.to_jax import check_not_padding, to_jax
 
 MAX_BYTES = 128 * 2**20
@@ -133,7 +133,7 @@ def restore(
     3
     >>> folder.cleanup()
     """
-    zarr_format.require_crc32c()
+    checksums.require_crc32c()
     options = Options(max_workers, max_bytes, progress, read_once=read_once)
     where = checked_path(at)
     if isinstance(like, Mesh | Sharding):

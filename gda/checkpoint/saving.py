@@ -23,14 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.reading.files import Files, group_of
 from gda.checkpoint.reading.manifest_at import load_manifest
-from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.writing.claim import Claim, claimed, remove
-from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
@@ -39,6 +35,11 @@ from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, Retry
+from gda.storage.stores import checksums
+from gda.storage.stores.errors import SaveError
+from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
+from gda.trees.records.structure import flatten
 
 T = TypeVar("T")
 
@@ -312,7 +313,7 @@ def _begin(
     compression = agreed["compression"]
     if compression not in (None, "zstd"):
         raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-    zarr_format.require_crc32c()
+    checksums.require_crc32c()
     if compression:
         zarr_format.require_zstd()
     store = open_store(path, timeout)
@@ -405,7 +406,7 @@ class _Saving:
             leaves=leaves,
             structure=self.structure,
             about=_about(),
-            group=zarr_format.size_and_crc(group),
+            group=checksums.size_and_crc(group),
         )
         files, options = Files(self.store, manifest), self.writer.options
         file = manifest_json.dump(manifest)

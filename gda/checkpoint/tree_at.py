@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.errors import CheckpointNotFoundError
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, ValueLeaf
 from gda.checkpoint.reading.manifest_at import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
-from gda.checkpoint.stores.opening import Store, open_store
-from gda.checkpoint.writing.saved_leaves import SavedLeaf, saved_leaves
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.orbax_runs.run_folder import AGGREGATE, MARKS, OCDBT
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
+from gda.storage.stores.errors import CheckpointNotFoundError
+from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, ValueLeaf
+from gda.trees.records.saved_leaves import SavedLeaf, saved_leaves
 
 _INDEX = ".safetensors.index.json"
 

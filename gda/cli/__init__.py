@@ -165,7 +165,7 @@ def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
 def _failed(error: Exception) -> int:
     """Print the error, with one line for each problem; return the exit code."""
     # Only commands that read checkpoints import this, because it imports JAX, which takes long.
-    errors: Any = sys.modules.get("gda.checkpoint.format.errors")
+    errors: Any = sys.modules.get("gda.storage.stores.errors")
     if errors is not None and isinstance(error, errors.CorruptionError):
         problems: Sequence[str] = getattr(error, "problems", ())
         for problem in problems:

@@ -30,8 +30,8 @@ from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
-    from gda.checkpoint.format.manifest import Leaf
     from gda.checkpoint.inspecting import Contents
+    from gda.trees.records.recorded_leaves import Leaf
 
 _DIFF_EPILOG = """\
 A and B are checkpoints, safetensors files or Orbax runs. Of checkpoints, only
@@ -94,8 +94,8 @@ def _document(contents: Contents) -> dict[str, Any]:
 
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.checkpoint.format.errors import said
-    from gda.checkpoint.format.manifest import ValueLeaf
+    from gda.storage.stores.errors import said
+    from gda.trees.records.recorded_leaves import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
         value = leaf.value
@@ -204,8 +204,8 @@ def diff(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
     from gda.checkpoint.inspecting import contents_at
-    from gda.checkpoint.stores.opening import open_store
     from gda.checkpoint.tree_at import Kind, kind_at
+    from gda.storage.stores.opening import open_store
 
     parts = [part for part in (options.at or "").split("/") if part]
     leaves: Sequence[Leaf] = ()

@@ -134,3 +134,21 @@ def width_of(dtype: np.dtype[Any]) -> tuple[int, int]:
             "array.view(dtype), or take the fingerprint of the numbers that stand for the values"
         )
     return bits, -(-bits // 32)
+
+
+@lru_cache(maxsize=64)  # NumPy makes a name anew each time: a quarter of a load of a manifest
+def recorded_dtype(text: Any) -> np.dtype[Any]:
+    """Return the dtype that a record names; ``TypeError`` if a record cannot have it."""
+
+    dtype = dtype_named(text) if isinstance(text, str) else None
+    if dtype is None or dtype.name != text:
+        raise TypeError
+    return dtype
+
+
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Return True if a checkpoint can hold arrays of this dtype."""
+    try:
+        return recorded_dtype(dtype.name) == dtype
+    except TypeError:
+        return False

@@ -26,8 +26,8 @@ import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.stores.directory import FileStore
-from gda.checkpoint.writing import saved_leaves
+from gda.trees.records import saved_leaves
+from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
 
 DATA = batch(16, 8)
@@ -239,7 +239,7 @@ def test_a_failure_is_logged_and_raised_by_result(
 ENDING = """
 import atexit, sys
 import gda, numpy
-from gda.checkpoint.stores.directory import FileStore
+from gda.storage.stores.directory import FileStore
 write = FileStore.write
 def fail(store, *arguments):
     if store.url.endswith('heard'):

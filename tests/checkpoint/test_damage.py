@@ -48,9 +48,10 @@ from trials import Trials, tried
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
-from gda.checkpoint.format.structure import path_of_keys
-from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.format.manifest import Manifest
+from gda.storage.stores.directory import FileStore
+from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.structure import path_of_keys
 
 
 @pytest.fixture(scope="module")

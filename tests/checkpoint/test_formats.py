@@ -18,8 +18,9 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
 import gda
 from gda.checkpoint import inspect, restore, save
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.manifest_json import load
+from gda.trees.records.recorded_leaves import ArrayLeaf
 
 KNOWN_TO_ZARR = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

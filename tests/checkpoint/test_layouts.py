@@ -26,7 +26,7 @@ import gda
 from gda.checkpoint import restore, save
 from gda.checkpoint.reading import reader
 from gda.checkpoint.reading.blocks import Arrival
-from gda.checkpoint.stores.directory import FileStore
+from gda.storage.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
 

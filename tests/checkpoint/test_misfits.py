@@ -23,8 +23,8 @@ from meshes import batch, cut, mesh_of
 
 import gda
 from gda.checkpoint import exists, inspect, restore, save, verify
-from gda.checkpoint.stores import directory
-from gda.checkpoint.stores.directory import FileStore
+from gda.storage.stores import directory
+from gda.storage.stores.directory import FileStore
 
 DATA = batch(16, 8)
 

@@ -33,9 +33,9 @@ from trials import Trials, tried
 import gda
 from gda import checkpoint
 from gda.checkpoint.inspecting import contents_at
-from gda.checkpoint.stores import waiting
-from gda.checkpoint.stores.object_store import KvStore
-from gda.checkpoint.stores.opening import open_store
+from gda.storage.stores import waiting
+from gda.storage.stores.object_store import KvStore
+from gda.storage.stores.opening import open_store
 from gda.testing import Pool
 
 P = PartitionSpec

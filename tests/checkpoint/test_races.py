@@ -15,8 +15,8 @@ from trials import Trials, tried
 import gda
 from gda.checkpoint import SaveError
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.stores import directory
 from gda.storage.options import Options
+from gda.storage.stores import directory
 
 
 @tried("two programs save into one path at once, without locks", sample=12, full=700)

@@ -22,7 +22,7 @@ from running import python
 
 import gda
 from gda import cli
-from gda.checkpoint.stores.directory import FileStore
+from gda.storage.stores.directory import FileStore
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_server_that_does_not_answer() -> None:
     code = (
-        "import sys; from gda.checkpoint.stores import waiting; waiting.SILENT = 0.1;"
+        "import sys; from gda.storage.stores import waiting; waiting.SILENT = 0.1;"
         "from gda.cli import main; words = ['--timeout', '1', *sys.argv[1:]];"
         "sys.exit(main(['inspect', *words]) + main(['verify', *words]))"
     )

@@ -342,7 +342,7 @@ def test_ended_and_ending_processes_are_told_apart(program: Program) -> None:
 def test_a_save_that_failed_unheard_fails_the_program(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import gda, numpy as np
-    from gda.checkpoint.stores.directory import FileStore
+    from gda.storage.stores.directory import FileStore
     def fail(*_):
         time.sleep(1)
         raise OSError("the disk is full")

@@ -18,12 +18,8 @@ from gda.checkpoint.comparing.elements import (
     merged,
 )
 from gda.checkpoint.comparing.trees import GivenSide, OpenedSide, SavedSide, Side
-from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Path
-from gda.checkpoint.format.structure import checked_path, noting_path
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
-from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
 from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
@@ -31,6 +27,11 @@ from gda.multihost.steps import all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
+from gda.storage.stores import checksums
+from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.opening import Store, names_store, open_store, options_for
+from gda.trees.records.recorded_leaves import ArrayLeaf, Path
+from gda.trees.records.structure import checked_path, noting_path
 
 _NAME = "gda.checkpoint.diff"
 _MAX_BYTES = 256 * 2**20
@@ -115,7 +116,7 @@ def differences_at(
             f"{type(b).__name__}; pass the path of a checkpoint as one of them"
         )
     if values:
-        zarr_format.require_crc32c()
+        checksums.require_crc32c()
     places = [
         open_store(side, timeout) if is_path else None
         for side, is_path in zip((a, b), are_paths, strict=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gda.checkpoint.comparing.elements import ElementDifferences
-from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
-from gda.checkpoint.format.structure import format_path
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
+from gda.storage.stores.errors import said
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.structure import format_path
 
 _MOST_ROWS = 20  # of each kind of difference, in the text
 _MOST_LETTERS = 60  # of a value, in the text

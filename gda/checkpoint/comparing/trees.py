@@ -13,24 +13,25 @@ import numpy as np
 from gda.arrays.fingerprints.formula import digest_of
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path
-from gda.checkpoint.format.structure import flatten, subtree
+from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.restored_leaves import saved_type
 from gda.checkpoint.reading.saved_arrays import ChunkCache, SavedArray
-from gda.checkpoint.stores.opening import Store
 from gda.checkpoint.tree_at import OpenedTree
-from gda.checkpoint.writing.saved_leaves import (
+from gda.layout.spec import Index, Shape, index_at
+from gda.multihost.settings import own_settings
+from gda.multihost.steps import all_do
+from gda.storage.options import Options
+from gda.storage.stores.opening import Store
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.restored_leaves import saved_type
+from gda.trees.records.saved_leaves import (
     Block,
     SavedLeaf,
     check_same_values,
     saved_leaves,
     values_of,
 )
-from gda.layout.spec import Index, Shape, index_at
-from gda.multihost.settings import own_settings
-from gda.multihost.steps import all_do
-from gda.storage.options import Options
+from gda.trees.records.structure import flatten, subtree
 
 AnyArray = np.ndarray[Any, Any]
 

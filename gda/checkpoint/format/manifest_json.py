@@ -24,18 +24,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import (
-    ArrayLeaf,
-    Leaf,
-    Manifest,
-    Path,
-    Piece,
-    StoredArray,
-    ValueLeaf,
-)
+from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
+from gda.storage.stores.errors import CorruptionError
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, Piece, ValueLeaf
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -397,34 +391,6 @@ def _crcs(text: Any) -> array[int]:
     return crcs
 
 
-@functools.lru_cache(maxsize=64)  # NumPy makes a name anew each time: a quarter of a load
-def dtype_named(text: Any) -> np.dtype[Any]:
-    """Return the dtype that a record names; ``TypeError`` if a record cannot have it."""
-    import ml_dtypes  # registers the names of JAX's types in NumPy
-
-    known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
-    if not (known is text or isinstance(known, type)):
-        raise TypeError
-    dtype = np.dtype(known)
-    if dtype.hasobject or dtype.name != text:
-        raise TypeError
-    return dtype
-
-
-def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Return True if a checkpoint can hold arrays of this dtype."""
-    try:
-        return dtype_named(dtype.name) == dtype
-    except TypeError:
-        return False
-
-
-_NUMPY_DTYPES = {
-    "bool",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-}
-
 _SHAPE = "a list of sizes, whose product a machine can hold", _shape
 # A field has one meaning in all records: its values in words, and their reader.
 _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -435,7 +401,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "codec": ("'bytes' or 'zstd'", _matching("bytes|zstd")),
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
-    "dtype": ("the name of a dtype", dtype_named),
+    "dtype": ("the name of a dtype", recorded_dtype),
     "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
     "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,7 @@ import numpy as np
 from gda.layout.spec import Shape
 from gda.layout.strict_json import parse_json
 from gda.storage.paths import of_extra
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from gda.storage.stores.checksums import Bytes
 
 CRC_BYTES = 4
 _LEVEL = 1  # of zstd
@@ -97,27 +96,6 @@ def _fill_value(stored: str) -> Any:
     if stored.startswith("complex"):
         return [0.0, 0.0]
     return 0 if stored.startswith(("int", "uint")) else 0.0
-
-
-def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
-    """Return the CRC-32C of contiguous memory, which follows data of checksum ``before``."""
-    google_crc32c = require_crc32c()
-    view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
-    view.flags.writeable = False  # as the function requires
-    return google_crc32c.extend(before, view)
-
-
-def size_and_crc(document: bytes) -> tuple[int, int]:
-    """Return the record of a ``zarr.json`` in the manifest."""
-    return len(document), crc32c(np.frombuffer(document, np.uint8))
-
-
-@cache
-def require_crc32c() -> Any:
-    """Return the package for checksums."""
-    with of_extra("checkpoints need google-crc32c"):
-        import google_crc32c
-    return google_crc32c
 
 
 def require_zstd() -> Any:

@@ -20,12 +20,13 @@ import numpy as np
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.placing import LocalBlocks
 from gda.checkpoint.format.chunks import ChunkGrid
-from gda.checkpoint.format.manifest import Chunk, Manifest, Piece, StoredArray
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.mesh import processes_of
+from gda.trees.records.recorded_leaves import Piece
+from gda.trees.records.restored_leaves import RestoredLeaf
 
 _LEAST_OF_A_CHUNK = 0.75  # that must be needed for the others to stay in memory with it
 

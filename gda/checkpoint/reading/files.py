@@ -14,13 +14,14 @@ import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
-from gda.checkpoint.format.structure import format_path
-from gda.checkpoint.format.zarr_format import Bytes
-from gda.checkpoint.stores.opening import Store
 from gda.storage import tasks
 from gda.storage.options import Options
+from gda.storage.stores import checksums
+from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.opening import Store
+from gda.trees.records.structure import format_path
 
 _GONE = (FileNotFoundError, NotADirectoryError)
 
@@ -116,7 +117,7 @@ class Files:
         name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
         try:
             found = self.store.read(name, expected[0])
-            what = None if zarr_format.size_and_crc(found) == expected else "is damaged"
+            what = None if checksums.size_and_crc(found) == expected else "is damaged"
         except (*_GONE, ValueError) as error:
             what = "is missing" if isinstance(error, _GONE) else str(error)
         if what is not None:
@@ -201,7 +202,7 @@ class _Sum:
     crc = 0
 
     def __call__(self, part: Bytes) -> None:
-        self.crc = zarr_format.crc32c(part, self.crc)
+        self.crc = checksums.crc32c(part, self.crc)
 
 
 def _check_size(found: int, expected: int) -> None:

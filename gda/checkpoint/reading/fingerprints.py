@@ -12,14 +12,15 @@ import numpy as np
 from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Manifest, Piece
-from gda.checkpoint.format.structure import format_path
-from gda.checkpoint.reading.restored_leaves import RestoredLeaf, saved_type
+from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
+from gda.storage.stores.errors import CorruptionError
 from gda.trees.leaves import grid_of_leaf, held_by
+from gda.trees.records.recorded_leaves import ArrayLeaf, Piece
+from gda.trees.records.restored_leaves import RestoredLeaf, saved_type
+from gda.trees.records.structure import format_path
 
 
 def check_provable(url: str, leaves: Sequence[RestoredLeaf]) -> None:

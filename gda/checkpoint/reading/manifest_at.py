@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.stores.directory import LOCK, FileStore
-from gda.checkpoint.stores.opening import Store
 from gda.layout.text import join_some, printable
+from gda.storage.stores.directory import LOCK, FileStore
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
+from gda.storage.stores.opening import Store
+from gda.trees.records.structure import check_structure
 
 T = TypeVar("T")
 

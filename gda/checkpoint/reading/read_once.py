@@ -14,10 +14,10 @@ from gda.arrays.transport.exchanging import Part, exchange
 from gda.checkpoint.format.manifest import Chunk
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import readers_of
 from gda.mesh import processes_of
 from gda.multihost.agreement import watching
+from gda.trees.records.restored_leaves import RestoredLeaf
 
 NAME = "gda.checkpoint.restore"
 

@@ -17,19 +17,19 @@ from typing import Any
 import jax
 
 from gda.arrays.buffers import Buffers
-from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import Chunk, Manifest
-from gda.checkpoint.format.structure import noting_path
 from gda.checkpoint.reading.blocks import Arrival, Use, buffered_bytes, read_chunk, uses_of
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.manifest_at import check_not_replaced
 from gda.checkpoint.reading.read_once import read_chunks_once
-from gda.checkpoint.reading.restored_leaves import RestoredLeaf
-from gda.checkpoint.stores.opening import Store, options_for
 from gda.multihost.settings import own_settings
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
+from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.opening import Store, options_for
+from gda.trees.records.restored_leaves import RestoredLeaf
+from gda.trees.records.structure import noting_path
 
 _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds

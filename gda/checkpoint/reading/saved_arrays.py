@@ -11,18 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Manifest
-from gda.checkpoint.format.structure import format_path, unflatten
+from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
-from gda.checkpoint.stores.opening import Store, open_store
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape, index_at, start_of
 from gda.layout.text import typed_shape
 from gda.storage.sources import HasReader, Source
+from gda.storage.stores import checksums
+from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import lazy
+from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.structure import format_path, unflatten
 
 AnyArray = np.ndarray[Any, Any]
 
@@ -70,7 +71,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     GlobalArray(shape=(8, 4), dtype=float32, mesh={'x': 8}, spec=P('x'))
     >>> folder.cleanup()
     """
-    zarr_format.require_crc32c()
+    checksums.require_crc32c()
     store = open_store(path, timeout)
     return read_complete(store, lambda manifest: tree_of_sources(store, manifest))
 

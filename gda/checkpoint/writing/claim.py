@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.reading.manifest_at import load_manifest
-from gda.checkpoint.stores.directory import LOCK
-from gda.checkpoint.stores.opening import Store
 from gda.layout.text import join_some
+from gda.storage.stores.directory import LOCK
+from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.opening import Store
 
 # The array of a large leaf, one of packed leaves, and the document of their group.
 _OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)

@@ -18,10 +18,11 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import Words, sums_of_each
 from gda.arrays.transport.to_host import HostBlock
-from gda.checkpoint.format.manifest import Piece, StoredArray
-from gda.checkpoint.writing.saved_leaves import Block, Keyed, SavedLeaf, to_host
+from gda.checkpoint.format.manifest import StoredArray
 from gda.layout.spec import Index, Shape, index_at
 from gda.storage.options import Options
+from gda.trees.records.recorded_leaves import Piece
+from gda.trees.records.saved_leaves import Block, Keyed, SavedLeaf, to_host
 
 PACK_BYTES = 4 * 2**20  # of a chunk
 

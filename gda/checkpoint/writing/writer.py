@@ -22,22 +22,24 @@ from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import Overlap, chunk_shape_of
-from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
-from gda.checkpoint.reading.restored_leaves import saved_type
-from gda.checkpoint.stores.opening import Store
+from gda.checkpoint.format.manifest import StoredArray
 from gda.checkpoint.writing.packing import Pack, fill, packs_of, sums_of
-from gda.checkpoint.writing.saved_leaves import (
+from gda.layout.spec import Shape
+from gda.storage import tasks
+from gda.storage.options import Options
+from gda.storage.progress import counting
+from gda.storage.stores import checksums
+from gda.storage.stores.errors import SaveError
+from gda.storage.stores.opening import Store
+from gda.trees.records.recorded_leaves import Leaf, Piece, ValueLeaf
+from gda.trees.records.restored_leaves import saved_type
+from gda.trees.records.saved_leaves import (
     Keyed,
     SavedLeaf,
     is_on_accelerator,
     kept,
     to_host,
 )
-from gda.layout.spec import Shape
-from gda.storage import tasks
-from gda.storage.options import Options
-from gda.storage.progress import counting
 
 CHUNK_BYTES = 16 * 2**20
 PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost some ms
@@ -281,10 +283,10 @@ class Writer:
             payload = zarr_format.compress(payload)
         crc = 0
 
-        def parts() -> Iterator[zarr_format.Bytes | bytes]:
+        def parts() -> Iterator[checksums.Bytes | bytes]:
             nonlocal crc
             yield payload
-            crc = zarr_format.crc32c(payload)  # the disk is at work meanwhile
+            crc = checksums.crc32c(payload)  # the disk is at work meanwhile
             yield crc.to_bytes(zarr_format.CRC_BYTES, "little")
 
         name = f"{self.data}/{chunk.array.name}/{chunk.array.grid.key(chunk.number)}"

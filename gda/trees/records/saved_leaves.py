@@ -25,12 +25,7 @@ from gda.arrays.transport.to_host import (
     is_host,
 )
 from gda.arrays.weak_types import is_weak
-from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
-from gda.checkpoint.format.manifest_json import is_storable
-from gda.checkpoint.format.structure import format_path, noting_path
-from gda.checkpoint.format.zarr_format import crc32c
-from gda.layout.dtype_names import native
+from gda.layout.dtype_names import is_storable, native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
@@ -38,6 +33,8 @@ from gda.mesh import Device, grid_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
+from gda.storage.stores.checksums import crc32c
+from gda.storage.stores.errors import said
 from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
@@ -46,6 +43,8 @@ from gda.trees.leaves import (
     is_source,
     note_function,
 )
+from gda.trees.records.recorded_leaves import ArrayLeaf, Path, ValueLeaf
+from gda.trees.records.structure import format_path, noting_path
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")

@@ -20,11 +20,11 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, keystr
 
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import Path
 from gda.layout.text import join_some
+from gda.storage.stores.errors import CorruptionError
 from gda.trees.leaves import as_dicts, is_container
 from gda.trees.matching import name_of
+from gda.trees.records.recorded_leaves import Path
 
 _DEEPEST = 200
 

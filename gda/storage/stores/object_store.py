@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.zarr_format import Bytes
-from gda.checkpoint.stores.waiting import FEW_ATTEMPTS, Waiting
 from gda.storage.paths import require_tensorstore
+from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.errors import SaveError
+from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
 
 # The drivers whose requests TensorStore repeats.
 _RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))

@@ -21,23 +21,15 @@ from jax.sharding import Mesh, Sharding
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
-from gda.checkpoint.format.structure import checked_path, noting_path, subtree, unflatten
-from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
-from gda.checkpoint.offers.catalog import Catalog, catalog_of
-from gda.checkpoint.offers.connection import Address, Deadline, check_token
-from gda.checkpoint.offers.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
-from gda.checkpoint.offers.serving import ERRORS, MOST_SECONDS
-from gda.checkpoint.offers.versions import Version
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.reading.fingerprints import check_fingerprints
 from gda.checkpoint.reading.read_once import layout_to_share
-from gda.checkpoint.reading.restored_leaves import (
-    RestoredLeaf,
-    layout_of,
-    leaves_like,
-    leaves_of,
-)
+from gda.exchange.asking import OfferToPull, PieceToPull
+from gda.exchange.catalog import Catalog, catalog_of
+from gda.exchange.connection import Address, Deadline, check_token
+from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
+from gda.exchange.serving import ERRORS, MOST_SECONDS
+from gda.exchange.versions import Version
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
@@ -53,6 +45,14 @@ from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.restored_leaves import (
+    RestoredLeaf,
+    layout_of,
+    leaves_like,
+    leaves_of,
+)
+from gda.trees.records.structure import checked_path, noting_path, subtree, unflatten
 from gda.trees.to_jax import check_not_padding, to_jax
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from gda.checkpoint.offers.connection import Deadline
+from gda.exchange.connection import Deadline
 
 T = TypeVar("T")
 

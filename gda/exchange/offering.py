@@ -13,25 +13,25 @@ from typing import Any
 
 import jax
 
-from gda.checkpoint.format.manifest import Leaf, ValueLeaf
-from gda.checkpoint.format.structure import flatten, format_path, noting_path
-from gda.checkpoint.offers.catalog import Catalog, Layouts, Server
-from gda.checkpoint.offers.connection import Address, Deadline, check_token
-from gda.checkpoint.offers.serving import HeldTree, OfferServer
-from gda.checkpoint.offers.versions import Versions
-from gda.checkpoint.writing.saved_leaves import (
-    SavedLeaf,
-    check_same_values,
-    kept,
-    saved_leaves,
-    values_of,
-)
+from gda.exchange.catalog import Catalog, Layouts, Server
+from gda.exchange.connection import Address, Deadline, check_token
+from gda.exchange.serving import HeldTree, OfferServer
+from gda.exchange.versions import Versions
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
+from gda.trees.records.recorded_leaves import Leaf, ValueLeaf
+from gda.trees.records.saved_leaves import (
+    SavedLeaf,
+    check_same_values,
+    kept,
+    saved_leaves,
+    values_of,
+)
+from gda.trees.records.structure import flatten, format_path, noting_path
 
 _LOOPBACK = "127.0.0.1"
 _UPDATE = "update of an offer"

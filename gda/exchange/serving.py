@@ -23,15 +23,15 @@ import numpy as np
 
 from gda.arrays.dtypes import is_float
 from gda.arrays.fingerprints.fingerprint import sums_of_host
-from gda.checkpoint.format.manifest import ValueLeaf
-from gda.checkpoint.format.manifest_json import dtype_named
-from gda.checkpoint.format.structure import format_path
-from gda.checkpoint.offers.connection import Address, Connection, Deadline
-from gda.checkpoint.offers.versions import Versions
-from gda.checkpoint.writing.saved_leaves import SavedLeaf, on_host
+from gda.exchange.connection import Address, Connection, Deadline
+from gda.exchange.versions import Versions
+from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
+from gda.trees.records.recorded_leaves import ValueLeaf
+from gda.trees.records.saved_leaves import SavedLeaf, on_host
+from gda.trees.records.structure import format_path
 
 _SECONDS_TO_ASK = 10.0  # for the proof, and for each question
 MOST_SECONDS = 86400.0
@@ -117,7 +117,7 @@ class HeldTree:
             # In place of the pinned memory that an accelerator has copied the block to.
             data = self._data[number][first] = on_host(data)
         block = data[(*within, ...)]
-        if (dtype := dtype_named(piece.dtype)) != block.dtype:
+        if (dtype := recorded_dtype(piece.dtype)) != block.dtype:
             is_complex = block.dtype.kind == dtype.kind == "c"
             if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
@@ -274,7 +274,9 @@ class OfferServer:
         return reply
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Reply:
-        found = [(block, dtype_named(piece.dtype)) for piece, block in self._asked(question, asker)]
+        found = [
+            (block, recorded_dtype(piece.dtype)) for piece, block in self._asked(question, asker)
+        ]
 
         def reply(connection: Connection) -> None:
             connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})

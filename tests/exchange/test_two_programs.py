@@ -20,8 +20,8 @@ from meshes import batch, cut, mesh_of
 from running import wait_for
 
 import gda
-from gda.checkpoint.offers import offering
-from gda.checkpoint.offers.connection import Connection
+from gda.exchange import offering
+from gda.exchange.connection import Connection
 from gda.testing import Pool
 
 ROWS, COLUMNS = P("x"), P(None, "x")

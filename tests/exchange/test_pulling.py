@@ -23,10 +23,10 @@ from meshes import batch, cut, mesh_of
 from running import python
 
 import gda
-from gda.checkpoint.offers import offering
-from gda.checkpoint.offers.asking import OfferToPull
-from gda.checkpoint.offers.catalog import _grid, catalog_of
-from gda.checkpoint.offers.connection import Address, Connection, Deadline
+from gda.exchange import offering
+from gda.exchange.asking import OfferToPull
+from gda.exchange.catalog import _grid, catalog_of
+from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
 
 no_thread_is_left = threads_left.no_thread_is_left
@@ -535,7 +535,7 @@ def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -
 
 def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> None:
     """Pinned memory of the host stands for it; the CPU has that kind too."""
-    from gda.checkpoint.writing import saved_leaves
+    from gda.trees.records import saved_leaves
 
     monkeypatch.setattr(saved_leaves, "is_on_accelerator", lambda data: True)
     monkeypatch.setattr("gda.trees.written_blocks.is_host", lambda device: False)

@@ -18,11 +18,11 @@ import pytest
 from meshes import batch
 
 import gda
-from gda.checkpoint.offers import asking, serving
-from gda.checkpoint.offers.asking import OfferToPull, PieceToPull
-from gda.checkpoint.offers.catalog import catalog_of
-from gda.checkpoint.offers.connection import Address, Connection, Deadline
-from gda.checkpoint.offers.pieces import PulledPiece
+from gda.exchange import asking, serving
+from gda.exchange.asking import OfferToPull, PieceToPull
+from gda.exchange.catalog import catalog_of
+from gda.exchange.connection import Address, Connection, Deadline
+from gda.exchange.pieces import PulledPiece
 
 GREETING = b"gda offer 2\n"
 SHORT = 0.6  # seconds

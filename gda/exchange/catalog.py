@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, RecordedTree
 from gda.checkpoint.format.manifest_json import leaves_of_json, written
-from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.offers.connection import Address, Deadline
+from gda.exchange.connection import Address, Deadline
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import Processes
 from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json
+from gda.storage.stores.errors import CorruptionError
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, RecordedTree
+from gda.trees.records.structure import check_structure
 
 _MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000

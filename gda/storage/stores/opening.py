@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from gda.checkpoint.stores.directory import FileStore
-from gda.checkpoint.stores.object_store import KvStore
 from gda.storage.options import Options
 from gda.storage.paths import directory_named, url_named
+from gda.storage.stores.directory import FileStore
+from gda.storage.stores.object_store import KvStore
 
 Store = FileStore | KvStore
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
-from gda.checkpoint.offers.pieces import Needed, PulledPiece, number_at, pulled_pieces
+from gda.exchange.pieces import Needed, PulledPiece, number_at, pulled_pieces
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.spec import start_of
 from gda.testing.strategies import mesh_shapes, partition_specs

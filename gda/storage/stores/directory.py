@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.zarr_format import Bytes
 from gda.storage.new_files import about as _about
 from gda.storage.new_files import begin_to_sync
+from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.errors import SaveError
 
 LOCK = ".lock"  # at the top level; held while a save runs
 

@@ -22,16 +22,16 @@ from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak, weakly_typed
-from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
-from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
 from gda.layout.spec import Shape, check_spec, start_of
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
 from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
+from gda.storage.stores.errors import said
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
+from gda.trees.records.structure import format_path, path_of_keys, unflatten
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.

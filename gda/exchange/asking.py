@@ -14,14 +14,14 @@ import jax
 import numpy as np
 
 from gda.arrays.fingerprints.formula import LANES, Words, digest_of
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
-from gda.checkpoint.offers.catalog import Catalog
-from gda.checkpoint.offers.connection import Address, Connection, Deadline, GivenUpError
-from gda.checkpoint.offers.pieces import PulledPiece, all_blocks, pulled_pieces
-from gda.checkpoint.offers.serving import ERRORS, MOST_PIECES
-from gda.checkpoint.offers.versions import Version
 from gda.checkpoint.reading.blocks import Arrival
-from gda.checkpoint.reading.restored_leaves import saved_type
+from gda.exchange.catalog import Catalog
+from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
+from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
+from gda.exchange.serving import ERRORS, MOST_PIECES
+from gda.exchange.versions import Version
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.restored_leaves import saved_type
 
 _MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
 _MOST_ANSWER_BYTES = 2**20
