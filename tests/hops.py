@@ -1,8 +1,9 @@
 """The length of the way through the package: `python tests/hops.py`.
 
-For each call, the modules of gda that it enters, and its steps back up: the pairs of modules of which
-the first calls a function of the second that was handed to it, as it does not import the second,
-directly or through others. Decorators that call what they decorate are no steps. `-v` lists both.
+For each call, it counts the modules of gda that run, and the steps back up. A step back is a pair of
+modules: the first calls a function of the second, which it does not import, directly or through
+others, so the function was handed to it. Decorators that call what they decorate are no steps.
+`-v` lists the modules and the steps.
 """
 
 import os
@@ -47,7 +48,7 @@ def _imports(module: str) -> set[str]:
 
 
 def hops(call: Callable[[], Any]) -> tuple[set[str], set[tuple[str, str]]]:
-    """Return the modules that a call enters, and its steps back: the lower and the higher module."""
+    """Return the modules that run in a call, and its steps back: the lower and the higher one."""
     entered: set[str] = set()
     back: set[tuple[str, str]] = set()
 
@@ -79,7 +80,7 @@ def calls(folder: str, address: str) -> dict[str, Callable[[], Any]]:
     mesh, other = jax.make_mesh((8,), ("x",)), jax.make_mesh((4, 2), ("a", "b"))
     host = {"w": np.arange(64.0, dtype=np.float32).reshape(8, 8), "step": 3}
     tree = gda.load_tree(host, mesh, P("x"))
-    save = gda.checkpoint.save
+    save, restore = gda.checkpoint.save, gda.checkpoint.restore
     return {
         "checkpoint.save": lambda: save(f"{folder}/a", tree, overwrite=True),
         "checkpoint.restore": lambda: gda.checkpoint.restore(
