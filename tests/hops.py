@@ -1,7 +1,7 @@
 """The length of the way through the package: `python tests/hops.py`.
 
-For each call, it counts the modules of gda that run, and the steps back up. A step back is a pair of
-modules: the first calls a function of the second, which it does not import, directly or through
+For each call, it counts the modules of gda that run, and the steps back up. A step back is a pair
+of modules: the first calls a function of the second, which it does not import, directly or through
 others, so the function was handed to it. Decorators that call what they decorate are no steps.
 `-v` lists the modules and the steps.
 """
@@ -83,9 +83,7 @@ def calls(folder: str, address: str) -> dict[str, Callable[[], Any]]:
     save, restore = gda.checkpoint.save, gda.checkpoint.restore
     return {
         "checkpoint.save": lambda: save(f"{folder}/a", tree, overwrite=True),
-        "checkpoint.restore": lambda: gda.checkpoint.restore(
-            f"{folder}/a", mesh=mesh, specs=P("x")
-        ),
+        "checkpoint.restore": lambda: restore(f"{folder}/a", mesh=mesh, specs=P("x")),
         "pull": lambda: gda.pull(address, mesh=mesh, specs=P("x")),
         "reshard_tree": lambda: gda.reshard_tree(tree, other, P("b")),
         "load_tree": lambda: gda.load_tree(host, mesh, P("x")),

@@ -26,9 +26,9 @@ import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
-from gda.trees.records import saved_leaves
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
+from gda.trees.records import saved_leaves
 
 DATA = batch(16, 8)
 
