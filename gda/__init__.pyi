@@ -14,8 +14,8 @@ from gda.trees.to_jax import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
 from gda.show.visualize import visualize_sharding as visualize_sharding
 from gda import show as show
-from gda.trees.memory.live_arrays import memory as memory
-from gda.trees.memory.live_arrays import explaining_oom as explaining_oom
+from gda.trees.live_arrays import memory as memory
+from gda.trees.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory

@@ -28,6 +28,7 @@ _WIDTH = 100
 _OTHER = "not in arrays"
 _GREY = "rgba(128,128,128,.45)"
 _MOST_BARS = 64
+_HEADER = ["array", "", "layout", "per device", "in all"]
 
 
 @set_module("gda")
@@ -40,9 +41,9 @@ class ArrayMemory(NamedTuple):
       shape, dtype: of each global array, with its padding.
       layout: the spec and the mesh, or the device, as text.
       memory_kind: the kind of memory; None for the default of the devices.
-      nbytes: bytes of their buffers in this process, replicas included, without ``nbytes_shared``.
+      nbytes: bytes of their buffers in this process, replicas included, without those that an
+        earlier row counts.
       nbytes_per_device: those on the device that has the most of them.
-      nbytes_shared: bytes of their buffers that an earlier row counts.
 
     >>> import gda, jax.numpy as jnp
     >>> x = jnp.zeros((8, 2), jnp.float32)
@@ -59,7 +60,6 @@ class ArrayMemory(NamedTuple):
     memory_kind: str | None
     nbytes: int
     nbytes_per_device: int
-    nbytes_shared: int = 0
 
     @property
     def label(self) -> str:
@@ -121,8 +121,6 @@ class MemoryReport:
       arrays: a row for each named array, and for each group of unnamed ones.
       devices: the local devices, by platform and id.
       deleted: the names of arrays that were deleted or donated; they take no memory.
-      num_aliases: number of unnamed arrays whose memory other arrays count, such as the ``data`` of
-        a shard. They have no row.
       process_index, num_processes: the process that made the report, and the number of all.
 
     >>> import gda, jax.numpy as jnp
@@ -134,7 +132,6 @@ class MemoryReport:
     arrays: tuple[ArrayMemory, ...]
     devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
     deleted: tuple[str, ...] = ()
-    num_aliases: int = 0
     process_index: int = 0
     num_processes: int = 1
 
@@ -180,31 +177,18 @@ class MemoryReport:
     @property
     def notes(self) -> list[str]:
         """The arrays that have no rows, in words."""
-        lines = []
-        if self.deleted:
-            lines.append(f"deleted or donated: {join_some(self.deleted)}")
-        if self.num_aliases:
-            lines.append(
-                f"{counted(self.num_aliases, 'more array')} in the memory of those above, such as "
-                "the data of shards"
-            )
-        return lines
+        return [f"deleted or donated: {join_some(self.deleted)}"] if self.deleted else []
 
     def _table_of_arrays(self) -> list[str]:
         if not self.arrays:
             return []
-        rows, shared, more = _rows_of(self.arrays)
-        if any(shared):
-            rows = [
-                [*row, size and f"shares {size}"] for row, size in zip(rows, shared, strict=True)
-            ]
-        header = ["array", "", "layout", "per device", "in all", ""]
-        lines = table([header[: len(rows[0])], *rows], right={"per device", "in all"}, width=_WIDTH)
+        rows, more = _rows_of(self.arrays)
+        lines = table([_HEADER, *rows], right={"per device", "in all"}, width=_WIDTH)
         return [*lines, *more]
 
 
-def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str], list[str]]:
-    """Return the cells of the largest arrays, what each shares, and a line for the others."""
+def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str]]:
+    """Return the cells of the largest arrays, and a line for the others."""
     shown, left = arrays[:_ROWS_SHOWN], arrays[_ROWS_SHOWN:]
     rows = [
         [
@@ -213,9 +197,8 @@ def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str],
         ]
         for row in shown
     ]
-    shared = [format_bytes(row.nbytes_shared) if row.nbytes_shared else "" for row in shown]
     nbytes = format_bytes(sum(row.nbytes for row in left))
-    return rows, shared, [f"{format_more(len(left))}, {nbytes}"] if left else []
+    return rows, [f"{format_more(len(left))}, {nbytes}"] if left else []
 
 
 def _table_of_devices(report: MemoryReport) -> list[str]:
@@ -297,8 +280,6 @@ def _parts(device: DeviceMemory) -> dict[str, int]:
 
 
 def _arrays(report: MemoryReport) -> str:
-    rows, shared, more = _rows_of(report.arrays)
-    cells = [[*map(escape, row), size] for row, size in zip(rows, shared, strict=True)]
-    cells += [[escape(line), "", "", "", "", ""] for line in more]
-    of_shared = "shared" if any(shared) else ""
-    return markup.html_table(["array", "", "layout", "per device", "in all", of_shared], cells)
+    rows, more = _rows_of(report.arrays)
+    cells = [[*map(escape, row)] for row in rows] + [[line, "", "", "", ""] for line in more]
+    return markup.html_table(_HEADER, cells)
