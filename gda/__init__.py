@@ -25,7 +25,6 @@ _MODULE_OF = {
     "to_numpy": "gda.trees.to_numpy",
     "to_jax": "gda.trees.to_jax",
     "fingerprint": "gda.trees.digests",
-    "visualize_sharding": "gda.show.visualize",
     "show": "gda.show",
     "memory": "gda.trees.live_arrays",
     "explaining_oom": "gda.trees.live_arrays",

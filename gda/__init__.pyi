@@ -12,8 +12,7 @@ from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
 from gda.trees.to_jax import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
-from gda.show.visualize import visualize_sharding as visualize_sharding
-from gda import show as show
+from gda.show import this_module as show
 from gda.trees.live_arrays import memory as memory
 from gda.trees.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
@@ -113,7 +112,6 @@ __all__ = [  # noqa: RUF022
     "to_numpy",
     "to_jax",
     "fingerprint",
-    "visualize_sharding",
     "show",
     "memory",
     "explaining_oom",
