@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +28,7 @@ import jax
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.background import Background, is_done
+from gda.multihost.background import in_thread, is_done
 from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
 T = TypeVar("T")
@@ -236,13 +235,11 @@ class _Meeting:
                 )
             return future.result()
 
-        # Few meetings last until the second thread starts, which looks while the first one waits.
-        waiter, looker = Background("gda-meeting"), Background("gda-look")
-        with closing(waiter), closing(looker):
-            coming = waiter.begin(lambda: self._come(entry))
-            while not is_done(coming):
-                answer(looker.begin(lambda: self._look(coming)))
-            return answer(waiter.begin(lambda: self._verdict(coming, judge)))
+        # Few meetings last until a second thread starts, which looks while the first one waits.
+        coming = in_thread("gda-meeting", lambda: self._come(entry))
+        while not is_done(coming):
+            answer(in_thread("gda-look", lambda: self._look(coming)))
+        return answer(in_thread("gda-meeting", lambda: self._verdict(coming, judge)))
 
     def _come(self, entry: bytes) -> bytes:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
@@ -456,8 +453,7 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
 
 def _wait_for_answers(work: Callable[[], None]) -> None:
     """Call the service; raise ``TimeoutError`` if it does not answer: its process is stopped."""
-    with closing(Background("gda-refusal")) as background:
-        background.begin(work).result(_SECONDS_FOR_ANSWERS)
+    in_thread("gda-refusal", work).result(_SECONDS_FOR_ANSWERS)
 
 
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
