@@ -45,9 +45,9 @@ def host_local_array_to_global_array(
     are not copied. An array that is global already, with parts in other processes, is returned
     unchanged, whatever its mesh and spec.
 
-    Communicates between processes only to check that they agree, with ``check_replicas`` or where
-    ``gda.checking_agreement`` is on: then all processes of the mesh must call it. Call it outside
-    ``jit``.
+    Communicates between processes only to check that they agree, with ``check_replicas`` or
+    inside ``with gda.check_processes_agree()``: then all processes of the mesh must call it. Call
+    it outside ``jit``.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
