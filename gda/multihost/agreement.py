@@ -357,10 +357,10 @@ def done_by_all(
     if difference := done.verdict:
         mine = text if jax.process_index() in difference["spokesmen"] else b""
         judge = functools.partial(say_difference, difference["groups"])
-        said = meet(
+        differences = meet(
             mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
-        raise DisagreementError(f"{what}: {said.decode()}{difference['places']}")
+        raise DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
     return result
 
 
@@ -497,7 +497,7 @@ def _differences(
             holders.setdefault(value or "missing", []).extend(group)
         if len(holders) > 1:
             minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
-            said = f"{format_processes(minority[1])}: {field} {minority[0]}"
+            first = f"{format_processes(minority[1])}: {field} {minority[0]}"
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
-            differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
+            differences.append(", ".join([f"at {path}, {first}" if path else first, *others]))
     return differences

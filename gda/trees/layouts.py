@@ -203,7 +203,7 @@ class ArrayLayout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Alike:
     """Arrays of one shape, dtype and layout whose paths differ only in numbers."""
 
     path: str
@@ -368,17 +368,17 @@ class Layouts:
         return markup.report([self.headline, *more], [shown] if cells else [])
 
 
-def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_Row]:
+def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_Alike]:
     """Return arrays in rows, those with most bytes on a device first."""
     known = {(row.path, (row.kind, row.layout)): row for row in arrays}
     rows = [
-        _Row(path, len(names), known[names[0], of]) for path, names, of in alike_in_ranges(known)
+        _Alike(path, len(names), known[names[0], of]) for path, names, of in alike_in_ranges(known)
     ]
     return sorted(rows, key=lambda row: -row.nbytes_per_device)
 
 
 def _cells_of(
-    rows: Sequence[_Row], mesh: Mapping[str, int] | None
+    rows: Sequence[_Alike], mesh: Mapping[str, int] | None
 ) -> tuple[list[str], list[list[str]], list[str]]:
     """Return the header of a table, the cells of the first rows, and a line for the others.
 

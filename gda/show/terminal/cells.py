@@ -38,7 +38,7 @@ class Manner(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
+class _ShownBlock:
     index: Index
     positions: IntArray
     processes: IntArray
@@ -53,7 +53,7 @@ class Cells:
         self.parts = subject.grid.parts
         self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _ShownBlock] = {}
 
     def cell(self, part_of: Mapping[int, int], manner: Manner) -> Cell:
         """Return the cell of the block at these parts of the dimensions, by default 0."""
@@ -102,14 +102,14 @@ class Cells:
         processes = ", p0 for process 0" if len(self._process_numbers) > 1 else ""
         return f"{what}{processes}"
 
-    def _block(self, part_of: Mapping[int, int]) -> _Block:
+    def _block(self, part_of: Mapping[int, int]) -> _ShownBlock:
         grid = self.subject.grid
         coordinates = [part_of.get(dimension, 0) for dimension in range(len(self.parts))]
         number = int(np.ravel_multi_index(coordinates, self.parts)) if coordinates else 0
         if number not in self._blocks:
             positions = self._holders(number, coordinates)
             processes = processes_at(self.subject, positions)
-            self._blocks[number] = _Block(grid.block_index(number), positions, processes)
+            self._blocks[number] = _ShownBlock(grid.block_index(number), positions, processes)
         return self._blocks[number]
 
     def _holders(self, number: int, coordinates: Sequence[int]) -> IntArray:
@@ -121,7 +121,7 @@ class Cells:
             return self.subject.holders[number]
         return grid.locate(first)
 
-    def _style(self, block: _Block) -> Style:
+    def _style(self, block: _ShownBlock) -> Style:
         """Return the style of the process, counted from 0; plain for a block of several."""
         if len(block.processes) != 1:
             return PLAIN
