@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gda.layout.boundary import set_module
@@ -18,17 +19,16 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.show import markup
+from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import escape
 
-_ROWS_SHOWN = 20
 UNNAMED = "unnamed"
 
 _WIDTH = 100
 _OTHER = "not in arrays"
 _GREY = "rgba(128,128,128,.45)"
 _MOST_BARS = 64
-_HEADER = ["array", "", "layout", "per device", "in all"]
 
 
 @set_module("gda")
@@ -156,7 +156,8 @@ class MemoryReport:
         }
 
     def __repr__(self) -> str:
-        parts = [[self.headline], _table_of_devices(self), self._table_of_arrays(), self.notes]
+        arrays = _table_of_arrays(self).lines() if self.arrays else []
+        parts = [[self.headline], _table_of_devices(self), arrays, self.notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
@@ -179,26 +180,15 @@ class MemoryReport:
         """The arrays that have no rows, in words."""
         return [f"deleted or donated: {join_some(self.deleted)}"] if self.deleted else []
 
-    def _table_of_arrays(self) -> list[str]:
-        if not self.arrays:
-            return []
-        rows, more = _rows_of(self.arrays)
-        lines = table([_HEADER, *rows], right={"per device", "in all"}, width=_WIDTH)
-        return [*lines, *more]
+
+def _table_of_arrays(report: MemoryReport) -> ArrayTable:
+    header = ["array", "", "layout", "per device", "in all"]
+    return array_table(header, report.arrays, _cells_of_array, attrgetter("nbytes"))
 
 
-def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str]]:
-    """Return the cells of the largest arrays, and a line for the others."""
-    shown, left = arrays[:_ROWS_SHOWN], arrays[_ROWS_SHOWN:]
-    rows = [
-        [
-            *(row.label, row.kind, row.place),
-            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
-        ]
-        for row in shown
-    ]
-    nbytes = format_bytes(sum(row.nbytes for row in left))
-    return rows, [f"{format_more(len(left))}, {nbytes}"] if left else []
+def _cells_of_array(row: ArrayMemory) -> list[str]:
+    sizes = map(format_bytes, (row.nbytes_per_device, row.nbytes))
+    return [row.label, row.kind, row.place, *sizes]
 
 
 def _table_of_devices(report: MemoryReport) -> list[str]:
@@ -207,11 +197,11 @@ def _table_of_devices(report: MemoryReport) -> list[str]:
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
         return []
-    rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:_ROWS_SHOWN]]
+    rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
-    left = len(report.devices) - sum(map(len, groups[:_ROWS_SHOWN]))
+    left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
     more = [format_more(left)] if left else []
     return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
 
@@ -241,8 +231,9 @@ def _devices_of(group: Sequence[DeviceMemory]) -> str:
 
 def _page_of(report: MemoryReport) -> str:
     """Return a report as one HTML element, light or dark, without network or script."""
-    tables = [_bars(report), _arrays(report)] if report.arrays else []
-    return markup.report([report.headline, *report.notes], tables)
+    table = _table_of_arrays(report)
+    tables = [_bars(report), table.html()] if report.arrays else []
+    return markup.report([report.headline, *table.more, *report.notes], tables)
 
 
 def _bars(report: MemoryReport) -> str:
@@ -277,9 +268,3 @@ def _numbers(device: DeviceMemory) -> str:
 
 def _parts(device: DeviceMemory) -> dict[str, int]:
     return device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}
-
-
-def _arrays(report: MemoryReport) -> str:
-    rows, more = _rows_of(report.arrays)
-    cells = [[*map(escape, row)] for row in rows] + [[line, "", "", "", ""] for line in more]
-    return markup.html_table(_HEADER, cells)
