@@ -21,7 +21,6 @@ Args:
     and NO_COLOR is not set.
 
 Raises:
-  ImportError: rich is not installed, and this is not a notebook.
   TypeError, ValueError: as ``text``.
 
 >>> import gda
@@ -46,14 +45,12 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
 from typing import Any, TextIO, cast
 
 import numpy.typing as npt
 
 from gda.layout.boundary import public
-from gda.layout.distribution import install_command
 from gda.layout.spec import SpecLike
 from gda.show.subject import subject_of
 
@@ -100,7 +97,6 @@ def text(
       The picture, without a line break at the end.
 
     Raises:
-      ImportError: rich is not installed.
       TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
         integer.
       ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
@@ -121,9 +117,10 @@ def text(
     │ device 2 │ device 3 │
     └──────────┴──────────┘
     """
+    from gda.show.terminal import text_of
+
     subject = subject_of(x, mesh, spec, dtype=dtype)
-    color_system = "256" if color else None
-    return load_terminal().text_of(subject, width=width, color_system=color_system, header=header)
+    return text_of(subject, width=width, color=bool(color), header=header)
 
 
 @public
@@ -180,20 +177,6 @@ def html(
     from gda.show.page import html_of
 
     return html_of(subject_of(x, mesh, spec, dtype=dtype))
-
-
-def load_terminal() -> ModuleType:
-    """Return ``gda.show.terminal``, which draws with rich; ``ImportError`` without it."""
-    try:
-        return import_module("gda.show.terminal")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "rich":
-            raise
-        raise ImportError(
-            "pictures as text need rich, which is not installed; install it with: "
-            f"{install_command('show')}",
-            name=error.name,
-        ) from error
 
 
 class Show(ModuleType):

@@ -19,6 +19,7 @@ from gda import show
 from gda.layout.spec import SpecLike
 from gda.layout.text import counted
 from gda.show.subject import Subject, subject_of, subject_on
+from gda.show.terminal import text_for
 
 Find = Callable[[], Subject | str | None]
 
@@ -142,7 +143,7 @@ def _say(
         return
     out = sys.stdout if file is None else file
     if isinstance(picture, Subject):
-        text: str = show.load_terminal().text_for(picture, out, width=width, color=color)
+        text = text_for(picture, out, width=width, color=color)
     else:
         text = picture
     encoding = getattr(out, "encoding", None) or "utf-8"

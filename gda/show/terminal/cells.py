@@ -47,11 +47,10 @@ class _ShownBlock:
 class Cells:
     """The cells of a subject's blocks, made on demand."""
 
-    def __init__(self, subject: Subject, ellipsis: str) -> None:
+    def __init__(self, subject: Subject) -> None:
         grid = subject.grid
         self.subject = subject
         self.parts = subject.grid.parts
-        self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
         self._blocks: dict[int, _ShownBlock] = {}
 
@@ -68,18 +67,18 @@ class Cells:
             lines += [format_processes(block.processes)] if has_processes else []
         if manner is Manner.INDEX:
             lines.insert(0, format_index(block.index)[1:-1] + self._mark(block.index))
-        return Cell(list(map(self.say, lines)), self._style(block))
+        return Cell(lines, self._style(block))
 
     def index(self, part_of: Mapping[int, int]) -> Index:
         return self._block(part_of).index
 
     def gap(self, gap: Gap) -> Cell:
-        return Cell([self.say(format_more(gap.count))], FAINT, is_gap=True)
+        return Cell([format_more(gap.count)], FAINT, is_gap=True)
 
     def edge(self, dimension: int, part: int | Gap, *, is_narrow: bool) -> Cell:
         """Return the label beside a row or above a column; in two lines if it is narrow."""
         if isinstance(part, Gap):
-            first, last = self.say(f"… {part.count:,}"), "more"
+            first, last = f"… {part.count:,}", "more"
             return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
         index = self.index({dimension: part})
         at = index[dimension]
@@ -90,9 +89,6 @@ class Cells:
     def _mark(self, index: Index) -> str:
         padding, total = padding_of(self.subject, index)
         return f" {PADDING * (1 if padding < total else 3)}" if padding else ""
-
-    def say(self, text: str) -> str:
-        return text.replace("…", self._ellipsis)
 
     @property
     def key_to_numbers(self) -> str:
