@@ -62,28 +62,25 @@ class Report(NamedTuple):
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
       is_for_all: the request is wrong for any mesh, so that others need not be tried.
-      kept_on: the day on which the report was made; empty if that is now.
     """
 
     rehearsal: dict[str, Any] | None = None
     reason: str = ""
     lines: Sequence[str] = ()
     is_for_all: bool = False
-    kept_on: str = ""
 
 
 def reports_of(
     requests: Sequence[Request],
     show_progress: Callable[[int, int], object],
-    records: Sequence[Path] = (),
     *,
     is_silent: bool = False,
 ) -> list[Report]:
     """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    The requests differ in their meshes only. ``records`` are the files that keep the reports. The
-    program prints to stderr unless ``is_silent``. All processes have ended when it returns or
-    raises, also after Ctrl-C. It raises ``MistakesError`` if a request is wrong for any mesh.
+    The requests differ in their meshes only. The program prints to stderr unless ``is_silent``. All
+    processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
+    if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, Report] = {}
@@ -99,7 +96,7 @@ def reports_of(
             while waiting and len(running) < most:
                 index, request = waiting.popleft()
                 worker = idle.pop() if idle else _Worker(children, topology, output.fileno(), files)
-                worker.begin(request, records[index] if records else None)
+                worker.begin(request)
                 running[worker.pipe] = index, worker
             for pipe in select.select([*running], [], [])[0]:
                 index, worker = running.pop(pipe)
@@ -128,15 +125,14 @@ class _Worker:
         self.pipe: IO[bytes] = files.enter_context(self._process.stdout)
         self._requests: IO[bytes] = files.enter_context(self._process.stdin)
 
-    def begin(self, request: Request, record: Path | None) -> None:
-        """Begin a rehearsal; ``record`` is the file that keeps its report."""
+    def begin(self, request: Request) -> None:
+        """Begin a rehearsal."""
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
-        job = {"request": request._asdict(), "record": record and os.fspath(record)}
         # A process that was killed since its last report reads nothing: report() says so. Not
         # through the buffer, which would keep the request and fail again when it is closed.
         with suppress(BrokenPipeError):
-            os.write(self._requests.fileno(), json.dumps(job).encode() + b"\n")
+            os.write(self._requests.fileno(), json.dumps(request._asdict()).encode() + b"\n")
 
     def report(self) -> tuple[Report, bool]:
         """Wait for the report; also return True if the process can make another."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from gda.cli.functions import function_of, traceback_of
-from gda.cli.rehearsal_cache import Inputs
 from gda.cli.rehearsal_processes import Report, Request, num_cpus
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
@@ -31,18 +30,14 @@ def main(output: int) -> None:
 
     ``output`` is the file descriptor for the output of the user's program.
     """
-    inputs = Inputs()
     os.set_inheritable(output, False)
     with os.fdopen(os.dup(0)) as requests, os.fdopen(os.dup(1), "w", buffering=1) as reports:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # so that nothing else goes into the pipe
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
         for line in requests:
-            job = json.loads(line)
-            report = _report(Request(**job["request"]))
+            report = _report(Request(**json.loads(line)))
             sys.stdout.flush()
-            if job["record"]:
-                inputs.keep(report, Path(job["record"]))
             reports.write(f"{json.dumps(report._asdict())}\n")
     os._exit(0)  # without the exit handlers of the compiler
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,11 +64,6 @@ several meshes:
   there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
   arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
 
-cache:
-  Results are kept in $GDA_CACHE_DIR, by default ~/.cache/gda, and hold until the
-  file, something that it imports or reads with Python, or the environment
-  changes. --no-cache neither reads nor writes them.
-
 two rehearsals side by side:
   --compare A B takes two meshes, or, without FILE.py:FUNCTION and --topology,
   two files that --json has written. With --json it prints what changes.
@@ -115,9 +109,6 @@ def add_rehearse(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a picture of each rehearsal")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="compile again what is kept of earlier runs"
-    )
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -188,7 +179,6 @@ def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]
 
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
-    from gda.cli.rehearsal_cache import cached_reports
     from gda.cli.rehearsal_processes import Request, reports_of
     from gda.storage.progress import shown
 
@@ -196,14 +186,9 @@ def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> l
     about = file, function, _topology(options), _num_slices(options), options.target_config
     may_skip = bool(options.search or options.vary)
     requests = [Request(*about, mesh, may_skip) for mesh in meshes]
-    make = reports_of if options.no_cache else cached_reports
     is_silent = len(requests) > 1
     with shown(is_silent and shows_progress(), "rehearse", in_bytes=False) as show_progress:
-        reports = make(requests, show_progress, is_silent=is_silent)
-    if kept := [report.kept_on for report in reports if report.kept_on]:
-        of = f"{len(kept)} of {len(reports)} meshes " if len(reports) > 1 else ""
-        says = f"{of}from the cache of {min(kept)}; --no-cache compiles again"
-        print(says, file=sys.stderr)
+        reports = reports_of(requests, show_progress, is_silent=is_silent)
     return [*map(_Result, requests, reports)]
 
 

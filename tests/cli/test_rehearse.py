@@ -20,7 +20,7 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_cache, rehearsal_processes, rehearsal_program
+from gda.cli import rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import Report, Request, reports_of
 
 TRAIN = """
@@ -78,7 +78,7 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
         reports[:] = reports or reports_of(*args, **options)
         return reports
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", once)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", once)
     code, out, _ = run(*command)
     in_json = run(*command, "--json")
     expected = rehearsal_here(train, {"data": 2, "model": 2})
@@ -263,7 +263,7 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
@@ -292,7 +292,7 @@ def test_a_mesh_that_was_not_compiled(
     def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
     search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
     assert run("rehearse", f"{train}:rehearsal", *search)[1].splitlines()[2:] == [
         "mesh     fits         peak   over b",
