@@ -87,7 +87,6 @@ _MODULE_OF = {
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
     "Advice": "gda.compiled.report.advice",
-    "UnrolledLayers": "gda.compiled.unrolled",
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",

@@ -79,7 +79,6 @@ from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
-from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
 # Test, and use other libraries.
 from gda import testing as testing
@@ -175,7 +174,6 @@ __all__ = [  # noqa: RUF022
     "Temporary",
     "ArgumentBytes",
     "Advice",
-    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",

@@ -15,7 +15,6 @@ from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.documents import record_of
 from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
-from gda.compiled.unrolled import UnrolledLayers
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry, axes_by_dimension, check_mesh_shape, check_spec
 from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
@@ -117,9 +116,6 @@ class Rehearsal:
         tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
         ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
-      unrolled: equal layers that are written out one after another, and what ``jax.lax.scan`` would
-        save; None if that is less than half of the program, or if the function came lowered or
-        compiled.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
 
@@ -152,7 +148,6 @@ class Rehearsal:
     arguments: tuple[ArgumentBytes, ...]
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
-    unrolled: UnrolledLayers | None = None
     is_compiled: bool = True
 
     @property
@@ -195,7 +190,6 @@ class Rehearsal:
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
-            "unrolled": None if self.unrolled is None else self.unrolled._asdict(),
         }
 
     @classmethod

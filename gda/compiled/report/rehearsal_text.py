@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
-_MANY_OPERATIONS = 1000  # fewer compile soon
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
@@ -62,12 +61,6 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
         lines.append(
             f"computes at least {format_seconds(computes)}, communicates at least "
             f"{format_seconds(communicates)}, at the vendor's figures"
-        )
-    if rehearsal.unrolled is not None and rehearsal.unrolled.num_operations >= _MANY_OPERATIONS:
-        count, before, after = rehearsal.unrolled
-        lines.append(
-            f"{count} equal layers are unrolled: jax.lax.scan over stacked parameters would leave "
-            f"{after:,} of {before:,} operations, and compile sooner"
         )
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
