@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +12,10 @@ from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.documents import record_of
 from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import SpecEntry, axes_by_dimension, check_mesh_shape, check_spec
+from gda.layout.spec import SpecEntry
 from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
 
 
@@ -191,37 +190,6 @@ class Rehearsal:
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
         }
-
-    @classmethod
-    @public
-    def from_dict(cls, document: Mapping[str, Any]) -> Rehearsal:
-        """Return the rehearsal of a document of ``to_dict``, also after it went through JSON.
-
-        The documents of ``gda rehearse --json`` are such documents with further entries, which are
-        ignored.
-
-        Raises:
-          ValueError: the document has another form, or a spec does not fit the mesh.
-
-        >>> import gda, jax, numpy as np
-        >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
-        >>> gda.Rehearsal.from_dict(rehearsal.to_dict()) == rehearsal
-        True
-        """
-        if not isinstance(document, Mapping):
-            raise ValueError(
-                "the document of a rehearsal must be a dict as of Rehearsal.to_dict, not "
-                f"{document!r:.80}"
-            )
-        found = document.get("collectives")
-        if found is not None:
-            found = {"found": found, "mesh_shape": document.get("mesh_shape")}
-        rehearsal = record_of(cls, {**document, "collectives": found})
-        mesh_shape = check_mesh_shape(rehearsal.mesh_shape)
-        for each in rehearsal.arguments:
-            entries = check_spec(each.spec or (), each.shape, mesh_shape)
-            axes_by_dimension(entries, len(each.shape), mesh_shape)
-        return rehearsal
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:

@@ -21,7 +21,7 @@ from running import wait_until_gone
 
 import gda
 from gda.cli import rehearsal_processes, rehearsal_program
-from gda.cli.rehearsal_processes import Report, Request, reports_of
+from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, reports_of
 
 TRAIN = """
 import os
@@ -72,9 +72,9 @@ def rehearsal_here(train: str, mesh_shape: dict[str, int]) -> gda.Rehearsal:
 
 def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
-    reports: list[Report] = []
+    reports: list[RehearsalReport] = []
 
-    def once(*args: Any, **options: Any) -> list[Report]:
+    def once(*args: Any, **options: Any) -> list[RehearsalReport]:
         reports[:] = reports or reports_of(*args, **options)
         return reports
 
@@ -109,30 +109,6 @@ def test_two_meshes_side_by_side(run: Run, train: str) -> None:
     assert Path("both.html").read_text().count('class="gda-show"') == 2
 
 
-def test_two_files_side_by_side(run: Run, tmp_path: Path) -> None:
-    step = gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
-    before, after = (str(tmp_path / name) for name in ("before.json", "after.json"))
-    Path(before).write_text(json.dumps(step.to_dict()))
-    too_large = dataclasses.replace(step, fits=False, peak_bytes=2**40)
-    Path(after).write_text(json.dumps({"topology": "cpu:1", "error": None, **too_large.to_dict()}))
-    assert run("rehearse", "--compare", before, after)[:2] == (
-        0,
-        f"{gda.compare_rehearsals(step, too_large)}\n",
-    )
-    code, out, _ = run("rehearse", "--compare", before, after, "--json")
-    assert (code, json.loads(out)) == (0, {"peak_bytes": [step.peak_bytes, 2**40]})
-    assert run("rehearse", "--compare", after, after)[0] == 1
-    for text, said in (
-        ("{", "is no file of gda rehearse --mesh … --json: Expecting property name"),
-        ("[]", "must be a dict as of Rehearsal.to_dict, not []"),
-        ('{"name": "f"}', "the document of a rehearsal has no 'device_kind'"),
-    ):
-        Path(after).write_text(text)
-        code, out, err = run("rehearse", "--compare", before, after)
-        assert (code, out) == (2, "")
-        assert said in err
-
-
 def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Another process takes the place of the one that is killed.
     monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
@@ -164,7 +140,9 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
             os.kill(process, signal.SIGKILL)
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
-    requests = [Request(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)]
+    requests = [
+        RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
+    ]
     first, second = reports_of(requests, kill_after_the_first, is_silent=True)
     assert first.reason == "ZeroDivisionError: division by zero"
     assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
@@ -181,8 +159,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         (["train.py:f", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
         (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
-        (["--mesh", "x=4"], "a file and a function in it were expected, such as "),
-        (["--compare", "x=4", "x=2"], "there is no file 'x=4' here; to compare meshes, give FILE"),
+        (["--mesh", "x=4"], "the following arguments are required: FILE.py:FUNCTION"),
         (["train.py:f", "--compare", "x=4", "x"], "--compare: the size of axis 'x' was expected"),
         (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
@@ -207,9 +184,9 @@ def test_mistakes_of_any_mesh(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
-    request = Request(train, function, "cpu:4", 1, None, {"x": size})
+    request = RehearsalRequest(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
-    assert report.is_for_all
+    assert report.is_wrong_for_any_mesh
     assert said in report.reason
 
 
@@ -237,19 +214,19 @@ def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> No
     )
 
 
-def report(peak: int, traffic: dict[str, tuple[int | None, int]], *, fits: bool = True) -> Report:
-    sent = [
-        {"axes": [*axes.split("+")], "nbytes": nbytes, "nbytes_slow": slow}
+def report(peak: int, traffic: dict[str, tuple[int | None, int]], **about: Any) -> RehearsalReport:
+    sent = (
+        gda.AxisTraffic((*axes.split("+"),), 1, nbytes, slow)
         for axes, (nbytes, slow) in traffic.items()
-    ]
-    about = {"num_devices": 8, "device_kind": "TPU v5 lite", "capacity_bytes": 1 << 34}
-    found = {"fits": fits, "peak_bytes": peak, "traffic": sent, "is_compiled": True}
-    return Report(document() | about | found)
+    )
+    about = {"fits": True, "num_devices": 8, "device_kind": "TPU v5 lite", **about}
+    about |= {"capacity_bytes": 1 << 34, "peak_bytes": peak, "traffic": (*sent,)}
+    return RehearsalReport(dataclasses.replace(rehearsal(), **about))
 
 
 @functools.cache
-def document() -> dict[str, Any]:
-    return gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32)).to_dict()
+def rehearsal() -> gda.Rehearsal:
+    return gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
 
 
 def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +237,7 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
         8: report(1 << 22, {"b": (None, 0)}),
     }
 
-    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
+    def canned(requests: list[RehearsalRequest], *_: Any, is_silent: bool) -> list[RehearsalReport]:
         return [reports[request.mesh["a"]] for request in requests]
 
     monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
@@ -284,12 +261,10 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
 def test_a_mesh_that_was_not_compiled(
     run: Run, train: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    skipped = report(0, {}, fits=False)
-    assert skipped.rehearsal is not None
-    skipped.rehearsal.update(peak_bytes=None, argument_bytes=90 << 30, is_compiled=False)
+    skipped = report(0, {}, fits=False, argument_bytes=90 << 30, is_compiled=False)
     reports = {1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped}
 
-    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
+    def canned(requests: list[RehearsalRequest], *_: Any, is_silent: bool) -> list[RehearsalReport]:
         return [reports[request.mesh["a"]] for request in requests]
 
     monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
