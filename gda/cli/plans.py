@@ -272,7 +272,7 @@ def _plan_tree(options: argparse.Namespace) -> int:
 
     kind = _read_kind(options)
     model = _read_model(options)
-    memory = kind and ModelMemory(model, kind, options.optimizer, options.pad)
+    memory = kind and ModelMemory(model, kind, options.optimizer)
     if options.json:
         print_json({**model.document(), **({"memory": memory.document()} if memory else {})})
         return OK
@@ -349,29 +349,8 @@ def _memory_lines(memory: ModelMemory) -> list[str]:
         return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
     missing = format_bytes(-memory.bytes_left)
     least = counted(memory.least_devices, "device")
-    return facts(
-        [
-            *rows,
-            ("fits", f"no: {missing} too much; without replicas it needs at least {least}"),
-            ("suggestion", _suggestion_words(memory)),
-        ]
-    )
-
-
-def _suggestion_words(memory: ModelMemory) -> str:
-    suggestion = memory.suggestion
-    if suggestion is None:
-        return "none found with one axis of the mesh larger"
-    changes = []
-    if suggestion.mesh != memory.model.mesh:
-        devices = counted(suggestion.num_devices, "device")
-        changes.append(f"--mesh {format_mesh(suggestion.mesh)}: {devices}")
-    if suggestion.rows:
-        first, *others = suggestion.rows
-        more = f" and {counted(len(others), 'more row')} of --json" if others else ""
-        changes.append(f"{format_spec(first.better_spec)} for {first.title}{more}")
-    left = format_bytes(suggestion.bytes_left)
-    return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
+    answer = f"no: {missing} too much; without replicas it needs at least {least}"
+    return facts([*rows, ("fits", answer)])
 
 
 def _row_lines(model: ModelPlan) -> list[str]:

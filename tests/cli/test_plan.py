@@ -391,6 +391,50 @@ def test_any_words_give_an_answer_or_a_message(
     assert exit_code(command, *words, *kind) in (0, 2)
 
 
+# The memory of a device; more of models is in test_tree.
+
+LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        (
+            "data=16,model=4",
+            "device        v5e: 15.8 GiB for programs\n"
+            "needed        604.0 MiB: parameters 201.3 MiB, adam 402.6 MiB\n"
+            "fits          yes: 15.2 GiB left for gradients and activations\n",
+        ),
+        (
+            "data=1,model=2",
+            "device        v5e: 15.8 GiB for programs\n"
+            "needed        18.8 GiB: parameters 6.3 GiB, adam 12.6 GiB\n"
+            "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n",
+        ),
+    ],
+)
+def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
+    options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
+    code, out, err = run("plan", *options)
+    assert (code, err) == (0, "")
+    assert f"\n\n{expected}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tree", LLAMA, "--device", "v5"], "gda: --device: no kind of device has the name 'v5'"),
+        (["--tree", LLAMA, "--optimizer", "adam"], "--optimizer counts its state in the memory"),
+        (["--tree", LLAMA, "--device", "v5e", "--optimizer", "sgd"], "invalid choice: 'sgd'"),
+        (["--shape", "8", "--device", "v5e"], "--device and --optimizer are for a model; give"),
+    ],
+)
+def test_mistakes_of_a_device(run: Run, options: list[Any], message: str) -> None:
+    code, out, err = run("plan", *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
 # As a program.
 
 

@@ -17,9 +17,8 @@ from trials import rarely
 from gda import ShardGrid
 from gda.cli.layout_options import read_text
 from gda.planning import moves as planned_moves
-from gda.planning import suggestion as model_suggestion
 from gda.planning.model import plan_model
-from gda.planning.moves import moves_of
+from gda.planning.moves import ModelMoves
 
 pytestmark = pytest.mark.no_jax
 
@@ -81,9 +80,6 @@ def test_fewer_hosts(run: Run, write: Callable[..., Path]) -> None:
         "            float32[50257,16]  P('model', 'data')  (50258, 16)  (50258, 18)\n"
         "  1.0 KiB, 12 %  h.0-1.up (x2)\n"
         "            float32[16,64]     P('data', 'model')  divides      (18, 64)\n"
-        "\n"
-        "suggestion    the processes in the order 0, 2, 1 in the new mesh: then 1.5 MiB\n"
-        "              move between processes, 20 % less\n"
     )
 
 
@@ -93,7 +89,6 @@ def test_nothing_moves(run: Run, write: Callable[..., Path]) -> None:
     assert "\nheld twice    0 B\n" in out
     assert "\n\nlinks         none: no process sends to another\n" in out
     assert "moves within" not in out
-    assert "suggestion" not in out
 
 
 def test_padding_that_was_asked_for(run: Run, write: Callable[..., Path]) -> None:
@@ -131,9 +126,7 @@ def test_more_than_are_shown(run: Run) -> None:
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "\n… 56 more processes; --json lists them\n" in out
-    assert ", … (--json lists all) in the new mesh: then " in " ".join(out.split())
     document = moved(LLAMA, *args)
-    assert sorted(document["suggestion"]["process_order"]) == list(range(48))
     assert len(document["processes"]) == 64
 
 
@@ -154,53 +147,9 @@ def test_too_many_moves(
 def test_equal_parameters_are_planned_once() -> None:
     file = read_text("--tree", str(LLAMA))
     plans = [plan_model(file, mesh, 8, pad=True) for mesh in (None, {"data": 12, "model": 4})]
-    moves = moves_of(*plans)
+    moves = ModelMoves(*plans)
     assert len(moves.source.parameters) == 291
     assert len(moves.plans) == 6
-
-
-# Suggestions.
-
-
-def test_an_order_of_the_processes(write: Callable[..., Path]) -> None:
-    model = {"w": {"shape": [24, 4], "dtype": "f32", "spec": ["x"]}}
-    args = ("--mesh", "x=8", "--to-mesh", "x=6", "--devices-per-process", "1")
-    document = moved(write(model), *args)
-    # Processes 3 and 4 hold a part of the blocks 2 and 3 alone, and 5 one of block 4.
-    assert document["nbytes_between_processes"] == 288
-    assert document["suggestion"] == {
-        "mesh": None,
-        "process_order": [0, 1, 3, 4, 5, 2],
-        "nbytes_between_processes": 176,
-        "nbytes_moved": 176,
-    }
-
-
-def test_an_order_of_the_axes(run: Run, write: Callable[..., Path]) -> None:
-    model = {"w": {"shape": [24, 24], "dtype": "f32", "spec": ["x", "y"]}}
-    args = ("--mesh", "x=4,y=2", "--to-mesh", "y=2,x=4", "--devices-per-process", "2")
-    suggestion = moved(write(model), *args)["suggestion"]
-    assert (suggestion["mesh"], suggestion["process_order"]) == ({"x": 4, "y": 2}, None)
-    assert suggestion["nbytes_moved"] == 0
-    out = run("reshard", "--tree", write(model), *args)[1]
-    assert out.endswith(
-        "\nsuggestion    --to-mesh x=4,y=2: then 0 B move between processes, 100 % less\n"
-    )
-
-
-def test_too_many_processes_for_an_order(
-    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_suggestion, "_MOST_COMPARED", 8)
-    assert moved(write(MODEL), *FEWER)["suggestion"] is None
-    monkeypatch.setattr(model_suggestion, "_MOST_PLANNED", 8)
-    assert moved(write(MODEL), *FEWER)["suggestion"] is None
-
-
-def test_no_order_is_better(write: Callable[..., Path]) -> None:
-    model = {"w": {"shape": [24, 24], "dtype": "f32"}, "v": {"shape": [0], "dtype": "f32"}}
-    for args in (("--to-mesh", "x=8"), ("--to-mesh", "x=2", "--devices-per-process", "2")):
-        assert moved(write(model), "--mesh", "x=4", *args)["suggestion"] is None
 
 
 # Properties: the definition, on the elements of the whole arrays.
@@ -218,35 +167,27 @@ SPECS: list[list[Any]] = [
 SHAPES = [[8, 12], [7, 10], [5, 3], [0, 4]]
 
 
-def elements(
-    shape: list[int], mesh: dict[str, int], spec: list[Any], order: list[int] | None, size: int
-) -> dict[int, set[int]]:
-    """Return the elements that each device holds; ``order`` puts other processes there."""
+def elements(shape: list[int], mesh: dict[str, int], spec: list[Any]) -> list[set[int]]:
+    """Return the elements that each device holds."""
     whole = np.arange(math.prod(shape)).reshape(shape)
-    held = [
-        set(whole[index].ravel().tolist())
-        for index in ShardGrid(shape, mesh, spec, pad=True).indices()
-    ]
-    devices = range(len(held))
-    if order is not None:
-        devices = [process * size + i for process in order for i in range(size)]
-    return dict(zip(devices, held, strict=True))
+    indices = ShardGrid(shape, mesh, spec, pad=True).indices()
+    return [set(whole[index].ravel().tolist()) for index in indices]
 
 
 def count_moves(
-    model: dict[str, Any], mesh: dict[str, int], to: dict[str, int], size: int, order: Any = None
+    model: dict[str, Any], mesh: dict[str, int], to: dict[str, int], size: int
 ) -> Counter[Any]:
     """Return the bytes of a move, by kind, by process and by link."""
     counts: Counter[Any] = Counter()
     for shape, spec in model.values():
-        before = elements(shape, mesh, spec, None, size)
-        after = elements(shape, to, spec, order, size)
+        before = elements(shape, mesh, spec)
+        after = elements(shape, to, spec)
         at: dict[int, set[int]] = {}
-        for device, held in before.items():
+        for device, held in enumerate(before):
             at.setdefault(device // size, set()).update(held)
-        for device, needed in after.items():
+        for device, needed in enumerate(after):
             process = device // size
-            own = needed & before.get(device, set())
+            own = needed & (before[device] if device < len(before) else set())
             near = (needed & at.get(process, set())) - own
             far = needed - own - near
             counts["device", device] += 2 * len(needed - own)
@@ -313,15 +254,6 @@ def test_totals_are_those_of_the_definition(
     for side, layout in (("before", "source"), ("after", "target")):
         padding = sum(row[side]["nbytes_padding"] for row in rows)
         assert padding == document[layout]["nbytes_padding"]
-
-    # A suggestion moves less, and as much as it says.
-    if suggestion := document["suggestion"]:
-        other = count_moves(
-            model, mesh, suggestion["mesh"] or to, size, suggestion["process_order"]
-        )
-        assert suggestion["nbytes_between_processes"] == other["received"]
-        assert suggestion["nbytes_moved"] == other["received"] + other["within"]
-        assert (other["received"], other["within"]) < (counts["received"], counts["within"] + 1)
 
 
 def test_links_are_those_of_the_definition(write: Callable[..., Path]) -> None:
