@@ -30,7 +30,7 @@ from gda.layout.text import (
     format_shape,
 )
 from gda.planning.device_kinds import DeviceKind, kind_named
-from gda.planning.notation.layouts import parse_mesh
+from gda.planning.notation.mesh_and_spec import parse_mesh
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number, parse_point
 from gda.planning.planned_array import PlannedArray, padding_words
@@ -50,8 +50,8 @@ _EPILOG = """\
 specs:
   One entry for each dimension, between commas: an axis of the mesh (data),
   several that shard one dimension together (data+model), or _ for not sharded.
-  Dimensions that are omitted at the end are not sharded. Literals of Python
-  and JSON, such as P('data', None) and the list of --json, also work.
+  Dimensions that are omitted at the end are not sharded. P('data', None) of
+  Python can be pasted.
 
 the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {

@@ -30,7 +30,7 @@ from gda.launch.arguments import WRONG
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
 from gda.planning.device_kinds import meshes_of, num_devices_of
-from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
 

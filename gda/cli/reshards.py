@@ -22,7 +22,7 @@ from gda.layout.text import (
     format_mesh,
     format_shape,
 )
-from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
 from gda.planning.planned_array import PlannedArray, padding_words, plan_array

@@ -220,7 +220,7 @@ def test_before_and_after(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "--to-mesh and --to-spec are missing; give one or both"),
         (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
         (("--to-spec", "q,zz"), "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but "),
-        (("--to-spec", "(x)"), "was expected, or None; write x\n  (x)\n   ^"),
+        (("--to-spec", "(x)"), "if both shard one dimension\n  (x)\n  ^"),
         (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be sharded by P('x"),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
         (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
