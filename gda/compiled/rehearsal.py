@@ -16,7 +16,7 @@ from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, speeds_of_device
 
 
 @set_module("gda")

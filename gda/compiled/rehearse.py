@@ -33,8 +33,7 @@ from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
-from gda.planning.device_kinds import kind_of_device
-from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
