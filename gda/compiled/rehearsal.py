@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gda.compiled.golden import bytes_by_kind, check
+from gda.compiled.changes import check
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.least_times import least_seconds
@@ -218,20 +218,7 @@ class Rehearsal:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     rehearsal.check(folder + '/step.json')  # compares
         """
-        sums = None if self.collectives is None else bytes_by_kind(self.collectives)
-        found = {
-            "device_kind": self.device_kind,
-            "mesh": dict(self.mesh_shape),
-            "fits": self.fits,
-            "peak_bytes": self.peak_bytes,
-            "collectives": None
-            if sums is None
-            else [
-                {"kind": kind, "axes": axes, "nbytes": nbytes}
-                for (kind, axes), nbytes in sorted(sums.items())
-            ],
-        }
-        check(self.name, found, Path(path), tolerance)
+        check(self, Path(path), tolerance)
 
     def __repr__(self) -> str:
         return "\n".join(lines_of(self))

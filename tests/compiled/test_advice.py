@@ -42,8 +42,12 @@ def test_an_argument_sharded_as_advised_takes_what_was_promised(mesh_4x2: Mesh) 
     sharded = rehearsed(P("data", "model"))
     assert whole.argument_bytes - sharded.argument_bytes == first.saves_bytes
     assert not any(each.text.startswith("shard w") for each in sharded.advice)
-    assert rehearsed(P("data")).advice[1].text.startswith(
-        "shard w float32[64,32] by P('data', 'model') in place of P('data'): saves 1.0 KiB"
+    assert (
+        rehearsed(P("data"))
+        .advice[1]
+        .text.startswith(
+            "shard w float32[64,32] by P('data', 'model') in place of P('data'): saves 1.0 KiB"
+        )
     )
 
 
