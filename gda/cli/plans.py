@@ -18,7 +18,14 @@ from gda.cli.commands import (
     read_given,
     read_option,
 )
-from gda.cli.facts import facts, held_and_distinct, left_out, table_of_some, two_tables
+from gda.cli.facts import (
+    facts,
+    held_and_distinct,
+    left_out,
+    picture_lines,
+    table_of_some,
+    two_tables,
+)
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
@@ -105,7 +112,6 @@ def add_plan(commands: Any) -> None:
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
         return _plan_tree(options)
-    from gda.cli.pictures import picture_lines
     from gda.planning.array import document_of
 
     if options.device is not None or options.optimizer is not None:

@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
-from gda.cli.facts import facts, left_out, table_of_some, terminal_width, two_tables
+from gda.cli.facts import (
+    facts,
+    left_out,
+    picture_lines,
+    table_of_some,
+    terminal_width,
+    two_tables,
+)
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_layout, format_spec
@@ -99,9 +106,7 @@ def reshard(options: argparse.Namespace) -> int:
     print(*_summary(source, target, plan), "", _PIECES, "", *_load_lines(moves), sep="\n")
     print("", *_link_lines(moves), sep="\n")
     if not options.no_picture:
-        from gda.cli.pictures import before_and_after
-
-        print("", *before_and_after(source, target), sep="\n")
+        print("", "before", *picture_lines(source), "", "after", *picture_lines(target), sep="\n")
     return OK
 
 
