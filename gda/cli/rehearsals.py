@@ -162,7 +162,7 @@ def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> l
 
 
 def _topology(options: argparse.Namespace) -> str:
-    if options.topology is None:
+    if not options.topology:
         raise MistakesError("no topology was given; give --topology v5e:16x16, say")
     return options.topology
 
