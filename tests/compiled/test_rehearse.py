@@ -233,7 +233,7 @@ def test_the_words_of_a_compiler_are_read(
     assert found.argument_bytes == 4 * 32 * 4 + 16
     assert words in repr(found)
     shown = [" ".join(line.split()) for line in repr(found).splitlines()]
-    assert "x float32[16,32] 512 B" in shown
+    assert any(line.startswith("x float32[16,32] P('x') 512 B") for line in shown)
 
 
 def test_the_compiler_may_ask_for_more_than_the_buffers() -> None:
@@ -424,7 +424,7 @@ def test_a_program_that_does_not_fit_is_an_answer(slice_of_four: Mesh) -> None:
     assert largest.source_file == __file__
     assert "largest temporaries" in repr(rehearsal)
     assert "does not fit" in repr(rehearsal).splitlines()[0]
-    assert "bfloat16[131072,65536]     8.0 GiB" in repr(rehearsal)
+    assert "bfloat16[131072,65536]  P('data')     8.0 GiB" in repr(rehearsal)
     assert "Ran out of memory" in rehearsal.message
     json.dumps(rehearsal.to_dict())
     with pytest.raises(AssertionError, match=r"product takes \d+\.\d GiB on a device, 15\.8 GiB"):
