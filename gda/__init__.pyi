@@ -78,7 +78,6 @@ from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
-from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
 # Test, and use other libraries.
 from gda import testing as testing
@@ -106,24 +105,16 @@ __all__ = [  # noqa: RUF022
     "PaddedArray",
     "load_tree",
     "prefetch",
-    "Prefetched",
     "Shard",
-    "Index",
     "to_numpy",
     "to_jax",
     "fingerprint",
     "show",
     "memory",
     "explaining_oom",
-    "MemoryReport",
-    "ArrayMemory",
-    "DeviceMemory",
     "layouts",
     "assert_sharded",
-    "Layouts",
-    "ArrayLayout",
     "storage",
-    "Retry",
     "aligned_empty",
     "DoesNotFitError",
     "LayoutUnknownError",
@@ -132,13 +123,9 @@ __all__ = [  # noqa: RUF022
     "constrain",
     "collectives",
     "assert_collectives",
-    "Collectives",
-    "Collective",
-    "Traffic",
     # Move, save, and exchange with other programs.
     "reshard_tree",
     "offer",
-    "Offer",
     "pull",
     "checkpoint",
     "store",
@@ -150,30 +137,17 @@ __all__ = [  # noqa: RUF022
     "DisagreementError",
     "LateProcessError",
     "check_replicas_agree",
-    "ReplicaCheck",
-    "ReplicaMismatch",
     "ReplicaMismatchError",
     # Plan without devices.
     "ShardGrid",
     "ProcessView",
-    "Processes",
     "ReshardPlan",
-    "Move",
-    "Load",
-    "Link",
     # Rehearse on devices that are not here.
     "rehearsal_mesh",
     "abstract",
     "rehearse",
     "assert_fits",
     "compare_rehearsals",
-    "Rehearsal",
-    "RehearsalComparison",
-    "AxisTraffic",
-    "Temporary",
-    "ArgumentBytes",
-    "Advice",
-    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",
@@ -187,6 +161,5 @@ __all__ = [  # noqa: RUF022
     "host_to_global_device_array",
     "global_to_host_array",
     "with_sharding_constraint",
-    "DataPartitionType",
 ]
 __version__: str
