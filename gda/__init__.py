@@ -132,12 +132,15 @@ _TYPES = {
     "DataPartitionType",
 }
 
+# For one release: ``check_processes_agree()`` is this context too.
+_FORMER = {"checking_agreement"}
+
 _MODULES = {"checkpoint", "launch", "libraries", "show", "storage", "testing"}
 
 # Names that JAX had for the same in 2022.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
 
-__all__ = [name for name in _MODULE_OF if name not in _TYPES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [name for name in _MODULE_OF if name not in _TYPES | _FORMER]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

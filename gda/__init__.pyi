@@ -133,7 +133,6 @@ __all__ = [  # noqa: RUF022
     # Many processes.
     "launch",
     "check_processes_agree",
-    "checking_agreement",
     "DisagreementError",
     "LateProcessError",
     "check_replicas_agree",
