@@ -91,23 +91,23 @@ _MODULE_OF = {
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",
-    # The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+    # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
     "get_shard_indices": "gda.mesh",
     "get_shard_indices_replica_ids": "gda.mesh",
-    "host_local_array_to_global_array": "gda.trees.batches.host_local",
-    "global_array_to_host_local_array": "gda.trees.batches.host_local",
-    "host_to_global_array": "gda.trees.batches.partitions",
-    "host_to_global_device_array": "gda.trees.batches.partitions",
-    "global_to_host_array": "gda.trees.batches.partitions",
-    "with_sharding_constraint": "gda.trees.batches.partitions",
-    "DataPartitionType": "gda.trees.batches.partitions",
 }
 
 _MODULES = {"checkpoint", "launch", "libraries", "show", "storage", "testing"}
 
-# Names that JAX had for the same in 2022.
-_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
+# Names that JAX had for the same in 2022, and those that are in gda.compat.
+_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"} | {
+    name: f"compat.{name}"
+    for name in (
+        *("host_local_array_to_global_array", "global_array_to_host_local_array"),
+        *("host_to_global_array", "host_to_global_device_array", "global_to_host_array"),
+        *("with_sharding_constraint", "DataPartitionType"),
+    )
+}
 
 __all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -116,6 +116,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version(DISTRIBUTION)
+    if name == "compat":  # for code that comes from elsewhere: not in __all__
+        return import_module("gda.trees.batches.compat")
     if name not in _MODULE_OF:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")

@@ -81,25 +81,17 @@ from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
 from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
+# Names of multihost_utils and axlearn: not in __all__.
+from gda.trees.batches import compat as compat
+
 # Test, and use other libraries.
 from gda import testing as testing
 from gda.arrays import libraries as libraries
 
-# The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+# The names of GlobalDeviceArray.
 from gda.mesh import get_shard_shape as get_shard_shape
 from gda.mesh import get_shard_indices as get_shard_indices
 from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids
-from gda.trees.batches.host_local import (
-    host_local_array_to_global_array as host_local_array_to_global_array,
-)
-from gda.trees.batches.host_local import (
-    global_array_to_host_local_array as global_array_to_host_local_array,
-)
-from gda.trees.batches.partitions import host_to_global_array as host_to_global_array
-from gda.trees.batches.partitions import host_to_global_device_array as host_to_global_device_array
-from gda.trees.batches.partitions import global_to_host_array as global_to_host_array
-from gda.trees.batches.partitions import with_sharding_constraint as with_sharding_constraint
-from gda.trees.batches.partitions import DataPartitionType as DataPartitionType
 
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.
@@ -179,16 +171,9 @@ __all__ = [  # noqa: RUF022
     # Test, and use other libraries.
     "testing",
     "libraries",
-    # The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+    # The names of GlobalDeviceArray.
     "get_shard_shape",
     "get_shard_indices",
     "get_shard_indices_replica_ids",
-    "host_local_array_to_global_array",
-    "global_array_to_host_local_array",
-    "host_to_global_array",
-    "host_to_global_device_array",
-    "global_to_host_array",
-    "with_sharding_constraint",
-    "DataPartitionType",
 ]
 __version__: str

@@ -54,12 +54,12 @@ def constrain(w: World, **others: Any) -> None:
 
 def with_sharding_constraint(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
+        gda.compat.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
 
 
 def global_array_to_host_local_array(w: World, **others: Any) -> None:
     given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
-    gda.global_array_to_host_local_array(**given | others)
+    gda.compat.global_array_to_host_local_array(**given | others)
 
 
 def offer(w: World, **others: Any) -> None:
@@ -110,7 +110,7 @@ def from_device_buffers(w: World, **others: Any) -> None:
 
 def host_to_global_array(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
+        gda.compat.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
 
 
 def ones(index: Any) -> np.ndarray:

@@ -143,7 +143,7 @@ def check_replicas_agree(w: World, **others: Any) -> None:
 
 def host_local_array_to_global_array(w: World, local: Any = None, spec: Any = P()) -> None:
     local = np.ones((8, 2), np.float32) if local is None else local
-    gda.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
+    gda.compat.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
 
 
 def chunked(data: np.ndarray, *chunks: int) -> Any:

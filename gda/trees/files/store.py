@@ -175,7 +175,7 @@ def store_tree(
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> batch = {'tokens': np.arange(8), 'step': np.int32(3)}
     >>> specs = {'tokens': P('x'), 'step': P()}
-    >>> tree = gda.host_local_array_to_global_array(batch, mesh, specs)
+    >>> tree = gda.compat.host_local_array_to_global_array(batch, mesh, specs)
     >>> targets = {'tokens': np.empty(8, int), 'step': np.empty((), int)}
     >>> gda.store_tree(tree, targets)
     >>> targets
