@@ -56,7 +56,6 @@ _MODULE_OF = {
     "pull": "gda.exchange.pulling",
     "checkpoint": "gda.checkpoint",
     "store": "gda.trees.files.store",
-    "store_tree": "gda.trees.files.store",
     # Many processes.
     "launch": "gda.launch",
     "check_processes_agree": "gda.multihost.agreement",
@@ -99,8 +98,8 @@ _MODULE_OF = {
 
 _MODULES = {"checkpoint", "launch", "libraries", "show", "storage", "testing"}
 
-# Names that JAX had for the same in 2022, and those that are in gda.compat.
-_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"} | {
+# Names that JAX had for the same in 2022, former ones, and those that are in gda.compat.
+_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
     name: f"compat.{name}"
     for name in (
         *("host_local_array_to_global_array", "global_array_to_host_local_array"),

@@ -45,7 +45,6 @@ from gda.exchange.offering import Offer as Offer
 from gda.exchange.pulling import pull as pull
 from gda import checkpoint as checkpoint
 from gda.trees.files.store import store as store
-from gda.trees.files.store import store_tree as store_tree
 
 # Many processes.
 from gda import launch as launch
@@ -136,7 +135,6 @@ __all__ = [  # noqa: RUF022
     "pull",
     "checkpoint",
     "store",
-    "store_tree",
     # Many processes.
     "launch",
     "check_processes_agree",

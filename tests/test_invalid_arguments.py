@@ -32,7 +32,6 @@ from test_other_arguments import (
     save_async,
     save_safetensors,
     store,
-    store_tree,
 )
 
 import gda
@@ -163,11 +162,11 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     store: [
         (WORKERS, ValueError),
-        ({"g": object()}, TypeError),
-        ({"target": object()}, TypeError),
+        ({"tree": object(), "targets": object()}, TypeError),
+        ({"targets": {}}, ValueError),
+        ({"retry": 3}, TypeError),
         ({"timeout": 0}, ValueError),
     ],
-    store_tree: [(WORKERS, ValueError), ({"targets": {}}, ValueError), ({"retry": 3}, TypeError)],
     load_tree: [
         (WORKERS, ValueError),
         ({"plain": True, "pad": True}, ValueError),
@@ -284,7 +283,7 @@ def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
     tree = {"a": here, "s": source}
     targets = {name: np.zeros((8, 2), np.float32) for name in tree}
     with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
-        gda.store_tree(tree, {} if is_me else targets, wait_for_all=True)
+        gda.store(tree, {} if is_me else targets, wait_for_all=True)
     padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
     with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())

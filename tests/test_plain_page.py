@@ -44,7 +44,7 @@ CALLS = [
     "gda.compat.with_sharding_constraint(x, P('y'))",
     "gda.jit(f)(x)", "gda.collectives(f, x)", "gda.assert_collectives(f, x, allow={})",
     "gda.rehearse(f, x)", "gda.assert_fits(f, x, max_bytes=2**20)", "gda.abstract(x, mesh, P())",
-    "gda.store(x, target)", "gda.store_tree(x, targets)",
+    "gda.store(x, targets)",
     "gda.storage.save_safetensors(file, x)",
     "gda.storage.lazy(x)", "gda.storage.stack([x])", "gda.storage.concatenate([x])",
     "gda.visualize_sharding(x)", "gda.show.text(x)", "gda.show.svg(x)", "gda.show.html(x)",
@@ -101,8 +101,9 @@ def called(call: str, x: Any) -> Any:
             "file": f"{folder}/model.safetensors",
             "saved": partial(saved, f"{folder}/saved"),
             "offered": lambda x: offers.enter_context(gda.offer(x)).address,
-            "target": np.empty_like(DATA),
-            "targets": {"w": np.empty_like(DATA)},
+            "targets": dict.fromkeys(x, np.empty_like(DATA))
+            if isinstance(x, dict)
+            else DATA.copy(),
         }
         result = eval(call, names)
         if isinstance(result, gda.Offer):

@@ -180,7 +180,7 @@ def test_storing_a_tree_by_threads(mesh: Mesh, tmp_path: Path) -> None:
     group = zarr.create_group(str(tmp_path))
     for name, array in tree.items():
         group.create_array(name, shape=array.shape, chunks=array.grid.shard_shape, dtype="f4")
-    gda.store_tree(tree, group, max_workers=3)
+    gda.store(tree, group, max_workers=3)
     for name, data in DATA.items():
         np.testing.assert_array_equal(group[name][:], data)
     shared = zarr.create_array(store={}, shape=(5, 3), chunks=(3, 3), dtype="f4")
@@ -208,7 +208,7 @@ def test_many_processes(shared_tmp_path: Path) -> None:
                 np.save(path, np.full_like(data, -1))
             gda.check_processes_agree(name)
             targets[name] = np.load(path, mmap_mode="r+")
-        gda.store_tree(tree, targets, wait_for_all=True)
+        gda.store(tree, targets, wait_for_all=True)
         for name, data in DATA.items():
             np.testing.assert_array_equal(np.load(targets[name].filename), data)
             mine = grid_of_leaf(tree[name]).view(jax.process_index())
