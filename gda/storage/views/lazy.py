@@ -443,10 +443,10 @@ def _check_basic(item: Any) -> None:
     if is_basic or (hasattr(item, "__index__") and not is_array):
         return
     raise IndexError(
-        f"a {type(item).__name__} in the index of a lazy view; it takes integers, slices, ... and "
-        "None. The elements that a list, an array or a boolean picks are no blocks of the source: "
-        "stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array and "
-        "index that, numpy.asarray(view)[index]"
+        f"a {type(item).__name__} in the index of a view or tensor; it takes integers, slices, ... "
+        "and None. The elements that a list, an array or a boolean picks are no blocks of the "
+        "source: stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array "
+        "and index that, numpy.asarray(view)[index]"
     )
 
 
