@@ -17,12 +17,13 @@ import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import is_empty, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Pieces
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Shape, start_of
+from gda.layout.spec import Shape
 from gda.layout.tiling import Tiling
 from gda.mesh import processes_of
 
@@ -73,12 +74,8 @@ def all_blocks(grid: ShardGrid) -> Needed:
     """Return the blocks of a grid, without the empty ones, as needed by one process."""
     tiling = tiling_of(grid)
     indices = map(tiling.index, range(grid.num_shards))
-    starts = [start_of(index) for index in indices if not any(map(_is_empty, index))]
+    starts = [start_of(index) for index in indices if not is_empty(index)]
     return Needed(tiling, tuple(starts), (0,) * len(starts), 1)
-
-
-def _is_empty(part: slice) -> bool:
-    return part.start is not None and part.start == part.stop
 
 
 def number_at(tiling: Tiling, start: Shape) -> int:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import gda
 from gda.exchange.pieces import Needed, PulledPiece, number_at, pulled_pieces
+from gda.layout.indices import start_of
 from gda.layout.reshard.flow import tiling_of
-from gda.layout.spec import start_of
 from gda.testing.strategies import mesh_shapes, partition_specs
 
 
