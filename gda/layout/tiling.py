@@ -104,6 +104,17 @@ class Tiling:
             slices.append(dimension.slice_of(part))
         return tuple(slices[::-1])
 
+    def block_at(self, point: Sequence[int]) -> int:
+        """Return the block that has an element.
+
+        >>> Tiling((8, 2, 6), (4, 1, 2)).block_at((2, 0, 5))
+        3
+        """
+        block = 0
+        for dimension, first in zip(self.dimensions, point, strict=True):
+            block = block * dimension.parts + first // max(dimension.step, 1)
+        return block
+
     def columns(self, blocks: Numbers) -> list[Numbers]:
         """Return, for each dimension, the coordinate of a block, or those of some blocks.
 
@@ -138,13 +149,3 @@ def indices_of(
         return [()] * count
     chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]
     return zip(*chosen, strict=True)
-
-
-def slices_of(size: int, ways: int, parts: Sequence[int]) -> Sequence[slice]:
-    """Return some parts of a ``Dimension`` as ``slice_of`` does, without making one."""
-    if ways == 1:
-        return (_WHOLE,) * len(parts)
-    step = -(-size // ways)
-    if step * ways == size:
-        return [slice(part * step, part * step + step) for part in parts]
-    return [slice(min(part * step, size), min(part * step + step, size)) for part in parts]
