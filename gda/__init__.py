@@ -94,8 +94,8 @@ _MODULE_OF = {
     "get_shard_indices_replica_ids": "gda.mesh",
 }
 
-# As public as the others: types of results and options, which a reader meets where the functions are
-# documented, and names for code that comes from other libraries.
+# As public as the others: types of results and options, which a reader meets where the functions
+# are documented, and names for code that comes from other libraries.
 _UNLISTED = {
     "compat",
     "Prefetched",

@@ -243,8 +243,8 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
 
     The rows of a process are on its own devices, in their order in the mesh, whatever that order
     is. NumPy data is copied once. Communicates between processes only to check that they agree,
-    inside ``with gda.check_processes_agree()``. ``host_to_global_device_array`` is the former name of this
-    function.
+    inside ``with gda.check_processes_agree()``. ``host_to_global_device_array`` is the former name
+    of this function.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
