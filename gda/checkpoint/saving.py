@@ -11,10 +11,8 @@ import atexit
 import contextlib
 import functools
 import logging
-import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +31,6 @@ from gda.layout.distribution import DISTRIBUTION
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
-from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import SaveError
@@ -157,14 +154,13 @@ class Pending:
     def __init__(self, path: str) -> None:
         self._path = path
         self._thread: threading.Thread | None = None
-        self._is_over = False
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_over = threading.Event()
         self._error: BaseException | None = None
         self._failure = ""
 
     def done(self) -> bool:
         """Return True if the save has ended, with or without an error."""
-        return self._is_over
+        return self._is_over.is_set()
 
     @public
     def result(self, timeout: float | None = None) -> None:
@@ -178,14 +174,9 @@ class Pending:
           Exception: any error of ``save``.
         """
         seconds = None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
-        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended. And in one
-        # call of C code, between whose parts no Ctrl-C comes: the news stay for the next caller.
-        try:
-            deque(map(self._news.put, map(self._news.get, [True], [seconds])), maxlen=0)
-        except queue.Empty:
-            raise TimeoutError(
-                f"saving to {self._path} goes on after {timeout:g} s; wait longer"
-            ) from None
+        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended.
+        if not self._is_over.wait(seconds):
+            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
@@ -210,8 +201,7 @@ class Pending:
             finally:
                 if self._thread is not None:
                     forget()  # its name is that of one save
-                self._is_over = True
-                self._news.put(None)
+                self._is_over.set()
 
         if not threading.main_thread().is_alive():
             # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
@@ -219,7 +209,7 @@ class Pending:
             return
         # Not a daemon: a program that ends finishes the save first.
         self._thread = threading.Thread(target=run, name=name)
-        tasks.start(self._thread)
+        self._thread.start()
 
 
 @set_module("gda.checkpoint")
@@ -264,29 +254,21 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
-    # Taken by the thread that ends the save: Ctrl-C may come when the other one has begun.
-    held = {"stack": contextlib.ExitStack()}
+    stack = contextlib.ExitStack()
 
     def finish() -> None:
-        stack = held.pop("stack", None)
-        if stack is not None:
-            with stack:
-                parts = saving.write(share)
-                saving.commit(share, parts)
+        with stack:
+            parts = saving.write(share)
+            saving.commit(share, parts)
 
     try:
         name = "gda.checkpoint.save_async"
-        begun = _begin(name, path, tree, agreed, timeout, options, held["stack"], keeps=True)
-        saving, share = begun
+        saving, share = _begin(name, path, tree, agreed, timeout, options, stack, keeps=True)
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
         pending._start(finish, f"gda-save-{saving.claim.data}")
         return pending
-    except BaseException as error:
-        stack = held.pop("stack", None)
-        if stack is None:
-            error.add_note(f"gda: the save to {path} has begun; it goes on in the background")
-            raise
+    except BaseException:
         with stack:
             raise
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -58,25 +57,19 @@ class Files:
     def name(self, array: StoredArray, file: str) -> str:
         return f"{self.manifest.data}/{array.name}/{file}"
 
-    def within(self, number: int) -> AbstractContextManager[None]:
-        """Keep the directory of an array open for the files that this thread reads there."""
-        return self.store.within(f"{self.manifest.data}/{self.manifest.arrays[number].name}")
-
     def check(self, chunks: Iterable[Chunk], last_of: Mapping[int, int]) -> None:
         """Raise ``CorruptionError`` unless sizes of files are right, and the metadata of arrays.
 
         That of an array is checked after its last chunk.
         """
-        for number, of_array in itertools.groupby(chunks, operator.itemgetter(0)):
+        for number, chunk in chunks:
             array = self.manifest.arrays[number]
-            with self.within(number):
-                for _, chunk in of_array:
-                    with self._about(number, chunk):
-                        size = self.store.size(self.name(array, array.grid.key(chunk)))
-                        if size is not None:
-                            _check_size(size, array.nbytes_of_file(chunk))
-                    if chunk == last_of.get(number):
-                        self.check_metadata(number)
+            with self._about(number, chunk):
+                size = self.store.size(self.name(array, array.grid.key(chunk)))
+                if size is not None:
+                    _check_size(size, array.nbytes_of_file(chunk))
+            if chunk == last_of.get(number):
+                self.check_metadata(number)
 
     def check_written(self, options: Options) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""

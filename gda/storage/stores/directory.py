@@ -13,11 +13,10 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from gda.storage.new_files import about as _about
@@ -32,8 +31,6 @@ _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the r
 # restore takes a third less. Large enough for google-crc32c to let other threads run.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
-# A handle that can open files, also in a directory that may not be listed.
-_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 
 
 class FileStore:
@@ -55,7 +52,6 @@ class FileStore:
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
         self._known: set[str] = set()
-        self._kept = _Kept()
 
     def join(self, name: str) -> str:
         """Return the path or URL of a file, for the user."""
@@ -160,9 +156,9 @@ class FileStore:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
-        with _opening() as handles, _about(self._inside(name)):
-            directory, file = self._directory_of(name, handles)
-            return _size_at(file, directory)
+        path = self._inside(name)
+        with _about(path):
+            return _size_at(path)
 
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         """Return the names in a directory, by default at the top level.
@@ -177,7 +173,7 @@ class FileStore:
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
                 with _about(path):
-                    _remove_directory(path)
+                    shutil.rmtree(path)
             else:
                 os.unlink(path)
 
@@ -190,54 +186,31 @@ class FileStore:
         # If a save that died made it, its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
-        with _opening() as handles:
-            with _about(path):
-                if os.path.islink(path):  # to a file of a cache, which other checkpoints share
-                    os.unlink(path)
-                handle = handles.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-            try:
-                is_locked = _try_lock(
-                    lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
-                )
-                if not is_locked:
-                    _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
-                yield is_locked
-            finally:
-                # The end of the process unlocks it too. Closing it is not enough: a process forked
-                # meanwhile has the handle too.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(handle, fcntl.LOCK_UN)
-
-    @contextlib.contextmanager
-    def within(self, directory: str) -> Iterator[None]:
-        """Keep a directory open for the files that this thread reads there meanwhile."""
-        kept = self._kept
-        with _opening() as handles:
-            kept.name, kept.handles, kept.handle = directory, handles, None
-            try:
-                yield
-            finally:
-                kept.name = None
+        with _about(path):
+            if os.path.islink(path):  # to a file of a cache, which other checkpoints share
+                os.unlink(path)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            yield _try_lock(handle, self.url)
+        finally:
+            # The end of the process unlocks it too. Closing it is not enough: a process forked
+            # meanwhile has the handle too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         """Open a file for reading; give its handle and its size."""
-        with _opening() as handles, _about(self._inside(name)):
-            directory, file = self._directory_of(name, handles)
+        path = self._inside(name)
+        with _about(path):
             # Checked first: opening a pipe would block, and opening a device may do anything.
-            _size_at(file, directory)
-            handle = handles.open(file, _READ, directory)
-            yield handle, _size(os.fstat(handle))
-
-    def _directory_of(self, name: str, handles: _Handles) -> tuple[int, str]:
-        """Return a handle of the directory of a file, and the name of the file there."""
-        directory, _, file = name.rpartition("/")
-        kept = self._kept
-        if directory != kept.name:
-            return handles.open(self._inside(directory), _DIRECTORY), file
-        if kept.handle is None:
-            kept.handle = kept.handles.open(self._inside(directory), _DIRECTORY)
-        return kept.handle, file
+            _size_at(path)
+            handle = os.open(path, _READ)
+            try:
+                yield handle, _size(os.fstat(handle))
+            finally:
+                os.close(handle)
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -267,9 +240,12 @@ class FileStore:
             self._known.update([directory, *missing])
 
 
-def _try_lock(lock: Callable[[], object], url: str) -> bool:
+def _try_lock(handle: int, url: str) -> bool:
+    """Lock a file; return False, and warn once, if the file system has no locks."""
+    import fcntl
+
     try:
-        lock()
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SaveError(
             f"another save into {url} is running, in this process or in another one; wait for it, "
@@ -278,12 +254,9 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        return False  # a file system without locks
-    return True
-
-
-def _warn_of_no_locks(device: int, url: str) -> None:
-    """Warn once for each file system without locks."""
+    else:
+        return True
+    device = os.fstat(handle).st_dev
     if device not in without_locks:
         without_locks.add(device)
         logging.getLogger("gda").warning(
@@ -291,50 +264,19 @@ def _warn_of_no_locks(device: int, url: str) -> None:
             "time, one fails, but only when it commits. Save from one program at a time",
             url,
         )
+    return False
 
 
 without_locks: set[int] = set()
 
 
-class _Kept(threading.local):
-    """The directory that a thread keeps open."""
-
-    name: str | None = None
-    handles: _Handles
-    handle: int | None = None  # of the directory, after the first file
-
-
-class _Handles(list[int]):
-    """Handles of files, opened by path, flags and directory."""
-
-    def open(self, path: str, flags: int, directory: int | None = None) -> int:
-        self.extend(map(partial(os.open, mode=0o666, dir_fd=directory), [path], [flags]))
-        return self[-1]
-
-
-@contextlib.contextmanager
-def _opening() -> Iterator[_Handles]:
-    """Give a list that opens files; all of them are closed at the end.
-
-    Python checks for Ctrl-C when a call returns, and drops the result: a handle of ``os.open``
-    would stay open. So one call of C code opens a file and keeps its handle, and another one closes
-    all of them.
-    """
-    handles = _Handles()
-    closed = map(os.close, handles)
-    try:
-        yield handles
-    finally:
-        deque(closed, maxlen=0)
-
-
-def _size_at(file: str, directory: int) -> int:
+def _size_at(path: str) -> int:
     """Return the size of a regular file; a link is followed, and its target must be there."""
     try:
-        return _size(os.stat(file, dir_fd=directory))
+        return _size(os.stat(path))
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            target = os.readlink(file, dir_fd=directory)
+            target = os.readlink(path)
             raise ValueError(f"is a link to {target}, which is missing; fetch it") from None
         raise
 
@@ -346,28 +288,17 @@ def _size(found: os.stat_result) -> int:
 
 
 def _write_new(path: str, parts: Iterable[Any]) -> None:
-    with _about(path), _opening() as handles:
+    with _about(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
-            handle = handles.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
             for part in parts:
                 _write_all(handle, part)
             os.fsync(handle)
         except BaseException:
-            if handles:
-                _remove_again(path)
+            _remove_again(path)
             raise
-
-
-def _remove_directory(path: str, parent: int | None = None) -> None:
-    """Remove a directory with all files: ``shutil.rmtree``, but Ctrl-C leaves no handle open."""
-    with _opening() as handles:
-        here = handles.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, parent)
-        for name in os.listdir(here):
-            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                _remove_directory(name, here)
-            else:
-                os.unlink(name, dir_fd=here)
-    os.rmdir(path, dir_fd=parent)
+        finally:
+            os.close(handle)
 
 
 def _remove_again(path: str) -> None:
@@ -405,9 +336,9 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _sync_directory(directory: str) -> None:
-    with _about(directory), _opening() as handles:
+    with _about(directory):
         try:
-            handle = handles.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
             return  # writable, but not readable; PostgreSQL ignores these cases too
         try:
@@ -415,3 +346,5 @@ def _sync_directory(directory: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
                 raise
+        finally:
+            os.close(handle)

@@ -133,9 +133,6 @@ class KvStore:
     def size(self, name: str) -> int | None:
         return None
 
-    def within(self, directory: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
         if directory:
