@@ -253,7 +253,7 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
     """Save twice; in the second save one process is killed, at a step of all or of its disk."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
     gda.checkpoint.save(path, tree_of(first, mesh), overwrite=True, timeout=30)
-    save_step: Any = saving.save_step
+    all_do: Any = saving.all_do
 
     def dies_at_step(is_first: bool, name: str, arguments: Arguments) -> None:
         if name == where:
@@ -262,11 +262,11 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
     def dies_together(work: Any, *, what: str, **arguments: Any) -> Any:
         if what.startswith(where):
             os.kill(os.getpid(), signal.SIGKILL)
-        return save_step(work, what=what, **arguments)
+        return all_do(work, what=what, **arguments)
 
     if jax.process_index() == victim:
         Disk(dies_at_step).install()
-        saving.save_step = dies_together  # pyright: ignore[reportAttributeAccessIssue]
+        saving.all_do = dies_together  # pyright: ignore[reportAttributeAccessIssue]
     try:
         gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=2)
         say("returned")

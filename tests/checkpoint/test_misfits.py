@@ -30,7 +30,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads: list[str] = []
     read_into = FileStore.read_into
 
-    def noted(store: FileStore, name: str, *buffers: Any) -> int:
+    def noted(store: FileStore, name: str, *buffers: Any) -> tuple[int, int]:
         reads.append(name)
         return read_into(store, name, *buffers)
 

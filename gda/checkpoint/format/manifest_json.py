@@ -448,9 +448,7 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
     # With this, and without an overlap in the arrays, reading the pieces fills the leaf.
     count = sum(math.prod(piece.shape) for piece in leaf.pieces)
     if count != math.prod(leaf.shape):
-        raise _Invalid(
-            f"{name}.pieces have {count} elements, and its shape {leaf.shape} has others"
-        )
+        raise _Invalid(f"{name}.pieces have {count} elements, not those of its shape {leaf.shape}")
 
 
 def _check_shared_out(leaves: Sequence[ArrayLeaf], arrays: Sequence[StoredArray]) -> None:

@@ -16,12 +16,12 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gda.storage.new_files import about as _about
 from gda.storage.new_files import begin_to_sync
-from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 
 LOCK = ".lock"  # at the top level; held while a save runs
@@ -57,14 +57,18 @@ class FileStore:
         """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)
 
-    def write(self, name: str, parts: Iterable[Any]) -> None:
-        """Write a new file from some buffers; it is durable after the next ``flush``.
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file; it is durable after the next ``flush``."""
+        with self._created(name) as handle:
+            _write_all(handle, data)
 
-        The disk begins with a buffer before the next one is asked for.
-        """
-        path = self._inside(name)
-        self._make_directory(os.path.dirname(path))
-        _write_new(path, parts)
+    def write_sealed(self, name: str, payload: Bytes) -> int:
+        """As ``write``, with the CRC-32C of the payload behind it, which this returns."""
+        with self._created(name) as handle:
+            _write_all(handle, payload)
+            crc = crc32c(payload)  # the disk is at work meanwhile
+            _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
+        return crc
 
     def flush(self) -> None:
         """Make everything durable that was written through this object."""
@@ -85,27 +89,27 @@ class FileStore:
         with self._opened(name) as (handle, _):
             return os.read(handle, nbytes)
 
-    def replace(
-        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
-    ) -> None:
-        """Call ``check``; then write or replace a file of the top level: durable and atomic.
+    @contextlib.contextmanager
+    def replacing(self, name: str, data: bytes, version: bytes | None) -> Iterator[None]:
+        """Write or replace a file of the top level when the block ends: durable and atomic.
 
-        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written.
-        After another error it may still be written.
+        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written,
+        as after an error in the block. After another error it may still be written.
         """
         path = self._inside(name)
         beside = f"{path}.new"
         # Not with write(), which would make a directory again that was removed meanwhile. The file
         # must be new: without locks, only one save at a time gets past this.
         try:
-            _write_new(beside, [data])
+            with _new_file(beside) as handle:
+                _write_all(handle, data)
         except FileExistsError:
             raise SaveError(
                 f"another save into {self.url} is committing: {beside} exists; wait for it"
             ) from None
         try:
             self._check_version(name, version)
-            check()
+            yield
             with _about(path):
                 os.replace(beside, path)
         except BaseException:
@@ -133,17 +137,15 @@ class FileStore:
                 size -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_into(
-        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
-    ) -> int:
-        """Read a file that fills both buffers; return its size, also if it differs.
+    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
+        """Read a file that fills both buffers; return its size and the CRC-32C of the payload.
 
-        Calls ``note`` with each part of the payload, in order, when it has been read.
+        If its size differs, the buffers and the checksum have no meaning.
         """
         with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
-                return size
-            total = 0
+                return size, 0
+            total = crc = 0
             for start in range(0, max(payload.nbytes, 1), _PART_BYTES):
                 part = payload[start : start + _PART_BYTES]
                 is_last = start + part.nbytes == payload.nbytes
@@ -151,8 +153,8 @@ class FileStore:
                 total += count
                 if count < part.nbytes:
                     break  # the file has become shorter
-                note(part)
-            return total
+                crc = crc32c(part, crc)
+            return total, crc
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
@@ -211,6 +213,12 @@ class FileStore:
                 yield handle, _size(os.fstat(handle))
             finally:
                 os.close(handle)
+
+    def _created(self, name: str) -> contextlib.AbstractContextManager[int]:
+        """Make a file and missing directories; give its handle."""
+        path = self._inside(name)
+        self._make_directory(os.path.dirname(path))
+        return _new_file(path)
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -287,12 +295,13 @@ def _size(found: os.stat_result) -> int:
     return found.st_size
 
 
-def _write_new(path: str, parts: Iterable[Any]) -> None:
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[int]:
+    """Make a file; it is durable at the end, or removed after an error."""
     with _about(path):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
-            for part in parts:
-                _write_all(handle, part)
+            yield handle
             os.fsync(handle)
         except BaseException:
             _remove_again(path)
