@@ -23,6 +23,7 @@ import gda
 MODULES = [
     "gda",
     "gda.checkpoint",
+    "gda.compat",
     "gda.launch",
     "gda.libraries",
     "gda.show",

@@ -32,10 +32,10 @@ from test_other_arguments import (
     save_async,
     save_safetensors,
     store,
-    store_tree,
 )
 
 import gda
+from gda.multihost.agreement import checking_agreement
 
 SECONDS = 20  # many times the need, and far below the limits of checks
 
@@ -54,12 +54,12 @@ def constrain(w: World, **others: Any) -> None:
 
 def with_sharding_constraint(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
+        gda.compat.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
 
 
 def global_array_to_host_local_array(w: World, **others: Any) -> None:
     given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
-    gda.global_array_to_host_local_array(**given | others)
+    gda.compat.global_array_to_host_local_array(**given | others)
 
 
 def offer(w: World, **others: Any) -> None:
@@ -110,7 +110,7 @@ def from_device_buffers(w: World, **others: Any) -> None:
 
 def host_to_global_array(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
+        gda.compat.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
 
 
 def ones(index: Any) -> np.ndarray:
@@ -148,11 +148,11 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     store: [
         (WORKERS, ValueError),
-        ({"g": object()}, TypeError),
-        ({"target": object()}, TypeError),
+        ({"tree": object(), "targets": object()}, TypeError),
+        ({"targets": {}}, ValueError),
+        ({"retry": 3}, TypeError),
         ({"timeout": 0}, ValueError),
     ],
-    store_tree: [(WORKERS, ValueError), ({"targets": {}}, ValueError), ({"retry": 3}, TypeError)],
     load_tree: [
         (WORKERS, ValueError),
         ({"specs": P("y")}, ValueError),
@@ -230,12 +230,12 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
     world = World()
     _ = world.path, world.model, world.targets
     is_me = jax.process_index() == ME
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         for call, cases in CASES.items():
             for given, kind in cases:
                 began = time.monotonic()
                 with (
-                    gda.checking_agreement(call in CHECKING),
+                    checking_agreement(call in CHECKING),
                     pytest.raises(kind if is_me else gda.DisagreementError) as caught,
                 ):
                     call(world, **given if is_me else {})
@@ -254,10 +254,10 @@ def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
     source = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 2))
     tree = {"a": here, "s": source}
     targets = {name: np.zeros((8, 2), np.float32) for name in tree}
-    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
-        gda.store_tree(tree, {} if is_me else targets, wait_for_all=True)
+    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
+        gda.store(tree, {} if is_me else targets, wait_for_all=True)
     padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
-    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
+    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())
 
 
@@ -289,7 +289,7 @@ def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path
     _ = world.path
     over = shared_tmp_path / "over"
     if jax.process_index() != ME:
-        with gda.checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
+        with checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
             restore_checked(world, timeout=1)
         over.touch()
     wait_for([over])

@@ -17,6 +17,7 @@ from meshes import batch, cut, is_right, mesh_of, one_folder, ordered_mesh
 
 import gda
 from gda import checkpoint
+from gda.multihost.agreement import checking_agreement
 
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 TABLE = re.compile(r"(?<=<!-- arguments -->\n).*(?=<!-- end of arguments -->)", re.DOTALL)
@@ -103,12 +104,8 @@ def save_safetensors(w: World, **others: Any) -> None:
 
 
 def store(w: World, **others: Any) -> None:
-    gda.store(**{"g": w.g, "target": w.targets["a"], "wait_for_all": True, **others})
-
-
-def store_tree(w: World, **others: Any) -> None:
     given = {"tree": w.tree, "targets": w.targets, "wait_for_all": True}
-    gda.store_tree(**given | others)
+    gda.store(**given | others)
 
 
 def load_tree(w: World, **others: Any) -> None:
@@ -143,7 +140,7 @@ def check_replicas_agree(w: World, **others: Any) -> None:
 
 def host_local_array_to_global_array(w: World, local: Any = None, spec: Any = P()) -> None:
     local = np.ones((8, 2), np.float32) if local is None else local
-    gda.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
+    gda.compat.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
 
 
 def chunked(data: np.ndarray, *chunks: int) -> Any:
@@ -219,8 +216,7 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("metadata", lambda w: {"metadata": {"a": "b"}}, "process 1: metadata {'a': 'b'}"),
         Case("names", lambda w: {"names": lambda path, leaf: f"x{path}"}, "process 1: name xa"),
     ],
-    store: [Case("g", lambda w: {"g": w.columns["a"]}, "process 1: spec P(None, 'x')")],
-    store_tree: [
+    store: [
         Case(
             "tree: keys", lambda w: {"tree": {"a": w.g}}, "process 1 failed: ValueError", ValueError
         ),
@@ -298,7 +294,6 @@ NAMES = {
     diff: "`checkpoint.diff(path, tree)`",
     save_safetensors: "`storage.save_safetensors`",
     store: "`store(wait_for_all=True)`",
-    store_tree: "`store_tree(wait_for_all=True)`",
     load_tree: "`load_tree(read_once=True)`",
     from_source: "`PaddedArray.from_source(read_once=True)`",
     gather: "`gather`",
@@ -322,14 +317,14 @@ NAMES = {
 def test_another_argument_in_one_process_is_named_in_all(call: Any, checks: bool) -> None:
     world = World()
     for case in CASES[call]:
-        with gda.checking_agreement(checks, timeout=60):
+        with checking_agreement(checks, timeout=60):
             others = case.others(world)
             is_other = jax.process_index() == ME
             with pytest.raises(case.own if is_other else gda.DisagreementError) as caught:
                 call(world, **others if is_other else {})
         if not is_other or case.own is gda.DisagreementError:
             assert case.said in str(caught.value), case.argument
-        with gda.checking_agreement(False):
+        with checking_agreement(False):
             world.check_nothing_is_lost()
 
 
@@ -343,7 +338,7 @@ def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(op
         checkpoint.restore(**given, **{} if jax.process_index() == ME else {option: True})
         world.g.gather()
 
-    with gda.checking_agreement(False), pytest.raises(gda.DisagreementError) as caught:
+    with checking_agreement(False), pytest.raises(gda.DisagreementError) as caught:
         restore_and_gather()
     said = "process 1: call GlobalArray.gather, processes 0, 2, 3: gda.checkpoint.restore"
     assert said in str(caught.value)

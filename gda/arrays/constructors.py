@@ -125,7 +125,7 @@ class ArrayConstructors:
     ) -> Self:
         """Build an array block by block: one call for each distinct block of this process.
 
-        Does not communicate, unless ``gda.checking_agreement`` is on.
+        Does not communicate, except inside ``with gda.check_processes_agree()``.
 
         Args:
           global_shape: sizes of the whole array.

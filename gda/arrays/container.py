@@ -314,7 +314,7 @@ class Container:
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
             failed, died or did not come; in each process, after at most the time limit of
-            ``gda.checking_agreement`` once the failure shows. Before the move, a process waits for
+            ``check_processes_agree`` once the failure shows. Before the move, a process waits for
             the others for up to half an hour, or for that limit where checks are on.
 
         >>> import gda, jax, numpy as np
@@ -429,8 +429,8 @@ class Container:
             if not is_all_here(array):
                 raise RuntimeError(
                     f"this process does not hold every block of {self!r}; g.gather() gives the "
-                    "whole value to every process, and gda.global_to_host_array(g) to each its own "
-                    "rows; for a jax.Array x, g is gda.GlobalArray.from_array(x)"
+                    "whole value to every process, and gda.compat.global_to_host_array(g) to each "
+                    "its own rows; for a jax.Array x, g is gda.GlobalArray.from_array(x)"
                 )
         value = np.asarray(array)
         if self._shape_if_padded is not None:

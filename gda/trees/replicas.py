@@ -17,8 +17,9 @@ from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_repli
 from gda.arrays.liveness import kind_error, real
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import shape_at
 from gda.layout.numbering import IntArray
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape
 from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching

@@ -18,6 +18,7 @@ from trials import Trials, tried
 import gda
 from gda.arrays.fingerprints import replicas as replica_sums
 from gda.arrays.fingerprints.formula import sums_of_numpy
+from gda.multihost.agreement import checking_agreement
 
 P = PartitionSpec
 DTYPES = [
@@ -437,9 +438,9 @@ def on_own_devices(data: np.ndarray) -> gda.GlobalArray:
 @pytest.mark.parametrize("checks", [True, False])
 def test_processes_with_different_trees_are_told(checks: bool) -> None:
     mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
-    with gda.checking_agreement(checks, timeout=30):
+    with checking_agreement(checks, timeout=30):
         with pytest.raises(
             gda.DisagreementError, match=r"process 2: structure .*{'a': \*, 'b': \*"
         ):
