@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gda.arrays import libraries, pickling
+from gda.arrays import pickling
 from gda.arrays.fingerprints import fingerprint
 from gda.arrays.liveness import OUTSIDE, deleted_error, describe, real
 from gda.arrays.process_local import is_all_here
@@ -454,9 +454,6 @@ class Container:
         from gda.show.page import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return libraries.treescope_repr(self, path, subtree_renderer)
 
     def __copy__(self) -> Self:
         return self._like(self.array)

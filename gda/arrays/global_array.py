@@ -241,9 +241,6 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
 
     # As a Python object.
 
-    def __treescope_ndarray_adapter__(self) -> Any:
-        return libraries.treescope_adapter(self)
-
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
         array = self.array

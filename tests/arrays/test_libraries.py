@@ -1,7 +1,6 @@
-"""GlobalArrays in the hands of other libraries: treescope, flax, einops, equinox."""
+"""GlobalArrays in the hands of other libraries: flax, einops, equinox."""
 
 import inspect
-import re
 import subprocess
 import sys
 import warnings
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import treescope
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of, ordered_mesh, plain
@@ -24,12 +22,10 @@ from meshes import batch, cut, mesh_of, ordered_mesh, plain
 import gda
 
 with warnings.catch_warnings():
-    # flax asks an old JAX, and treescope a new NumPy, for names that are deprecated there.
-    warnings.filterwarnings("ignore", "jax.array_ref|jax.ArrayRef|The chararray class")
+    # flax asks an old JAX for names that are deprecated there.
+    warnings.filterwarnings("ignore", "jax.array_ref|jax.ArrayRef")
     import flax.linen as nn
     from flax import nnx, serialization
-
-    treescope.type_registries.update_registries_for_imports()
 
 # Other test modules may have used the container before flax was imported here.
 gda.libraries.register(gda.GlobalArray)
@@ -57,79 +53,6 @@ def assert_close(tree: Any, wanted: Any) -> None:
         plain(tree),
         plain(wanted),
     )
-
-
-# treescope.
-
-
-def test_treescope_shows_a_container_as_its_array_and_layout(mesh: Mesh) -> None:
-    g = cut(batch(8, 4), mesh, P("x", "y"))
-    text = treescope.render_to_text({"a": g, "b": [g]})
-    assert text.count("mesh={'x': 4, 'y': 2}, spec=P('x', 'y')") == 2
-    assert text.count("jax.Array float32(8, 4)") == 2
-    assert "Repeated" not in text
-    assert "array=" in treescope.render_to_html({"a": g}, compressed=False)
-    padded = gda.PaddedArray.from_array(batch(5), mesh, P("x"))
-    text = treescope.render_to_text(padded)
-    assert "shape=(5,), mesh={'x': 4, 'y': 2}, spec=P('x')" in text
-
-
-def test_treescope_renders_the_numbers(mesh: Mesh) -> None:
-    g = cut(batch(8, 4), mesh, P("x", "y"))
-    names = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}")
-    ours, theirs, others = (
-        names.sub("", treescope.render_array(array)._repr_html_())
-        for array in (g, g.array, g.array + 1)
-    )
-    assert ours == theirs != others
-
-
-def test_treescope_pictures_containers_in_trees(mesh: Mesh) -> None:
-    g = cut(batch(8, 4), mesh, P("x", "y"))
-    with treescope.active_autovisualizer.set_scoped(treescope.ArrayAutovisualizer()):
-        assert "arrayviz" in treescope.render_to_html(
-            {"a": g, "scalar": cut(batch(), mesh, P())}, compressed=False
-        )
-
-
-def test_treescope_shows_arrays_without_data(auto_mesh: Mesh) -> None:
-    g = cut(batch(8), auto_mesh, P("x"))
-    texts = []
-    jax.jit(lambda g: texts.append(treescope.render_to_text(g)))(g)
-    g.delete()
-    for node in (
-        g,
-        gda.GlobalArray(array=None),
-        gda.GlobalArray(array=jax.ShapeDtypeStruct((8,), jnp.float32)),
-    ):
-        texts.append(treescope.render_to_text([node]))
-        with treescope.active_autovisualizer.set_scoped(treescope.ArrayAutovisualizer()):
-            treescope.render_to_html([node])
-    for text, said in zip(
-        texts, ["float32[8]", "deleted", "None", "ShapeDtypeStruct"], strict=True
-    ):
-        assert "GlobalArray(" in text
-        assert said in text
-
-
-@pytest.mark.processes(2, devices=4)
-def test_treescope_waits_for_no_other_process() -> None:
-    mesh = ordered_mesh(range(8), {"x": 8})
-    sharded, replicated = cut(batch(8, 4000), mesh, P("x")), cut(batch(3), mesh, P())
-    padded = gda.PaddedArray.from_callback(
-        (7, 2), mesh, P("x"), lambda i: batch(7, 2)[i], dtype="f4"
-    )
-    if jax.process_index() == 1:
-        return
-    for visualizer in (lambda *_: None, treescope.ArrayAutovisualizer()):
-        with treescope.active_autovisualizer.set_scoped(visualizer):
-            text = treescope.render_to_text([sharded, replicated, padded])
-            assert "PaddedArray(shape=(7, 2), dtype=float32" in text
-            assert "GlobalArray(shape=(8, 4000), dtype=float32, mesh={'x': 8}, spec=P('x'))" in text
-    assert "Array([0., 1., 2.], dtype=float32)" in treescope.render_to_text(replicated)
-    with pytest.raises(RuntimeError, match="does not hold every block"):
-        treescope.render_array(sharded)
-    treescope.render_array(replicated)
 
 
 # flax.serialization.
@@ -230,7 +153,7 @@ import {second}
 import jax.numpy as jnp
 {late}
 if {late!r}:
-    assert not sys.modules.keys() & {{'flax', 'treescope', 'einops'}}
+    assert not sys.modules.keys() & {{'flax', 'einops'}}
 from flax import serialization
 g = gda.GlobalArray.from_array(jnp.arange(4.0))
 {register}
