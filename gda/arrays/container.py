@@ -38,29 +38,10 @@ from gda.multihost.agreement import communicates
 
 AnyNDArray = np.ndarray[Any, Any]
 
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
+
 _get = object.__getattribute__
 _set = object.__setattr__
-
-_NOT_HELD = (int, float, complex, np.generic, np.dtype, PartitionSpec)
-
-held_types: set[type] = set()
-"""The types of the values that containers have held so far, for a quick answer."""
-
-
-def dissolves_around(value: object) -> bool:
-    """Return True if a tree function gives this value itself in the place of a container.
-
-    docs/design/jit.md has the reasons.
-    """
-    if isinstance(value, str):  # Orbax names the leaves by their paths, and maps over their tree
-        return value != "array" and not value.endswith(".array")
-    if isinstance(value, _NOT_HELD):
-        return True
-    # To JAX, None is a tree without leaves.
-    if value is not None and not jax.tree_util.all_leaves((value,)):
-        return True
-    held_types.add(type(value))
-    return False
 
 
 def _if_shared(given: dict[str, Any]) -> Any:
@@ -96,6 +77,11 @@ class Container:
     def _like(self, array: Any) -> Self:
         """Return a container of the same kind and shape around another array."""
         return self._around(array, self._shape_if_padded)
+
+    @property
+    def _is_inert(self) -> bool:
+        """True around something that is no array, which a function of trees put here."""
+        return not isinstance(self.array, _ARRAYS)
 
     # Its layout.
 

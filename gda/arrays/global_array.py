@@ -17,10 +17,10 @@ from gda.arrays import libraries
 from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import check_in_callback, data_callbacks
 from gda.arrays.constructors import ArrayConstructors
-from gda.arrays.container import Container, dissolves_around, held_types
+from gda.arrays.container import Container
 from gda.arrays.liveness import deleted_error
 from gda.arrays.operators import ArrayOperators
-from gda.layout.boundary import hide_own_frames, set_module, unexpected_keyword
+from gda.layout.boundary import hide_own_frames, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import (
@@ -130,28 +130,18 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         mesh: Any = None,
         spec: Any = None,
         device_buffers: Any = None,
-        global_mesh: Any = None,
-        mesh_axes: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         array: Any = _NO_ARRAY,
     ) -> Self:
         # `array=` is the way in for JAX's tree functions, in every jitted call. They pass tracers,
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
-        if type(array) not in held_types:
-            if array is _NO_ARRAY:
-                # Keywords of 2022 are parameters, because with **kwargs each unflattening would
-                # take a tenth longer.
-                for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
-                    if value is not None:
-                        raise unexpected_keyword("GlobalArray", name)
-                try:
-                    array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
-                except Exception as error:
-                    hide_own_frames(error)
-                    raise
-            elif dissolves_around(array):
-                return array
+        if array is _NO_ARRAY:
+            try:
+                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         self = _new(cls)
         _set_array(self, array)
         return self
@@ -218,7 +208,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, Orbax puts None
         # into them, and such trees are compared.
-        if not hasattr(self.array, "dtype"):
+        if self._is_inert:
             return isinstance(other, GlobalArray) and self.array == other.array
         return super().__eq__(other)
 
@@ -292,7 +282,6 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.GlobalArray",
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
-    # JAX needs the structure alone, and passes a number, around which a container dissolves.
-    from_children=lambda aux_data, children: GlobalArray(array=object()),
+    from_children=lambda aux_data, children: GlobalArray(array=children[0]),
 )
 libraries.register(GlobalArray)

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding
 from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import as_one_block
 from gda.arrays.construction.placing import hashable_over
-from gda.arrays.container import Container, dissolves_around, held_types
+from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -82,8 +82,6 @@ class PaddedArray(Container):
 
     def __new__(cls, array: Any, shape: Any) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
-        if type(array) not in held_types and dissolves_around(array):
-            return array
         self = object.__new__(cls)
         object.__setattr__(self, "array", array)
         # JAX passes back the tuple that it was given.
@@ -379,7 +377,7 @@ class PaddedArray(Container):
     def __eq__(self, other: object) -> bool:
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
         # are compared.
-        if hasattr(self.array, "dtype"):
+        if not self._is_inert:
             _refuse_operator()
         return isinstance(other, PaddedArray) and (self.array, self.shape) == (
             other.array,
@@ -431,5 +429,5 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.PaddedArray",
     serialize_auxdata=lambda static: json.dumps(static).encode(),
     deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
-    from_children=lambda aux_data, children: PaddedArray(object(), *aux_data),
+    from_children=lambda aux_data, children: PaddedArray(*children, *aux_data),
 )

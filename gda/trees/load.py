@@ -34,6 +34,7 @@ from gda.trees.leaves import (
     is_container,
     is_value,
     note_path,
+    opened,
     with_paths,
 )
 from gda.trees.matching import Pair, names_of
@@ -176,6 +177,7 @@ def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, 
     """Return the tree with a pending array for each source; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
+    dtype = opened(dtype)
     _check_dtypes(dtype)
     dtypes = prefix_of(tree, dtype, "dtype", _DTYPES)
     dtypes.of_each_leaf()  # raises if it is no prefix
