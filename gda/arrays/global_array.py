@@ -57,11 +57,9 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
     ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take and return it.
 
-    A tree function puts arrays, ``jax.ShapeDtypeStruct``s and shardings back into the container, so
-    that the tree keeps its structure: ``jax.device_get(tree)`` returns a ``GlobalArray`` around a
-    NumPy array, for which there is ``gda.to_numpy(tree)``. Around a result that is a tree, a
-    number, a string, a dtype or a ``PartitionSpec`` the container dissolves:
-    ``jax.tree.map(lambda x: x.shape, tree)`` has tuples. With
+    A tree function puts its results into containers, so that the tree keeps its structure:
+    ``jax.device_get(tree)`` returns a ``GlobalArray`` around a NumPy array, for which there is
+    ``gda.to_numpy(tree)``. Around something that is no array, a container has no layout. With
     ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container, and the
     tree has its results as they are.
 
