@@ -19,8 +19,7 @@ from jax.sharding import (
 )
 
 from gda.arrays.container import Container
-from gda.arrays.global_array import GlobalArray
-from gda.arrays.operators import unwrapped
+from gda.arrays.global_array import GlobalArray, unwrapped
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.transport.moving import reshard
@@ -388,7 +387,7 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     if isinstance(x, Container):
         _layout(x, spec, mesh)
-        return x._like(_constrained(x.array, spec, mesh))
+        return x._with_array(_constrained(x.array, spec, mesh))
     x = jax.numpy.asarray(x)
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:
@@ -411,7 +410,7 @@ def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceShardin
     mesh, spec, kind = mesh_and_spec(sharding, None)
     if isinstance(x, Container):
         _layout(x, spec, mesh)
-        return x._like(_constrained_in_memory(x.array, sharding))
+        return x._with_array(_constrained_in_memory(x.array, sharding))
     x = _constrained(x, spec, mesh)
     is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
     if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore
