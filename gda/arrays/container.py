@@ -117,7 +117,7 @@ class Container:
     ) -> Self:
         """Build an array block by block: one call for each distinct block of this process.
 
-        Does not communicate, unless ``gda.checking_agreement`` is on. Indices and blocks of a
+        Does not communicate, unless inside ``gda.check_processes_agree()``. Indices and blocks of a
         ``PaddedArray`` are without padding. A device that holds padding alone gets no call.
 
         Args:
@@ -466,7 +466,7 @@ class Container:
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
             failed, died or did not come; in each process, after at most the time limit of
-            ``gda.checking_agreement`` once the failure shows. Before the move, a process waits for
+            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits for
             the others for up to half an hour, or for that limit where checks are on.
 
         >>> import gda, jax, numpy as np
