@@ -126,39 +126,32 @@ class Container:
             mesh and spec; the callback follows it.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
-            shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
-            anything else that ``numpy.asarray`` takes. With ``into=True``,
-            ``data_callback(index, out)`` fills ``out``. Elements that it does not write are
-            uninitialised.
+            shape: a ``jax.Array`` on any device, or anything that ``numpy.asarray`` takes.
           fill: value of the padding of a ``PaddedArray``, by default 0.
           dtype: cast every block to it. Required with ``into=True``, and in a process that has no
             device of the mesh, or padding alone.
           copy: with ``None``, copy a block at once if other code refers to its memory, such as a
-            view, a memory map or a buffer that the callback uses again. After the call, no change
-            of the caller's memory changes the array. ``True``: copy all blocks. ``False``: copy
-            none; do not change the blocks while the array exists. With ``None``, a ``jax.Array``
-            on CPU is copied, because it may be in the memory of a NumPy array, as the result of
-            ``jax.device_put`` is. On an accelerator it is copied if the callback still refers to
-            it, because the caller could delete or donate it. Pass ``copy=True`` if it shares its
-            buffer with another one, as the result of ``jax.device_put`` on the same device does.
-          into: pass 64-byte-aligned buffers of the shard shape and ``dtype`` to the callback,
-            which fills them. Reading a file straight into them saves a copy.
+            view, a memory map or a buffer that the callback uses again: no later change of the
+            caller's memory changes the array. A ``jax.Array`` on CPU is copied, because it may be
+            in the memory of a NumPy array; on an accelerator, if the callback still refers to it.
+            ``True``: copy all blocks, as is needed for a ``jax.Array`` that shares its buffer with
+            another one. ``False``: copy none; do not change the blocks while the array exists.
+          into: call ``data_callback(index, out)``, which fills ``out``, an uninitialised buffer
+            that is aligned to 64 bytes. Reading a file straight into it saves a copy.
           max_workers: number of blocks read at a time, by default one in the caller's thread. With
             more than one, threads call the callback, which must be thread-safe. Contexts of JAX
             other than ``jax.enable_x64`` do not apply in these threads.
           max_bytes: limit of the host memory for blocks that are not yet part of an array: on CPU
-            while a block is read, and on an accelerator until it is sent there. A block that is
-            larger is read alone. Other memory that the callback allocates does not count. By
-            default there is no limit.
+            while a block is read, and on an accelerator until it is sent there. A larger block is
+            read alone. Memory that the callback allocates does not count. By default no limit.
           progress: ``True`` shows bytes and rate on stderr, which needs rich. A function is called
             with ``(nbytes_done, nbytes_total)`` of this process after each block.
           retry: a ``gda.Retry`` with the errors after which a block is read again.
 
-        On accelerators, gda sends blocks to their devices while it reads others. On CPU, it makes
-        the array after the last read. After an error in one read, or Ctrl-C, no new read starts,
-        and gda waits until the current reads and all threads end.
-
-        Without ``jax_enable_x64``, JAX narrows 64-bit types to 32 bits and rounds floats.
+        On accelerators, gda sends blocks to their devices while it reads others. After an error in
+        one read, or Ctrl-C, no new read starts, and gda waits until the current reads and all
+        threads end. Without ``jax_enable_x64``, JAX narrows 64-bit types to 32 bits and rounds
+        floats.
 
         Raises:
           TypeError: blocks have different dtypes, or one that JAX does not have; ``fill`` is not
@@ -181,8 +174,6 @@ class Container:
         >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
         >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
         ((slice(4, 5, None), slice(2, 3, None)), [[14]])
-
-        With a sharding instead of mesh and spec:
 
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
         >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
@@ -225,12 +216,11 @@ class Container:
         """Build an array from anything that can be sliced; read the blocks of this process only.
 
         Each distinct block is read once, by one slice with start and stop for every dimension, and
-        copied at once if the source keeps it. Blocks of this process that share chunks of the
-        source, or its rows of fewer than 32 KiB, such as columns, are read together: some rows or
-        chunks at a time, each once, which are split in memory. On CPU, datasets of h5py and
-        TensorStores are read straight into the memory of the array. A TensorStore reads in its own
-        threads: for it, ``max_workers`` is the number of reads at a time, by default 32.
-        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
+        copied at once if the source keeps it. Blocks that share chunks of the source, or rows of
+        fewer than 32 KiB, are read together, each chunk or row once, and split in memory. On CPU,
+        datasets of h5py and TensorStores are read straight into the memory of the array. A
+        TensorStore has its own threads: ``max_workers`` is its number of reads at a time, by
+        default 32. Communicates as ``from_callback`` does. ``gda.load_tree`` reads many sources.
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
@@ -244,11 +234,10 @@ class Container:
             others. Communicates: all processes with devices of the mesh must call this, with the
             same ``max_bytes``. Until all is exchanged, the host holds these blocks, and at most
             ``max_bytes``, by default 256 MiB, that only others need.
-          max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
-            needs a thread-safe library. ``max_bytes`` also limits the memory to split what is
-            read; one chunk is always allowed, and 32 KiB. On accelerators, if the blocks that are
-            read together are larger than ``max_bytes``, a few are read at a time, and the rows and
-            chunks that they share again each time.
+          max_workers, max_bytes, progress, retry: as in ``from_callback``. ``max_bytes`` also
+            limits the memory to split what is read; one chunk is always allowed, and 32 KiB. On
+            accelerators, if the blocks that are read together are larger, a few are read at a
+            time, and the rows and chunks that they share again each time.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
@@ -437,18 +426,16 @@ class Container:
 
         ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
         over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. The devices of both meshes may be any of the program:
-        more, fewer, others, in other processes. Each process with a device in either mesh must call
-        it; others need not. A process without the data calls it on
-        ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))`` with the
-        sharding that the array has now; a process without devices in the new mesh gets an array
+        memory kind of the sharding too. The devices of both meshes may be any of the program, in
+        any processes. Each process with a device in either mesh must call it. One without the data
+        calls it on ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))``
+        with the sharding that the array has now; one without devices in the new mesh gets an array
         without local shards. ``ReshardPlan`` tells what is sent. Inside ``jit`` use
         ``gda.constrain``.
 
-        A ``PaddedArray`` is padded as the new layout needs it, with 0; no padding is sent. A
-        ``GlobalArray`` whose shape the new mesh does not divide goes there as
-        ``PaddedArray(g.array, g.shape)``, and a padded one that the new mesh divides is
-        ``GlobalArray(array=p.array)`` there.
+        A ``PaddedArray`` is padded anew with 0; no padding is sent. A ``GlobalArray`` whose shape
+        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``, and a padded
+        one that it divides is ``GlobalArray(array=p.array)`` there.
 
         Args:
           max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
@@ -466,8 +453,8 @@ class Container:
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
             failed, died or did not come; in each process, after at most the time limit of
-            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits for
-            the others for up to half an hour, or for that limit where checks are on.
+            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits
+            for the others for up to half an hour, or for that limit where checks are on.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -505,10 +492,10 @@ class Container:
     ) -> AnyNDArray | None:
         """Return the whole value as NumPy on every process; communicates between processes.
 
-        All processes of the program must call it, also those without devices of the mesh. The
-        blocks go through one device of each process, a few at a time, so no device has to hold the
-        whole array. If every process has all blocks already, no data is sent. An array of this
-        process alone is only copied, and the other processes need not call it.
+        All processes of the program must call it, also those without devices of the mesh; for an
+        array of this process alone, the others need not. The blocks go through one device of each
+        process, a few at a time, so no device has to hold the whole array. If every process has
+        all blocks already, no data is sent.
 
         Args:
           process: the process that needs the value. The others get ``None`` and need no memory for
@@ -544,9 +531,7 @@ class Container:
         secure: one can construct an array with the same digest. ``gda.fingerprint`` also takes
         NumPy arrays, and whole trees, of which it returns the digest of each array.
 
-        Every device sums up the blocks that it holds, each block once, and processes exchange 16
-        bytes. All processes of the program must call it, also those without devices of the mesh.
-        For an array of this process alone the other processes need not call it.
+        Processes exchange 16 bytes. The same processes must call it as for ``gather``.
 
         Raises:
           TypeError: the array is being traced, or has no mesh and spec.

@@ -118,13 +118,12 @@ class GlobalArray(Container):
     ``jax.Array`` work on it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need
     ``g.array``; their error is "Triggering __jax_array__() during abstractification", and
     docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
-    ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take and return it.
+    ``jax.grad``, ``jax.device_put`` and optimisers take and return it.
 
-    A tree function puts its results into containers, so that the tree keeps its structure:
-    ``jax.device_get(tree)`` returns a ``GlobalArray`` around a NumPy array, for which there is
-    ``gda.to_numpy(tree)``. Around something that is no array, a container has no layout. With
-    ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container, and the
-    tree has its results as they are.
+    A tree function puts its results into containers, whatever they are, so that the tree keeps its
+    structure: ``jax.device_get(tree)`` has NumPy arrays in containers. ``gda.to_numpy(tree)`` has
+    none. Around something that is no array, a container has no layout. With
+    ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container itself.
 
     Args:
       global_shape: sizes of the whole array.
@@ -371,20 +370,24 @@ class GlobalArray(Container):
         """True if all devices belong to this process."""
         return self.array.is_fully_addressable
 
-    def addressable_data(self, i: int) -> jax.Array:
-        """Return the data of ``addressable_shards[i]``.
+    def local_data(self, i: int) -> jax.Array:
+        """Return the data of ``local_shards[i]``.
 
         Raises:
           IndexError: there is no such shard.
           RuntimeError: this process has no shard at all, or the array was deleted or donated.
         """
-        shards = self.addressable_shards
+        shards = self.local_shards
         if not shards:
             raise RuntimeError(
                 f"no device of the mesh {dict(self.mesh.shape)} belongs to process "
                 f"{jax.process_index()}, so it has no shard; call this in a process that has one"
             )
         return shards[i].data
+
+    def addressable_data(self, i: int) -> jax.Array:
+        """Return ``local_data(i)``, by the name that it has in ``jax.Array``."""
+        return self.local_data(i)
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
@@ -394,12 +397,13 @@ class GlobalArray(Container):
 
     def __jax_array__(self) -> jax.Array:
         """Return the array to compute with, also one that is being traced; raise if it is gone."""
-        array = self._queried()
+        array = self._usable_array()
         if data_callbacks.depth:
             check_in_callback(array)
         return array
 
-    def _queried(self) -> jax.Array:
+    def _usable_array(self) -> jax.Array:
+        """Return the array for questions about it, which a data callback may ask too."""
         array = self.array
         # Asking a tracer would raise. An array of NumPy has nothing to ask.
         if is_tracer(array):
@@ -425,7 +429,7 @@ class GlobalArray(Container):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __len__(self) -> int:
-        return len(self._queried())
+        return len(self._usable_array())
 
     __reversed__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(reversed)
     __iter__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(iter)
@@ -562,7 +566,7 @@ class GlobalArray(Container):
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
         array = self.array
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if self._is_inert:
             return repr(self)
         if isinstance(array, jax.Array) and not array.shape and not is_tracer(array):
             return repr(self) if array.is_deleted() else str(array)
@@ -575,16 +579,10 @@ class GlobalArray(Container):
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
 
-    # The names of GlobalDeviceArray.
-
     @property
     def mesh_axes(self) -> PartitionSpec:
         """``spec`` by its name in GlobalDeviceArray."""
         return self.spec
-
-    def local_data(self, i: int) -> jax.Array:
-        """Return ``addressable_data(i)``, by its name in GlobalDeviceArray."""
-        return self.addressable_data(i)
 
 
 @communicates("GlobalArray", if_checked())
@@ -632,7 +630,7 @@ def _delegating(name: str, of_jax: Any) -> Any:
     """Return a property or a method that asks the array inside, which is an array or a tracer."""
     about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
-    ask = operator.methodcaller("_queried" if name in _QUESTIONS else "__jax_array__")
+    ask = operator.methodcaller("_usable_array" if name in _QUESTIONS else "__jax_array__")
     if isinstance(of_jax, property):
         return property(lambda self: getattr(ask(self), name), doc=doc)
 

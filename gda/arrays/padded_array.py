@@ -138,7 +138,7 @@ class PaddedArray(Container):
         if global_shape is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")
         shape = check_shape(global_shape)
-        asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
+        request = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
 
         def work(_: object) -> Self:
             # All at once, because no block tells the dtype where a process has padding alone.
@@ -160,7 +160,7 @@ class PaddedArray(Container):
             mesh,
             work,
             partial(leaf_fields, ""),
-            asked=lambda _: describe_wanted({**asked, "pad": True, "fill": fill}),
+            asked=lambda _: describe_wanted({**request, "pad": True, "fill": fill}),
         )
 
     @classmethod

@@ -136,9 +136,9 @@ def jit(
             "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
             f"positional argument, not a {type(in_specs).__name__}"
         )
-    for ours, theirs in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
-        if ours is not None and theirs in jit_options:
-            raise TypeError(f"give {theirs.replace('shardings', 'specs')} or {theirs}, not both")
+    for specs, option in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
+        if specs is not None and option in jit_options:
+            raise TypeError(f"give {option.replace('shardings', 'specs')} or {option}, not both")
     if mesh is not None:
         check_mesh(mesh)
 

@@ -23,11 +23,11 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
-    asked_dtype,
     fill_of,
     is_extended,
     jax_dtype,
     objects_error,
+    requested_dtype,
 )
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
@@ -111,7 +111,7 @@ class BlockReader:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
-        self.asked = None if dtype is None else asked_dtype(dtype)
+        self.asked = None if dtype is None else requested_dtype(dtype)
         self.dtype = None if self.asked is None else jax_dtype(self.asked)
         self.copy = copy
         self._device = device
