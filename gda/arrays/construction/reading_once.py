@@ -101,7 +101,7 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
     return mesh if is_shared else None
 
 
-class _Piece(NamedTuple):
+class _PartOfBlock(NamedTuple):
     """The elements of a block in a part of the array."""
 
     block: Index
@@ -114,7 +114,7 @@ class _SharedPart(NamedTuple):
     """A part of the array that one process reads, and others need too."""
 
     place: Index  # with every start and stop
-    pieces: list[_Piece]
+    pieces: list[_PartOfBlock]
     holders: tuple[int, ...]  # the processes that need any of it, ascending
     nbytes: int
 
@@ -186,7 +186,7 @@ class SharedBlocks:
             for box in self._boxes_of([blocks[number] for number in group], len(among)):
                 common = [(number, common_box(box, blocks[number])) for number in group]
                 pieces = [
-                    _Piece(indices[number], index, holders[number], self._nbytes(index))
+                    _PartOfBlock(indices[number], index, holders[number], self._nbytes(index))
                     for number, index in common
                     if index is not None
                 ]
@@ -212,7 +212,7 @@ class SharedBlocks:
     def _nbytes(self, index: Index) -> int:
         return math.prod(sizes_of(index)) * self._itemsize
 
-    def memory(self, piece: _Piece) -> np.ndarray[Any, Any]:
+    def memory(self, piece: _PartOfBlock) -> np.ndarray[Any, Any]:
         """Return the memory of a piece, of a block that this process has or reads for others."""
         number = self._pending.plan.number_of(piece.block)
         dtype = native(self._source.dtype)
