@@ -18,8 +18,8 @@ import numpy as np
 
 from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
 from gda.layout.dtype_names import native
-from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
-from gda.layout.sharing import boxes_of_chunks
+from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
+from gda.layout.sharing import boxes_of_chunks, parts_in_boxes
 from gda.layout.spec import Index
 from gda.storage.options import Options
 from gda.storage.read_boxes import READ_BYTES
@@ -242,10 +242,8 @@ class BoxReads:
         blocks = {number: self._blocks[number] for number in group}
         chunks = self._source.chunks or (1,) * len(self._source.shape)
         most_elements = max(self._most_bytes // self._itemsize, 1)
-        for box in boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements):
-            common = [(number, common_box(box, index)) for number, index in blocks.items()]
-            if needed := [(number, index) for number, index in common if index is not None]:
-                yield needed
+        boxes = boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements)
+        return parts_in_boxes(blocks, boxes)
 
     def _part(self, number: int, index: Index) -> _Memory:
         """Return the memory of the elements at an index of the array, in a block."""
