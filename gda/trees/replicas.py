@@ -76,15 +76,15 @@ class ReplicaMismatch:
         return tuple(device for group in self.groups[:-1] for device in group)
 
     def __str__(self) -> str:
-        said = [
+        named = [
             f"device{'s' * (len(group) > 1)} {format_numbers(group)} ({format_processes(of)})"
             for group, of in zip(self.groups, self.processes, strict=True)
         ]
         block = f"block {format_index(self.index)} of shape {self.shape}"
         where = f"at {self.path}, {block}" if self.path else block
         if not self.minority:
-            return f"{where}: {_listed(said)} have different bits, and there is no majority"
-        *others, majority = said
+            return f"{where}: {_listed(named)} have different bits, and there is no majority"
+        *others, majority = named
         verb = "each have" if len(others) > 1 else "has" if len(self.minority) == 1 else "have"
         return f"{where}: {_listed(others)} {verb} other bits than {majority}, the majority"
 
