@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.fingerprints.fingerprint import begin_blocks, sums_of_host
 from gda.arrays.fingerprints.formula import sums_of_numpy
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import (
@@ -95,12 +95,14 @@ class SavedLeaf(NamedTuple):
         """Bytes that this process writes."""
         return sum(math.prod(b.data.shape) for b in self.blocks) * self.record.dtype.itemsize
 
-    def begin_sums(self) -> Sums:
+    def begin_sums(self) -> PendingSums:
         """Begin the share of this process in the fingerprint, where the blocks are."""
         if self.is_source:
-            return Sums(*[sums_of_host(on_host(block.data), block.start) for block in self.blocks])
+            return PendingSums(
+                *[sums_of_host(on_host(block.data), block.start) for block in self.blocks]
+            )
         if self.grid is None:
-            return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
+            return PendingSums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
         with own_settings():
             blocks = {block.number: _on_device(block) for block in self.blocks}
         return begin_blocks(blocks, self.grid)
