@@ -284,7 +284,7 @@ def test_an_error_keeps_no_batch_and_no_cycle(auto_mesh: Mesh) -> None:
             next(batches)
         del batches
         assert made.array.is_fully_addressable
-        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_Run"])
+        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_BatchThread"])
     finally:
         gc.enable()
 
