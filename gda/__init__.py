@@ -25,10 +25,9 @@ _MODULE_OF = {
     "to_numpy": "gda.trees.to_numpy",
     "to_jax": "gda.trees.to_jax",
     "fingerprint": "gda.trees.digests",
-    "visualize_sharding": "gda.show.visualize",
     "show": "gda.show",
-    "memory": "gda.trees.memory.live_arrays",
-    "explaining_oom": "gda.trees.memory.live_arrays",
+    "memory": "gda.trees.live_arrays",
+    "explaining_oom": "gda.trees.live_arrays",
     "MemoryReport": "gda.show.memory_report",
     "ArrayMemory": "gda.show.memory_report",
     "DeviceMemory": "gda.show.memory_report",
@@ -59,7 +58,6 @@ _MODULE_OF = {
     # Many processes.
     "launch": "gda.launch",
     "check_processes_agree": "gda.multihost.agreement",
-    "checking_agreement": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
     "check_replicas_agree": "gda.trees.replicas",
@@ -86,37 +84,58 @@ _MODULE_OF = {
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
     "Advice": "gda.compiled.report.advice",
-    "UnrolledLayers": "gda.compiled.unrolled",
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",
+    "compat": "gda.trees.batches.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
     "get_shard_indices": "gda.mesh",
     "get_shard_indices_replica_ids": "gda.mesh",
 }
 
-_MODULES = {"checkpoint", "launch", "libraries", "show", "storage", "testing"}
-
-# Names that JAX had for the same in 2022, former ones, and those that are in gda.compat.
-_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
-    name: f"compat.{name}"
-    for name in (
-        *("host_local_array_to_global_array", "global_array_to_host_local_array"),
-        *("host_to_global_array", "host_to_global_device_array", "global_to_host_array"),
-        *("with_sharding_constraint", "DataPartitionType"),
-    )
+# As public as the others: types of results and options, which a reader meets where the functions
+# are documented, and names for code that comes from other libraries.
+_UNLISTED = {
+    "compat",
+    "Prefetched",
+    "Index",
+    "MemoryReport",
+    "ArrayMemory",
+    "DeviceMemory",
+    "Layouts",
+    "ArrayLayout",
+    "Retry",
+    "Collectives",
+    "Collective",
+    "Traffic",
+    "Offer",
+    "ReplicaCheck",
+    "ReplicaMismatch",
+    "Processes",
+    "Move",
+    "Load",
+    "Link",
+    "Rehearsal",
+    "RehearsalComparison",
+    "AxisTraffic",
+    "Temporary",
+    "ArgumentBytes",
+    "Advice",
 }
 
-__all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+_MODULES = {"checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"}
+
+# Names that JAX had for the same in 2022.
+_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
+
+__all__ = [name for name in _MODULE_OF if name not in _UNLISTED]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version(DISTRIBUTION)
-    if name == "compat":  # for code that comes from elsewhere: not in __all__
-        return import_module("gda.trees.batches.compat")
     if name not in _MODULE_OF:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")

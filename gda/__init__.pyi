@@ -12,10 +12,9 @@ from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
 from gda.trees.to_jax import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
-from gda.show.visualize import visualize_sharding as visualize_sharding
-from gda import show as show
-from gda.trees.memory.live_arrays import memory as memory
-from gda.trees.memory.live_arrays import explaining_oom as explaining_oom
+from gda.show import this_module as show
+from gda.trees.live_arrays import memory as memory
+from gda.trees.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory
@@ -49,7 +48,6 @@ from gda.trees.files.store import store as store
 # Many processes.
 from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
-from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree
@@ -78,14 +76,11 @@ from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
-from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
-
-# Names of multihost_utils and axlearn: not in __all__.
-from gda.trees.batches import compat as compat
 
 # Test, and use other libraries.
 from gda import testing as testing
 from gda.arrays import libraries as libraries
+from gda.trees.batches import compat as compat
 
 # The names of GlobalDeviceArray.
 from gda.mesh import get_shard_shape as get_shard_shape
@@ -98,25 +93,16 @@ __all__ = [  # noqa: RUF022
     "PaddedArray",
     "load_tree",
     "prefetch",
-    "Prefetched",
     "Shard",
-    "Index",
     "to_numpy",
     "to_jax",
     "fingerprint",
-    "visualize_sharding",
     "show",
     "memory",
     "explaining_oom",
-    "MemoryReport",
-    "ArrayMemory",
-    "DeviceMemory",
     "layouts",
     "assert_sharded",
-    "Layouts",
-    "ArrayLayout",
     "storage",
-    "Retry",
     "aligned_empty",
     "DoesNotFitError",
     "LayoutUnknownError",
@@ -125,47 +111,29 @@ __all__ = [  # noqa: RUF022
     "constrain",
     "collectives",
     "assert_collectives",
-    "Collectives",
-    "Collective",
-    "Traffic",
     # Move, save, and exchange with other programs.
     "reshard_tree",
     "offer",
-    "Offer",
     "pull",
     "checkpoint",
     "store",
     # Many processes.
     "launch",
     "check_processes_agree",
-    "checking_agreement",
     "DisagreementError",
     "LateProcessError",
     "check_replicas_agree",
-    "ReplicaCheck",
-    "ReplicaMismatch",
     "ReplicaMismatchError",
     # Plan without devices.
     "ShardGrid",
     "ProcessView",
-    "Processes",
     "ReshardPlan",
-    "Move",
-    "Load",
-    "Link",
     # Rehearse on devices that are not here.
     "rehearsal_mesh",
     "abstract",
     "rehearse",
     "assert_fits",
     "compare_rehearsals",
-    "Rehearsal",
-    "RehearsalComparison",
-    "AxisTraffic",
-    "Temporary",
-    "ArgumentBytes",
-    "Advice",
-    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",

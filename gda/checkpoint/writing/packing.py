@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +18,8 @@ import numpy as np
 from gda.arrays.fingerprints.formula import Words, sums_of_each
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format.manifest import StoredArray
-from gda.layout.spec import Index, Shape, index_at
+from gda.layout.indices import index_at, within
+from gda.layout.spec import Index, Shape
 from gda.storage.options import Options
 from gda.trees.records.recorded_leaves import Piece
 from gda.trees.records.saved_leaves import Block, Keyed, SavedLeaf, to_host
@@ -94,18 +94,18 @@ def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, A
     """Return the data of a chunk of a pack."""
     (size,) = array.chunk_shape
     out = np.zeros(size, array.dtype)
-    within = functools.cache(_within)  # the same for all leaves of one layout
+    place_in = functools.cache(_place_in)  # the same for all leaves of one layout
     for placed, of_piece in itertools.groupby(blocks, lambda host: host.key[0]):
         part, begin = placed.piece.of_chunk(out), placed.piece.start
         for host in of_piece:
             data = host.values()
-            part[within(host.key[1].start, begin, data.shape)] = data
+            part[place_in(host.key[1].start, begin, data.shape)] = data
     return out
 
 
-def _within(start: Shape, begin: Shape, shape: Shape) -> Index:
+def _place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
     """Return the place of a block in its piece."""
-    return index_at(tuple(map(operator.sub, start, begin)), shape)
+    return within(index_at(start, shape), begin)
 
 
 def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[int, Words]:
