@@ -31,6 +31,7 @@ import gda
 from gda.arrays.construction import from_sources
 from gda.arrays.construction import placing as placing_module
 from gda.arrays.construction.blocks import BlockReader
+from gda.multihost.agreement import checking_agreement
 from gda.storage.progress import shown
 
 MESH = mesh_of({"x": 4, "y": 2})
@@ -587,12 +588,12 @@ def test_processes_that_load_other_trees_hear_of_it() -> None:
     mine = DATA[: 4 * (1 + jax.process_index())]
     sources = {"w": Recording(mine)}
     with (
-        gda.checking_agreement(timeout=30),
+        checking_agreement(timeout=30),
         pytest.raises(gda.DisagreementError, match=r"at \['w'\], process 0: shape \(4, 6\)"),
     ):
         gda.load_tree(sources, mesh, P("x"))
     assert sources["w"].asked == []
-    with gda.checking_agreement(timeout=30), pytest.raises(gda.DisagreementError, match="shape"):
+    with checking_agreement(timeout=30), pytest.raises(gda.DisagreementError, match="shape"):
         gda.GlobalArray.from_source(mine, mesh, P("x"))
 
 
@@ -603,7 +604,7 @@ def test_a_read_that_fails_in_one_process_is_heard_of_in_all() -> None:
             raise OSError("gone")
 
     expected = OSError if jax.process_index() == 1 else gda.DisagreementError
-    with gda.checking_agreement(timeout=30), pytest.raises(expected, match="gone"):
+    with checking_agreement(timeout=30), pytest.raises(expected, match="gone"):
         gda.load_tree([Recording(DATA, wait)], mesh_of({"x": 8}), P("x"), max_workers=2)
 
 

@@ -27,6 +27,7 @@ from safetensors.numpy import save
 from trials import rarely
 
 import gda
+from gda.multihost.agreement import checking_agreement
 from gda.storage import new_files, open_safetensors, save_safetensors
 from gda.storage.safetensors_model import replace_model
 from gda.storage.sources import SAFETENSORS_DTYPES
@@ -501,7 +502,7 @@ def save_case(path: Path, case: ShardedCase, order: list[int]) -> None:
     size = int(np.prod(list(case.mesh_shape.values())))
     mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
     data = batch(*case.global_shape, dtype=np.int32)
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = cut(data, mesh, case.spec)
     save_safetensors(path, {"w": g, "v": g})
 
@@ -540,7 +541,7 @@ def test_if_one_process_fails_all_raise_and_nothing_is_left(
 @pytest.mark.processes(2, devices=4)
 def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> None:
     me = jax.process_index()
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
     for tree, options, message in [
         ({"w": g, "b": np.zeros(me + 1)}, {}, r"\['b'\].*shape \(1,\)"),
@@ -576,7 +577,7 @@ def test_all_wait_for_the_process_that_moves_the_files(
         replace_model(*args)
 
     monkeypatch.setattr("gda.trees.files.save_safetensors.replace_model", slow)
-    with gda.checking_agreement(timeout=4):
+    with checking_agreement(timeout=4):
         save_safetensors(shared_tmp_path, {"w": DATA})
     assert names_in(shared_tmp_path) == ["model.safetensors"]
 

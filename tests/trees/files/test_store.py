@@ -24,6 +24,7 @@ from trials import rarely
 
 import gda
 from gda.layout.spec import Index
+from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
 
@@ -508,7 +509,7 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
     size = int(np.prod(list(case.mesh_shape.values())))
     mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
     data = batch(*case.global_shape, dtype=np.int32) + 1
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = cut(data, mesh, case.spec)
         targets = [Counting(g.shape, np.int32) for _ in range(3)]
         gda.store([g] * 3, targets, max_workers=2)
@@ -597,7 +598,7 @@ def test_an_error_in_one_process_reaches_the_others() -> None:
 @pytest.mark.processes(2, devices=4)
 def test_processes_that_store_different_arrays_write_nothing() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         dtype = [np.float32, np.int32][jax.process_index()]
         g = cut(DATA.astype(dtype), mesh, P("x"))
     target = Counting((16, 8), dtype)
