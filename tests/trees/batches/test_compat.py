@@ -90,22 +90,6 @@ def test_one_process_as_jax_does(auto_mesh: Mesh, spec: P, dtype: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("convert", [to_global, to_local])
-def test_specs_that_do_not_match_the_tree(auto_mesh: Mesh, convert: Any) -> None:
-    tree = {"a": [jnp.zeros(8), jnp.zeros(8)], "b": jnp.zeros(8)}
-    for specs, error, message in [
-        (None, ValueError, r"pspecs is None.* write PartitionSpec\(\)"),
-        ({"a": [P(), None], "b": P()}, ValueError, r"pspecs\['a'\]\[1\] is None.* write Partit"),
-        ({"a": [P()], "b": P()}, ValueError, r"pspecs\['a'\] is a list of 1, and the tree has"),
-        ({"a": ("x", "y"), "b": P()}, TypeError, r"pspecs\['a'\]\[0\] is 'x', not a Partition"),
-    ]:
-        with pytest.raises(error, match=message):
-            convert(tree, auto_mesh, specs)
-    g = gda.GlobalArray.from_array(jnp.zeros(8))
-    with pytest.raises(ValueError, match=r"pspecs is a list of 1, and the tree has a GlobalArray"):
-        convert(g, auto_mesh, [P()])
-
-
 def test_errors_have_the_path_of_the_leaf(auto_mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="not divisible by 4") as raised:
         to_global({"a": batch(8), "b": [batch(8), batch(6)]}, auto_mesh, P("x"))
@@ -343,19 +327,6 @@ def test_a_batch_over_the_axes_that_are_named_so(
     jax.tree.map(np.testing.assert_array_equal, get(g, partition=Partition.BATCH), tree)
 
 
-def test_a_batch_that_does_not_fit() -> None:
-    neither = r"axes 'data' and 'fsdp', and the mesh {'x': 8} has neither"
-    with jax.set_mesh(mesh_of({"x": 8})), pytest.raises(ValueError, match=neither):
-        put(batch(8), partition=Partition.BATCH)
-    with jax.set_mesh(mesh_of({"data": 4, "seq": 2})):
-        with pytest.raises(ValueError, match=r"(?s)dimension 0 of local size 6 .*\['a'\]"):
-            put({"a": batch(6, 2)}, partition=Partition.BATCH)
-        with pytest.raises(ValueError, match=r"(?s)dimension 1 of size 3 .*\['a'\]"):
-            put({"a": batch(8, 3)}, partition=Partition.BATCH)
-        with pytest.raises(ValueError, match=r"a scalar, and DataPartitionType\.BATCH"):
-            put({"a": 3}, partition=Partition.BATCH)
-
-
 @pytest.mark.parametrize("partition", [None, "full", {"a": "x"}])
 def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object) -> None:
     with jax.set_mesh(auto_mesh), pytest.raises(NotImplementedError, match=r"PartitionSpec"):
@@ -372,6 +343,8 @@ def test_misfits_are_named_with_numbers_and_path(auto_mesh: Mesh) -> None:
             match=r"dimension 0 of (.|\n)*not divisible by 8(.|\n)*at \['b'\]\[0\] of the tree$",
         ):
             put({"a": batch(8), "b": [batch(12, 3)]})
+        with pytest.raises(ValueError, match="mesh {.*} has neither; rename one of its axes"):
+            put(batch(8), partition=Partition.BATCH)
         with pytest.raises(ValueError, match=r"a scalar, and .*FULL.*REPLICATED(.|\n)*\['step'\]"):
             put({"a": batch(8), "step": 3})
         with pytest.raises(ValueError, match=r"partition is a dict with the keys \['a'\]"):
@@ -446,12 +419,6 @@ def test_a_sharding_brings_its_memory(size: int) -> None:
     assert again["g"].sharding.memory_kind == "device"
     with jax.set_mesh(mesh):
         assert constrain(moved["a"], P("x")).sharding.memory_kind == "pinned_host"
-
-
-def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
-    x = jax.device_put(batch(8), NamedSharding(explicit_mesh, P()))
-    y = jax.jit(lambda x: constrain(x, P("x")))(x)
-    assert y.sharding.is_equivalent_to(NamedSharding(explicit_mesh, P("x")), 1)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -543,49 +510,6 @@ def test_batches_of_two_processes(
 ) -> None:
     mesh_shape = dict(zip(axes, sizes, strict=True))
     process_pool(2, devices=4).run(check_batch, order, mesh_shape, kind)
-
-
-def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) -> None:
-    """The part of each array that a process has, its blocks in the order of the whole."""
-    mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape)
-    if not mesh.local_devices:
-        return
-    tree, wanted, is_regular = [], [], True
-    for number, spec in enumerate(specs):
-        data = batch(8 * (number + 1), 8) + number
-        tree.append(cut(data, mesh, spec).array)
-        indices = tree[-1].sharding.addressable_devices_indices_map(data.shape).values()
-        places = [
-            [range(size)[part] for size, part in zip(data.shape, index, strict=True)]
-            for index in indices
-        ]
-        by_dimension = [
-            sorted(set(parts), key=lambda part: part.start) for parts in zip(*places, strict=True)
-        ]
-        is_regular &= len(set(map(tuple, places))) == np.prod(list(map(len, by_dimension)))
-        wanted.append(data[np.ix_(*[np.concatenate(parts) for parts in by_dimension])])
-    if not is_regular:
-        with pytest.raises(ValueError, match="regular grid"):
-            get(tree)
-        return
-    jax.tree.map(np.testing.assert_array_equal, get(tree), wanted)
-    jax.tree.map(np.testing.assert_array_equal, get(tree, partition=specs), wanted)
-
-
-@rarely(3)
-@given(
-    order=st.permutations(range(8)) | st.just(list(range(8))),
-    mesh_shape=st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2}]),
-    specs=st.lists(
-        st.sampled_from([P(), P("x"), P(None, "x"), P("x", "y"), P("y", "x"), P(("y", "x"))]),
-        min_size=1,
-        max_size=4,
-    ),
-)
-def test_arrays_of_any_sharding_and_size_in_one_call(
-    process_pool: Callable[..., Pool], order: list[int], mesh_shape: dict[str, int], specs: list[P]
-) -> None:
-    process_pool(2, devices=4).run(check_local, order, mesh_shape, specs)
 
 
 @pytest.mark.processes(2, devices=4)
