@@ -72,7 +72,7 @@ def docs(session: nox.Session) -> None:
 
 
 _EXTRAS = ["", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]]
-_TRIED = ("", "checkpoint", "show", "all")
+_TRIED = ("", "checkpoint", "all")
 _DIST = Path("dist")
 
 

@@ -34,7 +34,7 @@ MODULES = [
 
 
 _PAGE = (Path(__file__).parents[1] / "docs" / "stable.md").read_text(encoding="utf-8")
-STABLE = set(re.findall(r"`(gda[\w.]*)`", _PAGE.split("\n## ")[1]))
+STABLE = set(re.findall(r"`(gda(?:\.\w+)*)`", _PAGE.split("\n## ")[1]))
 
 
 def public_names(module: ModuleType) -> list[str]:

@@ -25,7 +25,7 @@ TESTS = (
     ".venv/bin/python -m pytest -n 2"
 )
 
-INSTALL = "pip install 'PATH/TO/gda[checkpoint,show]'"
+INSTALL = "pip install 'PATH/TO/gda[checkpoint]'"
 LAUNCH = ".venv/bin/python -m gda.launch -n 4 --devices-per-process 2 examples/many_hosts.py"
 PLAN = (
     ".venv/bin/gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 --spec data,model "

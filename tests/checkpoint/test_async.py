@@ -26,6 +26,7 @@ import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
+from gda.multihost.agreement import checking_agreement
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
 from gda.trees.records import saved_leaves
@@ -294,7 +295,7 @@ def test_a_program_that_ends_finishes_its_save_and_warns_of_those_that_failed(
 def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path, is_checking: bool) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
     total = jax.jit(lambda x: x.sum() + 0 * x, out_shardings=NamedSharding(mesh, P()))
-    with gda.checking_agreement(is_checking):
+    with checking_agreement(is_checking):
         pending = []
         for number in range(3):
             tree = {"a": cut(DATA + number, mesh, P("x", "y")), "n": np.full(6, number, np.int32)}
