@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import io
 import os
 import re
@@ -171,9 +170,6 @@ def _failed(error: Exception) -> int:
         for problem in problems:
             print(printable(problem), file=sys.stderr)
         return DAMAGED
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = str(error.filename)
-        error = MistakesError(f"{error.strerror}: {name[:60]}… ({len(name):,} characters)")
     lines = error.lines if isinstance(error, MistakesError) else [str(error)]
     first, *more = [*lines, *getattr(error, "__notes__", ())]
     print(f"gda: {printable(first or type(error).__name__)}", file=sys.stderr)

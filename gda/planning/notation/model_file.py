@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from gda.layout.spec import Shape, SpecEntry
 
 _MOST_BYTES = 2**24
-_MOST_LETTERS = 10_000  # of a spec or a mesh as a text
 _SHOWN = 20
 _KEYS_SHOWN = 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
@@ -205,7 +204,6 @@ def _mesh_from(given: Any) -> dict[str, int]:
     if given is None:
         raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
     if isinstance(given, str):
-        _check_letters("mesh", given)
         return parse_mesh(given)
     if not isinstance(given, dict) or not given:
         raise MistakesError(f"expected are {expected}, not {_short(given)}")
@@ -315,7 +313,6 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
             check_dimensions("spec", value)
     try:
         if isinstance(given, str):
-            _check_letters("spec", given)
             return parse_spec(given)
         entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except (MisreadError, MistakesError) as error:
@@ -329,14 +326,6 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
                 f'not "{word}"'
             )
     return entries
-
-
-def _check_letters(kind: str, text: str) -> None:
-    """Raise ``MistakesError`` if a text is too long to be read with good messages."""
-    if len(text) > _MOST_LETTERS:
-        raise MistakesError(
-            f"is a text of {len(text):,} characters, and a {kind} has at most {_MOST_LETTERS:,}"
-        )
 
 
 # Words.
