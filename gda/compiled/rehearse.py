@@ -22,10 +22,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
-from gda.compiled.collectives import collectives_in, temporaries_in, text_of
+from gda.compiled.collectives import collectives_in, text_of
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives
-from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
@@ -256,7 +256,7 @@ def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
     if not report:
         return _Build(program, failure, text, _facts_of.get(key, _Facts()))
     total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
-    temporaries = temporaries_in(assignment, text) if assignment and text else ()
+    temporaries = tuple(read_temporaries(assignment, text)) if assignment and text else ()
     facts = _Facts(None if total is None else int(total[1]), temporaries)
     if text:
         _facts_of[key] = facts

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.compiled.hlo import Collective, num_devices, read_collectives
+from gda.compiled.hlo import Collective, num_devices, read_collectives, source_lines
 from gda.compiled.hlo.groups import Groups, axes_of_groups, axes_of_pairs, parse_groups
 from gda.testing.strategies import mesh_shapes
 
@@ -837,12 +837,17 @@ def _line(frame: int, excess: int, more: str = "") -> tuple[str | None, int | No
     tables = TABLES
     for name, parent in parents.items():
         tables = tables.replace(name, str(parent + excess))
-    (found,) = read_collectives(
-        module(body, before=tables), MESH, library=["/lib/jax"], installed=["/lib"]
-    )
+    (found,) = read_collectives(module(body, before=tables), MESH)
     return found.source_file, found.source_line
 
 
+@pytest.fixture
+def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/jax/",))
+    monkeypatch.setattr(source_lines, "INSTALLED", ("/lib/",))
+
+
+@pytest.mark.usefixtures("_folders")
 @pytest.mark.parametrize("excess", [1, 0], ids=["as_printed", "plain"])
 def test_the_innermost_line_of_the_user(excess: int) -> None:
     assert _line(1, excess) == ('/home/me/a "b" é.py', 20)
@@ -852,6 +857,7 @@ def test_the_innermost_line_of_the_user(excess: int) -> None:
     assert _line(5, excess) == _line(6, excess) == ("/lib/jaxtras/layer.py", 30)
 
 
+@pytest.mark.usefixtures("_folders")
 def test_no_line_where_there_is_none_of_the_user() -> None:
     assert _line(4, 1) == (None, None)
     assert _line(9, 1) == (None, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import table_of
@@ -175,6 +174,6 @@ def _with_bars(
     """Return a table with a bar in each row before the column ``at``; the last may have none."""
     header, *rows = [[*map(escape, row)] for row in cells]
     header.insert(at, legend)
-    for row, each in zip_longest(rows, bars, fillvalue=""):
+    for row, each in zip(rows, [*bars, ""], strict=False):
         row.insert(at, each)
     return markup.html_table(header, rows)
