@@ -178,7 +178,7 @@ def _failed(error: Exception) -> int:
     return WRONG
 
 
-class _Version(argparse.Action):
+class _PrintVersion(argparse.Action):
     """Print the version, which takes longer to find than the rest of the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -197,7 +197,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=_PrintVersion, nargs=0, help="print the version and exit"
+    )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:

@@ -41,13 +41,16 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
-    """Return the array that the options of a command describe; an error reports all mistakes."""
-    needed = ("shape", "dtype", "mesh", "spec")
-    missing = [f"--{name}" for name in needed if getattr(options, name) is None]
+def read_array(options: argparse.Namespace, needed: str) -> PlannedArray:
+    """Return the array that the options of a command describe; an error reports all mistakes.
+
+    ``needed`` are the options that the command needs, for messages.
+    """
+    names = ("shape", "dtype", "mesh", "spec")
+    missing = [f"--{name}" for name in names if getattr(options, name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise MistakesError(f"{listed(missing)} {verb} missing; {says}")
+        raise MistakesError(f"{listed(missing)} {verb} missing; {needed}")
     mistakes: list[str] = []
 
     def read(name: str, parse: Any) -> Any:

@@ -77,8 +77,8 @@ examples:
 
 
 def add_plan(commands: Any) -> None:
-    says = "Show the blocks and bytes of each device of a mesh; no device is needed."
-    parser = add_command(commands, plan, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
+    description = "Show the blocks and bytes of each device of a mesh; no device is needed."
+    parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_layout_options(parser)
     parser.add_argument(
         "--process",

@@ -64,8 +64,8 @@ examples:
 
 
 def add_reshard(commands: Any) -> None:
-    says = "Show the bytes that move when a layout changes; no device is needed."
-    parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
+    description = "Show the bytes that move when a layout changes; no device is needed."
+    parser = add_command(commands, reshard, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_layout_options(parser)
     parser.add_argument("--to-mesh", metavar="MESH", help="the new mesh; by default the same")
     parser.add_argument("--to-spec", metavar="SPEC", help="the new spec; by default the same")
