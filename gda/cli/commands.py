@@ -34,8 +34,7 @@ def add_command(
 ) -> Parser:
     """Add the subcommand of a function, by its name; return its parser.
 
-    ``description`` is its description in one line, ``errors`` the exceptions that mean a mistake of the
-    user.
+    ``description`` is one line, ``errors`` are the exceptions that mean a mistake of the user.
     """
     parser = commands.add_parser(
         run.__name__,
