@@ -88,8 +88,8 @@ def test_the_stub_has_the_same_names_in_the_same_order() -> None:
 
 
 def test_the_list_of_names_is_short() -> None:
-    assert len(gda.__all__) <= 54
-    assert set(gda._MODULE_OF) - set(gda.__all__) == gda._TYPES
+    assert len(gda.__all__) <= 48
+    assert set(gda._MODULE_OF) - set(gda.__all__) == gda._UNLISTED
 
 
 def test_the_page_of_stable_names_has_public_names_only() -> None:
@@ -98,7 +98,7 @@ def test_the_page_of_stable_names_has_public_names_only() -> None:
     assert public | modules >= STABLE
 
 
-MODULES_OF_GDA = ["checkpoint", "launch", "libraries", "show", "storage", "testing"]
+MODULES_OF_GDA = ["checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"]
 
 
 @pytest.mark.parametrize("name", [*MODULES_OF_GDA, "testing.strategies"])
@@ -129,9 +129,3 @@ def test_names_of_2022_lead_to_their_successors(name: str, successor: str) -> No
     with pytest.raises(AttributeError, match=message):
         getattr(gda, name)
     assert not hasattr(gda, name)
-
-
-def test_module_of_pictures_is_not_callable() -> None:
-    message = r"gda\.show is a module; gda\.visualize_sharding\(x\) shows the picture"
-    with pytest.raises(TypeError, match=message):
-        gda.show((8,), {"x": 2}, ("x",))  # pyright: ignore[reportCallIssue]
