@@ -12,8 +12,6 @@ from commands import Run, document_of, exit_code
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.layout.distribution import install_command
-
 EXAMPLE = (
     *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),
     *("--mesh", "data=64,model=16", "--devices-per-process", "8"),
@@ -151,18 +149,6 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
     ]
     monkeypatch.setenv("NO_COLOR", "1")
     assert run(*EXAMPLE, "--spec", "data,model")[1] == plain
-
-
-def test_without_rich() -> None:
-    # In a process of its own: rich, and what was imported with it, is known to this one.
-    code = (
-        "import sys; sys.modules['rich'] = None; from gda.cli import main;"
-        "sys.exit(main(['plan', *sys.argv[1:]]))"
-    )
-    command = [sys.executable, "-c", code, *EXAMPLE[1:], "--spec", "data,model"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count(install_command("show")) == 1
 
 
 # Bad inputs.

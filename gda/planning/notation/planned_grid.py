@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gda.layout.padding import Padding, format_percent, padding_of
-from gda.layout.spec import axis_errors
 from gda.layout.text import counted, format_mesh, typed_shape
 from gda.planning.notation.mesh_and_spec import NOT_SHARDED
 from gda.planning.notation.mistakes import MistakesError
@@ -63,17 +62,15 @@ def plan_grid(
     *,
     pad: bool,
 ) -> ShardGrid:
-    """Return the grid of an array, on a mesh without processes; an error has all reasons."""
+    """Return the grid of an array, on a mesh without processes."""
     from gda.layout.grid import ShardGrid
 
     check_shape_and_mesh(shape, mesh)
     try:
         grid = ShardGrid(shape, mesh, spec, pad=pad)
     except ValueError as error:
-        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
-        first += _hint_of_not_sharded(mesh, spec)
-        first += _hint_of_padding(shape, mesh, spec)
-        raise MistakesError(first, *more) from None
+        hints = _hint_of_not_sharded(mesh, spec), _hint_of_padding(shape, mesh, spec)
+        raise MistakesError(f"{error}{''.join(hints)}") from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -82,28 +79,6 @@ def plan_grid(
             f"({2**63:.1e}); check the sizes"
         )
     return grid
-
-
-def mistakes_of_spec(
-    spec: Sequence[SpecEntry],
-    mesh: Mapping[str, int],
-    shape: Shape | None = None,
-    *,
-    pad: bool = False,
-) -> list[str]:
-    """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
-    from gda.layout.grid import ShardGrid
-
-    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
-    if shape is not None:
-        unused = dict(mesh)
-        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
-        try:
-            ShardGrid(shape, mesh, known[: len(shape)], pad=pad)
-        except ValueError as error:
-            mistakes.append(str(error))
-    return mistakes
 
 
 def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
