@@ -35,7 +35,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     closing = "}" if scan.skip("{") else ""
     while True:
         name = scan.next
-        if not name.is_name:
+        if not name.text or name.kind == "mark":
             scan.fail("an axis with its size was expected, such as data=64")
         if name.text in NOT_SHARDED:
             scan.fail(f"no axis can have the name {name.text}: in a spec it means 'not sharded'")
@@ -145,25 +145,24 @@ def _quoted_name(scan: _Scanner) -> str:
 
 
 class _Token(NamedTuple):
+    """A part of a text: its ``kind`` is ``mark``, ``word``, ``quoted`` or ``end``."""
+
     text: str
     position: int
     kind: str
 
     @property
     def is_quoted(self) -> bool:
-        return self.kind in ("one", "two")
-
-    @property
-    def is_name(self) -> bool:
-        return (self.is_quoted or self.kind == "word") and bool(self.text)
+        return self.kind == "quoted"
 
     def is_mark(self, mark: str) -> bool:
         return self.kind == "mark" and self.text == mark
 
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<mark>[()\[\]{},+=:])|'(?P<one>[^']*)'|"(?P<two>[^"]*)"|"""
-    r"""(?P<word>[^\s()\[\]{},+=:'"]+)|(?P<stray>['"])|$)"""
+    r"""\s*(?:(?P<mark>[()\[\]{},+=:])|(?P<quote>['"])(?P<quoted>.*?)(?P=quote)|"""
+    r"""(?P<word>[^\s()\[\]{},+=:'"]+)|(?P<stray>['"])|$)""",
+    re.DOTALL,
 )
 
 
@@ -178,7 +177,7 @@ class _Scanner:
             if kind == "stray":
                 raise MisreadError("this quote is not closed", text, match.start(kind))
             if kind:
-                at = match.start(kind) - (kind in ("one", "two"))  # of the quote
+                at = match.start(kind) - (kind == "quoted")  # of the quote
                 self.tokens.append(_Token(match[kind], at, kind))
         self._end = _Token("", len(text.rstrip()), "end")
         self._at = 0
