@@ -88,27 +88,16 @@ def _memory(rehearsal: Rehearsal) -> str:
     taken, capacity = sum(parts.values()), rehearsal.capacity_bytes or 0
     longest = max(taken, capacity, 1)
     shown = markup.bar(parts, _COLOR_OF, longest, _WIDE, _HIGH)
-    below = ""
     if capacity:
-        share = 100 * capacity / longest
         shown += (
-            f'<div style="position:absolute;left:{share:.3g}%;right:0;top:0;bottom:0;'
-            f'background:{_EXCESS}"></div>'
-        )
-        # The words are on the side of the mark that has room for them.
-        side, part = ("right", share) if share > 50 else ("left", 100 - share)
-        below = (
-            f'<div class="gda-text" style="width:{part:.3g}%;max-width:none;margin:0;'
-            f"margin-left:{0 if side == 'right' else share:.3g}%;box-sizing:border-box;"
-            f'border-{side}:2px solid;padding:0 6px;text-align:{side}">'
-            f"a device has {format_bytes(capacity)}</div>"
+            f'<div style="position:absolute;left:{100 * capacity / longest:.3g}%;right:0;top:0;'
+            f'bottom:0;background:{_EXCESS}"></div>'
         )
     sizes = {f"{name} {format_bytes(size)}": _COLOR_OF[name] for name, size in parts.items()}
     return "".join(
         [
             markup.text(f"<b>{escape(_peak(rehearsal))}</b>"),
-            f'<div style="width:{_WIDE}em;max-width:100%">',
-            f'<div style="position:relative">{shown}</div>{below}</div>',
+            f'<div style="position:relative;width:{_WIDE}em;max-width:100%">{shown}</div>',
             markup.text(markup.legend(sizes)),
             *(markup.text(escape(line)) for line in notes_of(rehearsal)),
         ]
