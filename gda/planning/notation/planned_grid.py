@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from gda.layout.padding import Padding, format_percent, padding_of
 from gda.layout.text import counted, format_mesh, typed_shape
-from gda.planning.notation.mesh_and_spec import NOT_SHARDED
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
-
-# Other words that users write for it.
-_MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ def plan_grid(
     try:
         grid = ShardGrid(shape, mesh, spec, pad=pad)
     except ValueError as error:
-        hints = _hint_of_not_sharded(mesh, spec), _hint_of_padding(shape, mesh, spec)
-        raise MistakesError(f"{error}{''.join(hints)}") from None
+        raise MistakesError(f"{error}{_hint_of_padding(shape, mesh, spec)}") from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -79,16 +74,6 @@ def plan_grid(
             f"({2**63:.1e}); check the sizes"
         )
     return grid
-
-
-def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
-    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
-    words = [entry for entry in entries if entry.lower() in _MEANS_NOT_SHARDED]
-    return (
-        f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
-        if words
-        else ""
-    )
 
 
 def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
