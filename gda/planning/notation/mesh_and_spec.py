@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import number_in, parse_shape
+from gda.planning.notation.numbers import number_in
 
 if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry
@@ -23,14 +23,11 @@ NOT_SHARDED = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
 _CLOSING = {"(": ")", "[": "]"}
-_AXES = "xyzw"  # in a mesh that is suggested
 
 
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the sizes of mesh axes by name: ``data=64,model=16``, also with ``:`` as in Python."""
     scan = _Scanner(text)
-    if proposed := _with_names(text):
-        scan.fail(f"an axis with its size was expected; did you mean {proposed}?")
     mesh: dict[str, int] = {}
     closing = "}" if scan.skip("{") else ""
     while True:
@@ -55,17 +52,6 @@ def parse_mesh(text: str) -> dict[str, int]:
     if not scan.is_done:
         scan.fail("the mesh ends before this; omit the rest")
     return mesh
-
-
-def _with_names(text: str) -> str:
-    """Return a mesh of these sizes, ``x=4,y=2`` for ``4x2``; empty if it has more than sizes."""
-    try:
-        sizes = parse_shape(text)
-    except MisreadError:
-        return ""
-    if len(sizes) > len(_AXES) or 0 in sizes:
-        return ""
-    return ",".join(f"{name}={size}" for name, size in zip(_AXES, sizes, strict=False))
 
 
 def parse_spec(text: str) -> tuple[SpecEntry, ...]:
