@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import jax
@@ -147,10 +145,8 @@ def _read_chunks(
 
 
 def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
-    for array, chunks in groupby(uses, itemgetter(0)):
-        with files.within(array):
-            for chunk in chunks:
-                read_chunk(files, chunk, uses[chunk])
+    for chunk, of_chunk in uses.items():
+        read_chunk(files, chunk, of_chunk)
 
 
 def _finish(group: Iterable[Arrival]) -> None:

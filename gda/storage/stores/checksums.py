@@ -9,6 +9,8 @@ import numpy as np
 
 from gda.storage.paths import of_extra
 
+CRC_BYTES = 4  # at the end of a chunk
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
