@@ -20,6 +20,7 @@ from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.exchange.versions import Version
+from gda.layout.indices import index_at, within
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
 from gda.trees.records.restored_leaves import saved_type
 
@@ -44,9 +45,8 @@ class PieceToPull(NamedTuple):
         """The part of the array that the piece fills."""
         assert self.arrival is not None
         box = self.arrival.boxes[self.piece.block]
-        sides = zip(self.piece.start, box.start, self.piece.shape, strict=True)
-        within = [slice(first - begin, first - begin + size) for first, begin, size in sides]
-        return self.arrival.blocks[self.piece.block][(*within, ...)]
+        place = within(index_at(self.piece.start, self.piece.shape), box.start)
+        return self.arrival.blocks[self.piece.block][(*place, ...)]
 
 
 Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them

@@ -19,13 +19,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from gda.layout.strict_json import parse_json
-from gda.multihost.background import Background
+from gda.multihost.background import in_thread
 
 Elements = np.ndarray[Any, Any]
 Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
@@ -368,9 +368,9 @@ class Connection:
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
-    with closing(Background("gda-resolver")) as resolver:  # which has no deadline
-        found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-        places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
+    # In a thread, because it has no deadline.
+    found = in_thread("gda-resolver", lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+    places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
     while True:
         place = places.pop(0)
         try:

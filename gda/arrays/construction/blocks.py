@@ -32,7 +32,8 @@ from gda.arrays.dtypes import (
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, shape_at, start_of
+from gda.layout.indices import shape_at, start_of
+from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.multihost.settings import own_settings
@@ -321,6 +322,16 @@ class BlockReader:
             np.copyto(out, value)
         else:
             cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
+
+    def check_source(self, block: Any, expected: np.dtype[Any]) -> None:
+        """Raise ``TypeError`` if a block has another dtype than its source says."""
+        dtype = getattr(block, "dtype", None)
+        is_other = isinstance(dtype, np.dtype) and native(dtype) != native(expected)
+        if is_other and self.asked is None:
+            raise TypeError(
+                f"the source has dtype {expected}, but its block has dtype {dtype}, as in "
+                f"libraries that scale their data; pass dtype={dtype} for this array"
+            )
 
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""

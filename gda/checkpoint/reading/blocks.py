@@ -22,8 +22,9 @@ from gda.arrays.construction.placing import LocalBlocks
 from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.files import Files
+from gda.layout.indices import common_box, index_at, shape_at, start_of, within
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Index, Shape, shape_at, start_of
+from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
 from gda.trees.records.recorded_leaves import Piece
 from gda.trees.records.restored_leaves import RestoredLeaf
@@ -206,20 +207,15 @@ def _cuts_of_chunks(grid: ChunkGrid, boxes: Iterable[Box]) -> dict[int, Cuts]:
 def _cuts_of_piece(piece: Piece, boxes: Iterable[Box], block_shape: Shape) -> Cuts:
     """Return the common parts of a piece and blocks, which have one shape with their padding."""
     cuts: list[Cut] = []
+    whole = index_at(piece.start, piece.shape)
     for box in boxes:
-        in_block, in_piece = [], []
-        sides = zip(box.start, box.shape, piece.start, piece.shape, strict=True)
-        for a, n, b, m in sides:
-            first, last = max(a, b), min(a + n, b + m)
-            if first >= last:
-                break
-            in_block.append(slice(first - a, last - a))
-            in_piece.append(slice(first - b, last - b))
-        else:
-            cut = Cut(box, tuple(in_block), tuple(in_piece))
-            if cut.shape == block_shape:
-                cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
-            cuts.append(cut)
+        common = common_box(index_at(box.start, box.shape), whole)
+        if common is None:
+            continue
+        cut = Cut(box, within(common, box.start), within(common, piece.start))
+        if cut.shape == block_shape:
+            cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
+        cuts.append(cut)
     block_size = math.prod(block_shape)
     return Cuts(cuts, sum(block_size for cut in cuts if cut.first is not None))
 

@@ -28,7 +28,8 @@ from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import Overlap, chunk_shape_of
 from gda.checkpoint.format.manifest import Manifest, StoredArray
-from gda.layout.spec import Index, Shape, index_at
+from gda.layout.indices import index_at, within
+from gda.layout.spec import Index, Shape
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
@@ -160,12 +161,12 @@ class _ChunkOfPack:
 
     def data(self) -> AnyArray:
         out = np.zeros(self.array.chunk_shape, self.array.dtype)
-        within = functools.cache(_within)  # the same for all leaves of one layout
+        place_in = functools.cache(_place_in)  # the same for all leaves of one layout
         for placed, of_piece in itertools.groupby(self.blocks, lambda host: host.key[0]):
             part, begin = placed.piece.of_chunk(out), placed.piece.start
             for host in of_piece:
                 data = host.values()
-                part[within(host.key[1].start, begin, data.shape)] = data
+                part[place_in(host.key[1].start, begin, data.shape)] = data
         return out
 
     def sums(self, data: AnyArray) -> dict[int, Words]:
@@ -189,9 +190,9 @@ class _ChunkOfPack:
 _Chunk: TypeAlias = _ChunkOfLeaf | _ChunkOfPack
 
 
-def _within(start: Shape, begin: Shape, shape: Shape) -> Index:
+def _place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
     """Return the place of a block in its piece."""
-    return index_at(tuple(map(operator.sub, start, begin)), shape)
+    return within(index_at(start, shape), begin)
 
 
 class _Written(NamedTuple):

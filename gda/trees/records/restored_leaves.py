@@ -22,7 +22,8 @@ from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak, weakly_typed
-from gda.layout.spec import Shape, check_spec, start_of
+from gda.layout.indices import start_of
+from gda.layout.spec import Shape, check_spec
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
 from gda.multihost.settings import own_settings
