@@ -19,7 +19,7 @@ from gda.layout.text import join_some, typed_shape
 from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
 from gda.storage.stores.directory import LOCK
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
@@ -189,8 +189,8 @@ def _checked(
                 )
             if is_value(leaf) and not isinstance(leaf, np.generic):
                 raise TypeError(
-                    f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
-                    "only; omit it in the function of the map, or write a checkpoint"
+                    f"{format_path(path)} is {repr_of(leaf):.60}, and safetensors files have "
+                    "arrays only; omit it in the function of the map, or write a checkpoint"
                 )
         plan = planned_save(target, tree, max_file_bytes, metadata, None, options)
         return plan.names, len(plan.files)

@@ -55,9 +55,9 @@ def check_metadata(document: bytes, expected: bytes) -> None:
     found = parse_json(document.decode())
     for name, value in json.loads(expected).items():
         if not isinstance(found, dict) or found.get(name) != value:
-            said = found.get(name) if isinstance(found, dict) else found
+            value_in_file = found.get(name) if isinstance(found, dict) else found
             raise ValueError(
-                f"contradicts the manifest: its {name} is {said!r:.80}, not {value!r:.80}"
+                f"contradicts the manifest: its {name} is {value_in_file!r:.80}, not {value!r:.80}"
             )
 
 
@@ -113,13 +113,13 @@ def compress(data: Bytes) -> Bytes:
 def decompress(frame: Bytes, out: Bytes) -> None:
     """Read a zstd frame into contiguous memory of its size; takes no other memory."""
     zstandard = require_zstd()
-    said = -1
+    size = -1
     with contextlib.suppress(zstandard.ZstdError):
-        said = zstandard.frame_content_size(frame)
+        size = zstandard.frame_content_size(frame)
     # A frame that declares no size may ask for a window of 2 GiB, however short it is.
-    if said != out.nbytes:
+    if size != out.nbytes:
         raise ValueError(
-            f"holds a zstd frame of {said if said >= 0 else 'unknown'} bytes, not {out.nbytes}"
+            f"holds a zstd frame of {size if size >= 0 else 'unknown'} bytes, not {out.nbytes}"
         )
     try:
         # With all of the frame and room for its content, zstd needs no window and no buffer.
