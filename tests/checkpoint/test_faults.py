@@ -309,19 +309,6 @@ def save_in_background(path: Path, tree: Any, **options: Any) -> None:
     gda.checkpoint.save_async(path, tree, **options).result(LIMIT)
 
 
-def pause_a_write(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Pause the next write; return the event that it has come, and the one by which it goes on."""
-    comes, goes_on = threading.Event(), threading.Event()
-
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    Disk(waits).install(patch.setattr)
-    return comes, goes_on
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
@@ -356,18 +343,6 @@ def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None
     assert [record.message for record in caplog.records] == [
         f"saving to {path} failed in the background: OSError: {caught.value}"
     ]
-    check_next_save(path, 3)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_disk_that_cannot_be_written(small_disk: Path) -> None:
-    path = small_disk / "run"
-    gda.checkpoint.save(path, values_of(1))
-    remount = ["mount", "-o", "remount,{}", str(small_disk)]
-    subprocess.run([word.format("ro") for word in remount], check=True)
-    check_refused(path, OSError, "Read-only file system", str(path), before=1)
-    check_refused(small_disk / "new", OSError, "Read-only file system", "new", before=None)
-    subprocess.run([word.format("rw") for word in remount], check=True)
     check_next_save(path, 3)
 
 
@@ -441,15 +416,6 @@ def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: 
     assert file.read_text() == "mine"
 
 
-def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-    for save in (gda.checkpoint.save, save_in_background):
-        with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
-            save(tmp_path, values_of(2))
-    assert generation_at(tmp_path) == 1
-    check_clean(tmp_path)
-
-
 def test_save_succeeds_beside_files_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -467,23 +433,6 @@ def test_save_succeeds_beside_files_it_cannot_remove(
     assert len(messages) == 2
     assert all("is no longer used and could not be removed" in message for message in messages)
     Disk().install(monkeypatch.setattr)
-    check_next_save(tmp_path, 3)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_two_saves_at_once_into_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-    comes, goes_on = pause_a_write(monkeypatch)
-    first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
-    assert comes.wait(LIMIT)
-    check_refused(tmp_path, SaveError, f"another save into {tmp_path} is running", before=1)
-    # Nothing keeps it from saving elsewhere.
-    gda.checkpoint.save(tmp_path / "..." / "run", values_of(5))
-    shutil.rmtree(tmp_path / "...")
-    goes_on.set()
-    first.result(LIMIT)
-    assert generation_at(tmp_path) == 2
-    check_clean(tmp_path)
     check_next_save(tmp_path, 3)
 
 
