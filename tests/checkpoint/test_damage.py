@@ -6,7 +6,6 @@ import functools
 import json
 import operator
 import os
-import re
 import resource
 import shutil
 import socket
@@ -165,42 +164,6 @@ def test_every_flipped_byte_of_an_array_is_found(
     for file, data in flips(damaged, damaged.data.glob(f"*/{files}"), trials):
         with damaged.changed(file, data):
             check_found(damaged, file, restore, verify)
-
-
-@pytest.mark.parametrize(
-    ("of_array", "of_leaf", "said"),
-    [
-        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', not 'int32'"),
-        (
-            {"shape": [4, 8], "chunk_shape": [1, 8]},
-            {"shape": [4, 8]},
-            r"its shape is \[8, 4\], not \[4, 8\]",
-        ),
-    ],
-)
-def test_a_manifest_that_contradicts_the_metadata_of_an_array(
-    plain: Damaged, of_array: dict[str, Any], of_leaf: dict[str, Any], said: str
-) -> None:
-    def edit(body: dict[str, Any]) -> None:
-        on_array(**of_array)(body)
-        on_leaf("w", **of_leaf)(body)
-
-    plain.seal(edit)
-    for function in (restore, verify):
-        found = said_by(function, plain.path)
-        assert "array ['w'], its metadata: " in found
-        assert re.search(f"contradicts the manifest: {said}", found)
-
-
-def test_metadata_that_is_nested_too_deeply(plain: Damaged) -> None:
-    file = next(file for file in plain.whole if file.match("*w/zarr.json"))
-    document = b"[" * 200_000
-    metadata = [len(document), google_crc32c.value(document)]
-    plain.seal(on_array(metadata=metadata))
-    file.write_bytes(document)
-    for function in (restore, verify):
-        check_found(plain, file, function)
-        assert "nested too deeply" in said_by(function, plain.path)
 
 
 def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:

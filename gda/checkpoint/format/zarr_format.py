@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.layout.strict_json import parse_json
 from gda.storage.paths import of_extra
 from gda.storage.stores.checksums import Bytes
 
@@ -48,17 +47,6 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
         "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
     }
     return json.dumps(document, indent=1).encode()
-
-
-def check_metadata(document: bytes, expected: bytes) -> None:
-    """Raise ``ValueError`` unless a ``zarr.json`` describes the same array as another."""
-    found = parse_json(document.decode())
-    for name, value in json.loads(expected).items():
-        if not isinstance(found, dict) or found.get(name) != value:
-            value_in_file = found.get(name) if isinstance(found, dict) else found
-            raise ValueError(
-                f"contradicts the manifest: its {name} is {value_in_file!r:.80}, not {value!r:.80}"
-            )
 
 
 def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
