@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.saving import MAX_BYTES, save
+from gda.checkpoint.saving import MAX_BYTES, left_by_killed_saves, save
 from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
-from gda.checkpoint.writing import claim
 from gda.layout.text import join_some, typed_shape
 from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
@@ -162,8 +161,9 @@ def _check_is_new(store: Store, kind: Kind) -> None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    files = claim if kind is Kind.CHECKPOINT else safetensors_model
-    if names := sorted({*names} - {LOCK} - files.left_by_killed_saves(names)):
+    is_checkpoint = kind is Kind.CHECKPOINT
+    left_by = left_by_killed_saves if is_checkpoint else safetensors_model.left_by_killed_saves
+    if names := sorted({*names} - {LOCK} - left_by(names)):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"

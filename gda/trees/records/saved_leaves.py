@@ -115,10 +115,11 @@ def saved_leaves(
     ``are_held`` is that of ``written_arrays``.
     """
     given: list[_Given | ValueLeaf] = []
-    reading = one_at_a_time(options)
+    reading = None
     for path, leaf in leaves:
         with noting_path(path):
             if is_source(leaf):
+                reading = reading or one_at_a_time(options)
                 given.append(_of_source(path, leaf, options, reading))
             else:
                 given.append(_given(path, leaf))
