@@ -283,7 +283,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
     ],
     host_local_array_to_global_array: [
         Case("pspecs", lambda w: {"spec": P("x")}, "process 1: "),
-        Case("replicas", lambda w: {"local": np.zeros((8, 2), np.float32)}, "process 1"),
     ],
 }
 NAMES = {

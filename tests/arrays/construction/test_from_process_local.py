@@ -252,17 +252,6 @@ def test_local_arrays_of_any_mesh(
 
 
 @pytest.mark.processes(2, devices=4)
-def test_a_dimension_of_full_size_is_cut_as_a_whole() -> None:
-    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
-    whole = batch(8, 4)
-    mine = slice(jax.process_index() * 2, jax.process_index() * 2 + 2)
-    for data in (whole, whole[:, mine], jnp.asarray(whole)):
-        g = build(data, mesh, P("x", "y"), (8, 4))
-        for shard in g.local_shards:
-            np.testing.assert_array_equal(shard.data, whole[shard.index])
-
-
-@pytest.mark.processes(2, devices=4)
 def test_blocks_that_form_no_regular_grid_are_shown() -> None:
     # Process 0 has blocks (0, 0), (0, 1), (1, 0) and (2, 0).
     mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
