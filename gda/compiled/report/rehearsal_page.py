@@ -139,30 +139,21 @@ def _traffic(traffic: Sequence[AxisTraffic]) -> str:
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
         bars.append(markup.bar(parts, _LINKS, longest, _NARROW))
     legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
-    return _with_bars(traffic_cells(traffic), 2, bars, legend)
+    return markup.table_with_bars(traffic_cells(traffic), 2, bars, legend)
 
 
 def _arguments(arguments: Sequence[ArgumentBytes]) -> str:
     shown = arguments[:ARGUMENTS_SHOWN]
     parts = ({_DONATED if each.is_donated else _OTHER: each.nbytes} for each in shown)
-    return _with_bars(argument_cells(arguments), 4, _bars(parts, shown[0].nbytes))
+    return markup.table_with_bars(argument_cells(arguments), 4, _bars(parts, shown[0].nbytes))
 
 
 def _temporaries(temporaries: Sequence[Temporary]) -> str:
     parts = ({_TEMPORARIES: each.nbytes} for each in temporaries)
-    return _with_bars(temporary_cells(temporaries), 2, _bars(parts, temporaries[0].nbytes))
+    return markup.table_with_bars(
+        temporary_cells(temporaries), 2, _bars(parts, temporaries[0].nbytes)
+    )
 
 
 def _bars(parts: Iterable[Mapping[str, int]], longest: int) -> list[str]:
     return [markup.bar(each, _COLOR_OF, longest or 1, _NARROW) for each in parts]
-
-
-def _with_bars(
-    cells: Sequence[Sequence[str]], at: int, bars: Iterable[str], legend: str = ""
-) -> str:
-    """Return a table with a bar in each row before the column ``at``; the last may have none."""
-    header, *rows = [[*map(escape, row)] for row in cells]
-    header.insert(at, legend)
-    for row, each in zip(rows, [*bars, ""], strict=False):
-        row.insert(at, each)
-    return markup.html_table(header, rows)
