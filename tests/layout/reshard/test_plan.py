@@ -284,7 +284,7 @@ def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
     for near in (*map(flow.near_of, looks), flow.near_of_regular()):
         if near is not None:
             assert near.received.tolist() == flow.near.received.tolist()
-            assert near.asked.tolist() == flow.near.asked.tolist()
+            assert near.requested.tolist() == flow.near.requested.tolist()
 
 
 def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
