@@ -23,11 +23,11 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
-    asked_dtype,
     fill_of,
     is_extended,
     jax_dtype,
     objects_error,
+    requested_dtype,
 )
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
@@ -109,7 +109,7 @@ class BlockReader:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
-        self.wanted_dtype = None if dtype is None else asked_dtype(dtype)
+        self.wanted_dtype = None if dtype is None else requested_dtype(dtype)
         self.dtype = None if self.wanted_dtype is None else jax_dtype(self.wanted_dtype)
         self.copy = copy
         self._device = device
@@ -276,8 +276,8 @@ class BlockReader:
     def _keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(
             f"dtype={self.wanted_dtype} was asked for, but the block at index "
-            f"{format_index(index)} has dtype {dtype}; keys are made of numbers by jax.random.wrap_key_data(block) and "
-            "numbers of keys by jax.random.key_data(block)"
+            f"{format_index(index)} has dtype {dtype}; keys are made of numbers by "
+            "jax.random.wrap_key_data(block) and numbers of keys by jax.random.key_data(block)"
         )
 
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:

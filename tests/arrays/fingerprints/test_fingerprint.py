@@ -26,6 +26,7 @@ from gda.arrays.fingerprints.formula import (
     sums_of_numpy,
 )
 from gda.layout.grid import ShardGrid
+from gda.multihost.agreement import checking_agreement
 from gda.testing.strategies import (
     mesh_shapes,
     sharded_cases,
@@ -301,10 +302,10 @@ def test_processes_without_devices_of_the_mesh_take_part(monkeypatch: pytest.Mon
 @pytest.mark.processes(4, devices=2)
 def test_processes_that_bring_different_arrays_are_told() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = cut(batch(8 + 8 * jax.process_index()), mesh, P("x"))
     with (
-        gda.checking_agreement(timeout=20),
+        gda.check_processes_agree(timeout=20),
         pytest.raises(gda.DisagreementError, match=r"GlobalArray.fingerprint .*shape"),
     ):
         g.fingerprint()
