@@ -458,32 +458,6 @@ def test_all_mistakes_are_said_together(run: Run, write: Callable[[Any], Path]) 
     assert len(err.splitlines()) == 22
 
 
-def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], Path]) -> None:
-    parameters = {
-        "long": {"shape": [6], "spec": ["z", "y", "x", "x"]},
-        "cut": {"shape": [6, 7], "spec": ["x", "q"]},
-        "half": {"shape": [6, 7], "dtype": "f33", "spec": ["z", "y"]},
-        "bare": {"shape": "6", "spec": ["zz", ["y", "y"]]},
-    }
-    path = write({"mesh": {"x": 4, "y": 2}, "dtype": "f32", "parameters": parameters})
-    code, out, err = run("plan", "--tree", path)
-    assert (code, out) == (2, "")
-    mistakes: dict[str, list[str]] = {}
-    for line in err.splitlines()[1:]:
-        name, _, said = line.strip().partition(": ")
-        mistakes.setdefault(name, []).append(said)
-    expected = {
-        "long": ["has 4 entries", "by mesh axis 'z', but the mesh", "uses mesh axis 'x' twice"],
-        "cut": ["by mesh axis 'q', but the mesh", "cannot be sharded by P('x') on the mesh"],
-        "half": ["\"dtype\" 'f33' cannot", "by mesh axis 'z'", "cannot be sharded by P(None, 'y')"],
-        "bare": ['"shape" must be a list', "by mesh axis 'zz', but", "uses mesh axis 'y' twice"],
-    }
-    assert mistakes.keys() == expected.keys()
-    for name, said in expected.items():
-        assert len(mistakes[name]) == len(said)
-        assert all(part in line for part, line in zip(said, mistakes[name], strict=True))
-
-
 def test_options_that_exclude_each_other(
     run: Run, write: Callable[[Any], Path], tmp_path: Path
 ) -> None:

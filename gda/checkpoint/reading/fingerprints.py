@@ -11,7 +11,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
@@ -123,11 +123,11 @@ class ChunkSums:
         ]
 
 
-def _begin_share(leaf: RestoredLeaf, value: Any) -> tuple[tuple[int, ...], Sums]:
+def _begin_share(leaf: RestoredLeaf, value: Any) -> tuple[tuple[int, ...], PendingSums]:
     """Return the processes that hold a restored array, and the sums over the share of this one."""
     array = held_by(value)
     if not isinstance(array, jax.Array):
-        return (jax.process_index(),), Sums(sums_of_numpy(np.asarray(array, leaf.dtype)))
+        return (jax.process_index(),), PendingSums(sums_of_numpy(np.asarray(array, leaf.dtype)))
     sums = begin(array, grid_of_leaf(value))
     if array.is_fully_addressable:
         return (jax.process_index(),), sums

@@ -28,7 +28,7 @@ from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
 from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
@@ -351,10 +351,10 @@ def _value_like(value: Any, like: Any, casts: bool) -> Any:
             cast_value = kind(value)
             if kind is not bool or cast_value == value:
                 return cast_value
-        raise _Mismatch(f"it has {said(value):.40}, which does not fit {kind.__name__}")
+        raise _Mismatch(f"it has {repr_of(value):.40}, which does not fit {kind.__name__}")
     raise _Mismatch(
-        f"it has the {type(value).__name__} {said(value):.40}, and like has {_said(like)}; put a "
-        f"value of type {type(value).__name__} there"
+        f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {_said(like)}; put "
+        f"a value of type {type(value).__name__} there"
     )
 
 
@@ -389,7 +389,7 @@ def _array_of_number(
         number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
     except (DoesNotFitError, OverflowError):
         raise _Mismatch(
-            f"it has the {type(value).__name__} {said(value):.40}, and like has {dtype}, which "
+            f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
             "cannot hold it"
         ) from None
     with own_settings():  # as for arrays
