@@ -140,7 +140,7 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
     assert max(map(len, plain.splitlines())) <= 80
     picture = plain.removeprefix(words)
     assert "62464:63488 │ 976   │ 977" in picture
-    assert "mesh" not in picture  # which is said above
+    assert "mesh" not in picture  # printed above
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     colored = run(*EXAMPLE, "--spec", "data,model")[1]
     assert "\x1b[" in colored
