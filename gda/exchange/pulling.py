@@ -271,13 +271,13 @@ def _together(
     """Do the work of all processes, or raise in all; return ``first`` of that of process 0."""
     done = all_do(
         work,
-        tell=first,
-        judge=lambda parts: parts[0],
+        share=first,
+        decide=lambda parts: parts[0],
         what=f"{_NAME} ({user_location()})",
         timeout=meeting.left() or _LEAST,
         shared=(*ERRORS.values(), TypeError),
     )
-    return done.verdict
+    return done.decision
 
 
 def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:

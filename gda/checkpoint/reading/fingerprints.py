@@ -57,7 +57,7 @@ def check_fingerprints(
     """
     begun = [_begin_share(*each) for each in zip(leaves, values, strict=True)]
 
-    def judge(parts: dict[int, list[Any]]) -> list[str]:
+    def decide(parts: dict[int, list[Any]]) -> list[str]:
         return [
             format_path(leaf.saved.path)
             for leaf, *of_all in zip(leaves, *parts.values(), strict=True)
@@ -67,11 +67,11 @@ def check_fingerprints(
     what = f"comparing fingerprints with {url}"
     done = all_do(
         lambda: [(holders, sums.result().tolist()) for holders, sums in begun],
-        judge=judge,
+        decide=decide,
         what=what,
         timeout=timeout,
     )
-    if wrong := done.verdict:
+    if wrong := done.decision:
         problems = [_differing(path, was) for path in wrong]
         raise CorruptionError(f"{url}: {join_some(problems)}", problems)
 
