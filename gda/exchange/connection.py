@@ -368,9 +368,11 @@ class Connection:
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
-    with closing(Background("gda-resolver")) as resolver:  # which has no deadline
-        found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-        places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
+    places: list[Any] = [address]
+    if not _is_numeric(address.host):
+        with closing(Background("gda-resolver")) as resolver:  # which has no deadline
+            found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
+            places = [place[:2] for *_, place in found.result(deadline.left())]
     while True:
         place = places.pop(0)
         try:
@@ -382,6 +384,12 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
         except OSError:
             if not places:
                 raise
+
+
+def _is_numeric(host: str) -> bool:
+    with suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
 
 
 def _is_to_itself(given: socket.socket) -> bool:

@@ -24,8 +24,8 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import restore, save
-from gda.checkpoint.reading import reader
-from gda.checkpoint.reading.blocks import Arrival
+from gda.checkpoint.reading import chunk_parts
+from gda.trees.records.arrivals import Arrival
 from gda.storage.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
@@ -225,7 +225,7 @@ def test_memory_beyond_the_arrays_is_bounded(
         save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
         assert len(noted.written) == 16
         held, most, guard = 0, 0, threading.Lock()
-        load = reader.read_chunk
+        load = chunk_parts._read_chunk
 
         def counting(files: Any, where: Any, uses: Any) -> None:
             nonlocal held, most
@@ -236,7 +236,7 @@ def test_memory_beyond_the_arrays_is_bounded(
             with guard:
                 held -= 1024
 
-        monkeypatch.setattr(reader, "read_chunk", counting)
+        monkeypatch.setattr(chunk_parts, "_read_chunk", counting)
         # Cut the other way, so that each chunk goes through a buffer.
         restored = restore(
             tmp_path,

@@ -173,8 +173,8 @@ LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
     [
         ({"specs": P()}, TypeError, "was given without a mesh; pass"),
         ({"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
-        ({"cast": True}, TypeError, "cast, partial and missing are for like; pass like= too"),
-        ({"partial": True}, TypeError, "cast, partial and missing are for like; pass like= too"),
+        ({"cast": True}, TypeError, "cast was given without like; pass like= too"),
+        ({"partial": True}, TypeError, "partial was given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
         ({"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['params', 0], "),
         ({"at": [1.5]}, TypeError, "at must be a list of keys and indices"),

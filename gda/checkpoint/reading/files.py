@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,11 +19,14 @@ from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.stores import checksums
-from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.checksums import Bytes, RunningCrc
 from gda.storage.stores.errors import CorruptionError, SaveError
 from gda.storage.stores.opening import Store
 from gda.trees.records.structure import format_path
 
+_FILES_IN_A_CHECK = 16
+_SLOW_CHECK = 0.005  # seconds
+_CHECKS_AT_A_TIME = 32
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -32,6 +36,7 @@ class Files:
 
     store: Store
     manifest: Manifest
+    _with_checked_metadata: set[int] = field(default_factory=set)  # arrays, of check_sizes
 
     @cached_property
     def leaves_in(self) -> dict[Chunk, list[str]]:
@@ -78,6 +83,24 @@ class Files:
                     if chunk == last_of.get(number):
                         self.check_metadata(number)
 
+    def check_sizes(self, chunks: Sequence[Chunk], options: Options) -> None:
+        """Do as ``check``, for many chunks; check the metadata of each array once."""
+        last_of = {n: chunk for n, chunk in chunks if n not in self._with_checked_metadata}
+        self._with_checked_metadata.update(last_of)
+        parts = iter(
+            [chunks[i : i + _FILES_IN_A_CHECK] for i in range(0, len(chunks), _FILES_IN_A_CHECK)]
+        )
+        for part in parts:
+            begun = time.monotonic()
+            self.check(part, last_of)
+            if time.monotonic() - begun > _SLOW_CHECK:
+                break
+        # A remote file system may take milliseconds for each file, in which no core is busy. The
+        # files of a local one are checked in a third of the time by one thread.
+        workers = _CHECKS_AT_A_TIME if options.are_for_threads else 1
+        rest = [tasks.Task(2**20, partial(self.check, part, last_of)) for part in parts]
+        tasks.run(rest, replace(options, max_workers=workers))
+
     def check_written(self, options: Options) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
         if not self.store.is_remote:
@@ -104,11 +127,11 @@ class Files:
         nbytes, crc = array.metadata
         with self._about(number):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
-            summed = _Sum()
+            summed = RunningCrc()
             found = self.store.read_into(self.name(array, "zarr.json"), document, nothing, summed)
             _check_size(found, nbytes)
-            if summed.crc != crc:
-                raise ValueError(f"is damaged: its CRC-32C is {summed.crc:08x}, not {crc:08x}")
+            if summed.value != crc:
+                raise ValueError(f"is damaged: its CRC-32C is {summed.value:08x}, not {crc:08x}")
             if (written := document.tobytes()) != array.document:  # of another version of gda
                 zarr_format.check_metadata(written, array.document)
 
@@ -172,13 +195,13 @@ class Files:
         array = self.manifest.arrays[number]
         tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
         name = self.name(array, array.grid.key(chunk))
-        summed = _Sum()
+        summed = RunningCrc()
         found = self.store.read_into(name, payload, tail, summed)
         _check_size(found, array.nbytes_of_file(chunk))
-        said, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
-        if not summed.crc == said == expected:
-            what = "intact, but from another save" if summed.crc == said else "damaged"
-            raise ValueError(f"is {what}: its CRC-32C is {summed.crc:08x}, not {expected:08x}")
+        in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
+        if not summed.value == in_file == expected:
+            what = "intact, but from another save" if summed.value == in_file else "damaged"
+            raise ValueError(f"is {what}: its CRC-32C is {summed.value:08x}, not {expected:08x}")
 
 
 def group_of(arrays: Iterable[StoredArray]) -> bytes:
@@ -194,15 +217,6 @@ def group_of(arrays: Iterable[StoredArray]) -> bytes:
             if zarr_format.opens_in_zarr_python(array.dtype)
         }
     )
-
-
-class _Sum:
-    """The CRC-32C of the parts that it was called with."""
-
-    crc = 0
-
-    def __call__(self, part: Bytes) -> None:
-        self.crc = checksums.crc32c(part, self.crc)
 
 
 def _check_size(found: int, expected: int) -> None:

@@ -20,6 +20,15 @@ def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
     return google_crc32c.extend(before, view)
 
 
+class RunningCrc:
+    """The CRC-32C of the parts that it was called with."""
+
+    value = 0
+
+    def __call__(self, part: Bytes) -> None:
+        self.value = crc32c(part, self.value)
+
+
 def size_and_crc(document: bytes) -> tuple[int, int]:
     """Return the record of a ``zarr.json`` in the manifest."""
     return len(document), crc32c(np.frombuffer(document, np.uint8))
