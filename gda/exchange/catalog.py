@@ -26,7 +26,7 @@ _MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000
 
 
-class Server(NamedTuple):
+class OfferProcess(NamedTuple):
     """A process that offers: the address that it listens on, and a text for its machine."""
 
     address: str
@@ -63,7 +63,7 @@ class Catalog(RecordedTree):
     version: int
     meshes: tuple[MeshOfOffer, ...]
     layouts: tuple[LayoutOfOffer, ...]
-    servers: tuple[Server, ...]
+    servers: tuple[OfferProcess, ...]
 
     what: ClassVar[str] = "the offer"
     cast_argument: ClassVar[str] = "dtype="
@@ -82,7 +82,7 @@ class Catalog(RecordedTree):
         return written(fields).encode()
 
 
-class Layouts:
+class LayoutNumbers:
     """The meshes and the layouts of a catalog while it is made, each once."""
 
     def __init__(self, num_processes: int) -> None:
@@ -163,10 +163,10 @@ def _entry(entry: Any) -> SpecEntry:
     return None if entry is None else _text(entry)
 
 
-def _server(value: Any) -> Server:
+def _server(value: Any) -> OfferProcess:
     address, machine = value
     Address.of(address)
-    return Server(address, _text(machine))
+    return OfferProcess(address, _text(machine))
 
 
 def _text(value: Any) -> str:

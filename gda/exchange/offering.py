@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from gda.exchange.catalog import Catalog, Layouts, Server
+from gda.exchange.catalog import Catalog, LayoutNumbers, OfferProcess
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.serving import HeldTree, OfferServer
 from gda.exchange.versions import Versions
@@ -106,7 +106,7 @@ def offer(
     said = {"address": address, "advertise": advertise, "name": name, "token": _said_of(token)}
     check_same_call("gda.offer", tree, said)
     versions: Versions[HeldTree] = Versions()
-    servers: list[Server] = []
+    servers: list[OfferProcess] = []
     with contextlib.ExitStack() as after_an_error:
 
         def begin() -> tuple[HeldTree, OfferServer]:
@@ -137,7 +137,7 @@ def offer(
 
         done = _step(begin, tell=tell, judge=judge, what=f"offering {name!r}")
         found, versions.run = done.verdict
-        servers.extend(Server(*each) for each in found)
+        servers.extend(OfferProcess(*each) for each in found)
         held, server = done.mine
         versions.update(1, held)
         after_an_error.pop_all()
@@ -187,7 +187,7 @@ class Offer:
         oldest fail.
 
         Args:
-          tree: as before in structure, shapes and dtypes. Layouts, numbers and strings may differ.
+          tree: as before in structure, shapes and dtypes. LayoutNumbers, numbers and strings may differ.
 
         Raises:
           ValueError: the tree is not as before; it names the leaf.
@@ -284,11 +284,11 @@ def _record(leaf: SavedLeaf | ValueLeaf) -> Leaf:
 
 
 def _catalog(
-    versions: Versions[HeldTree], name: str, servers: Sequence[Server], version: int
+    versions: Versions[HeldTree], name: str, servers: Sequence[OfferProcess], version: int
 ) -> bytes:
     """Return the catalog of a version, in the first process."""
     tree, _ = versions.get(versions.run, version, Deadline(0))
-    layouts, leaves = Layouts(len(servers)), []
+    layouts, leaves = LayoutNumbers(len(servers)), []
     for leaf in tree.leaves:
         record: Any = _record(leaf)
         if isinstance(leaf, SavedLeaf):

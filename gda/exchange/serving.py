@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -17,6 +18,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +30,7 @@ from gda.exchange.connection import Address, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
+from gda.multihost.background import Background
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
 from gda.trees.records.recorded_leaves import ValueLeaf
@@ -54,10 +58,11 @@ ERRORS = {
     )
 }
 
-_Reply = Callable[[Connection], None]
+# JSON, and the blocks that follow it, each with the dtype to send.
+_Answer = tuple[bytes, list[tuple[np.ndarray[Any, Any], np.dtype[Any]]]]
 
 
-class Piece(NamedTuple):
+class PieceToSend(NamedTuple):
     """A piece that a puller asks for: of a leaf, from an element on, in a dtype."""
 
     leaf: int
@@ -66,7 +71,7 @@ class Piece(NamedTuple):
     dtype: str
 
     @classmethod
-    def of_json(cls, value: Any) -> Piece:
+    def of_json(cls, value: Any) -> PieceToSend:
         leaf, start, shape, dtype = value
         if type(leaf) is not int or not isinstance(dtype, str):
             raise ValueError("got a piece of no leaf or no dtype")
@@ -99,7 +104,7 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def elements(self, piece: Piece) -> np.ndarray[Any, Any]:
+    def elements(self, piece: PieceToSend) -> np.ndarray[Any, Any]:
         """Return the elements of a piece; ``ValueError`` unless one block here has them."""
         number, start, shape, _ = piece
         leaf = self.leaves[number] if 0 <= number < len(self.leaves) else None
@@ -158,8 +163,8 @@ class OfferServer:
         # In the order in which they came, with the moment, or None after their proof.
         self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
-        self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
-        self._thread.start()
+        self._listener = Background("gda-offer")
+        self._listening: Future[None] | None = self._listener.begin(self._listen)
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -176,14 +181,16 @@ class OfferServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        if self._thread.is_alive():  # it is not in a process that was forked
-            self._thread.join()
+        if self._listening is not None:
+            wait([self._listening])
+            self._listener.close()
         for connection in [*self._connections]:
             connection.close()
 
     def leave(self) -> None:
         """Close the copies of a forked process: the port is that of its parent."""
         atexit.unregister(self.close)
+        self._listening = None  # its thread is not in this process
         self._socket.close()
         for connection in self._connections:
             connection.leave()
@@ -199,7 +206,7 @@ class OfferServer:
                     time.sleep(0.02)
             except TimeoutError:
                 pass
-            except (OSError, RuntimeError):  # no more files, or threads
+            except OSError:  # no more files
                 self._versions.is_closed.wait(_LOOK_EVERY)
 
     def _has_room(self) -> bool:
@@ -218,11 +225,8 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._end(connection)
-            raise
+        with contextlib.closing(Background("gda-offer-answer")) as thread:
+            thread.begin(partial(self._serve, connection))
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -248,52 +252,47 @@ class OfferServer:
         answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
         with contextlib.ExitStack() as held:
             try:
-                reply = answers[question["ask"]](question, connection, held)
+                kind = question["ask"]
+                text, blocks = answers[kind](question, connection, held)
             except (*ERRORS.values(), KeyError, TypeError) as error:
                 is_known = type(error).__name__ in ERRORS
-                said = str(error) if is_known else f"got a wrong question: {one_line(error)}"
+                message = str(error) if is_known else f"got a wrong question: {one_line(error)}"
                 kind = type(error).__name__ if is_known else "ValueError"
-                connection.send({"error": [kind, said]})
+                connection.send({"error": [kind, message]})
             else:
-                reply(connection)
+                connection.send_text(text)
+                connection.send_blocks(blocks)
+                if kind == "tree":
+                    connection.wait_for_end()
 
-    def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Reply:
-        """Hold the current version until the puller ends the connection, and send its catalog."""
+    def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
+        """Hold the current version until the puller ends the connection; return its catalog."""
         if self._catalog is None:
             raise LookupError("is not the first process of its program; ask that one")
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
         least, deadline = int(question["least"] or 1), _sooner(asker.deadline)
         pulled = self._versions.pulled(question["run"], least, deadline)
-        catalog = self._catalog(held.enter_context(pulled))
+        return self._catalog(held.enter_context(pulled)), []
 
-        def reply(connection: Connection) -> None:
-            connection.send_text(catalog)
-            connection.wait_for_end()
+    def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:
+        pieces = self._pieces_to_send(question, asker)
+        blocks = [(block, recorded_dtype(piece.dtype)) for piece, block in pieces]
+        nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
+        return json.dumps({"nbytes": nbytes}).encode(), blocks
 
-        return reply
-
-    def _pieces(self, question: Any, asker: Connection, held: object) -> _Reply:
-        found = [
-            (block, recorded_dtype(piece.dtype)) for piece, block in self._asked(question, asker)
-        ]
-
-        def reply(connection: Connection) -> None:
-            connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})
-            connection.send_blocks(found)
-
-        return reply
-
-    def _sums(self, question: Any, asker: Connection, held: object) -> _Reply:
+    def _sums(self, question: Any, asker: Connection, held: object) -> _Answer:
         sums = []
-        for piece, block in self._asked(question, asker):
+        for piece, block in self._pieces_to_send(question, asker):
             asker.check_wanted()
             sums.append(sums_of_host(np.ascontiguousarray(block), piece.start).tolist())
-        return lambda connection: connection.send({"sums": sums})
+        return json.dumps({"sums": sums}).encode(), []
 
-    def _asked(self, question: Any, asker: Connection) -> list[tuple[Piece, np.ndarray[Any, Any]]]:
+    def _pieces_to_send(
+        self, question: Any, asker: Connection
+    ) -> list[tuple[PieceToSend, np.ndarray[Any, Any]]]:
         """Return the pieces of a question, each with its elements."""
-        pieces = [Piece.of_json(value) for value in question["pieces"]]
+        pieces = [PieceToSend.of_json(value) for value in question["pieces"]]
         if len(pieces) > MOST_PIECES:
             raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
         number, deadline = int(question["version"]), _sooner(asker.deadline)
@@ -329,8 +328,8 @@ def _listening(address: Address) -> socket.socket:
             raise
         return listening
     except OSError as error:
-        said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
-        raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
+        message = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
+        raise OSError(error.errno, f"{message} with a free port, or with port 0") from None
 
 
 _servers: weakref.WeakSet[OfferServer] = weakref.WeakSet()
