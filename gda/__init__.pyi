@@ -45,7 +45,6 @@ from gda.exchange.offering import Offer as Offer
 from gda.exchange.pulling import pull as pull
 from gda import checkpoint as checkpoint
 from gda.trees.files.store import store as store
-from gda.trees.files.store import store_tree as store_tree
 
 # Many processes.
 from gda import launch as launch
@@ -79,27 +78,16 @@ from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
-from gda.compiled.unrolled import UnrolledLayers as UnrolledLayers
 
 # Test, and use other libraries.
 from gda import testing as testing
 from gda.arrays import libraries as libraries
+from gda.trees.batches import compat as compat
 
-# The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+# The names of GlobalDeviceArray.
 from gda.mesh import get_shard_shape as get_shard_shape
 from gda.mesh import get_shard_indices as get_shard_indices
 from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids
-from gda.trees.batches.host_local import (
-    host_local_array_to_global_array as host_local_array_to_global_array,
-)
-from gda.trees.batches.host_local import (
-    global_array_to_host_local_array as global_array_to_host_local_array,
-)
-from gda.trees.batches.partitions import host_to_global_array as host_to_global_array
-from gda.trees.batches.partitions import host_to_global_device_array as host_to_global_device_array
-from gda.trees.batches.partitions import global_to_host_array as global_to_host_array
-from gda.trees.batches.partitions import with_sharding_constraint as with_sharding_constraint
-from gda.trees.batches.partitions import DataPartitionType as DataPartitionType
 
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.
@@ -107,9 +95,7 @@ __all__ = [  # noqa: RUF022
     "PaddedArray",
     "load_tree",
     "prefetch",
-    "Prefetched",
     "Shard",
-    "Index",
     "to_numpy",
     "to_jax",
     "fingerprint",
@@ -117,15 +103,9 @@ __all__ = [  # noqa: RUF022
     "show",
     "memory",
     "explaining_oom",
-    "MemoryReport",
-    "ArrayMemory",
-    "DeviceMemory",
     "layouts",
     "assert_sharded",
-    "Layouts",
-    "ArrayLayout",
     "storage",
-    "Retry",
     "aligned_empty",
     "DoesNotFitError",
     "LayoutUnknownError",
@@ -134,17 +114,12 @@ __all__ = [  # noqa: RUF022
     "constrain",
     "collectives",
     "assert_collectives",
-    "Collectives",
-    "Collective",
-    "Traffic",
     # Move, save, and exchange with other programs.
     "reshard_tree",
     "offer",
-    "Offer",
     "pull",
     "checkpoint",
     "store",
-    "store_tree",
     # Many processes.
     "launch",
     "check_processes_agree",
@@ -152,43 +127,23 @@ __all__ = [  # noqa: RUF022
     "DisagreementError",
     "LateProcessError",
     "check_replicas_agree",
-    "ReplicaCheck",
-    "ReplicaMismatch",
     "ReplicaMismatchError",
     # Plan without devices.
     "ShardGrid",
     "ProcessView",
-    "Processes",
     "ReshardPlan",
-    "Move",
-    "Load",
-    "Link",
     # Rehearse on devices that are not here.
     "rehearsal_mesh",
     "abstract",
     "rehearse",
     "assert_fits",
     "compare_rehearsals",
-    "Rehearsal",
-    "RehearsalComparison",
-    "AxisTraffic",
-    "Temporary",
-    "ArgumentBytes",
-    "Advice",
-    "UnrolledLayers",
     # Test, and use other libraries.
     "testing",
     "libraries",
-    # The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+    # The names of GlobalDeviceArray.
     "get_shard_shape",
     "get_shard_indices",
     "get_shard_indices_replica_ids",
-    "host_local_array_to_global_array",
-    "global_array_to_host_local_array",
-    "host_to_global_array",
-    "host_to_global_device_array",
-    "global_to_host_array",
-    "with_sharding_constraint",
-    "DataPartitionType",
 ]
 __version__: str

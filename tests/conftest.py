@@ -18,8 +18,6 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = cache_folder()
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Rehearsals keep nothing, except in the tests of that.
-os.environ["GDA_CACHE_DIR"] = os.devnull
 # A process may read an entry that another has begun to write. It then compiles, with a warning.
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"ignore:Error {what} persistent compilation cache entry:UserWarning"

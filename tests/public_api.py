@@ -1,4 +1,5 @@
 """The public API as text: a line for each name, in order, with the members of a class below it.
+The stable names are the first part, and the provisional ones the second: see `docs/stable.md`.
 
 ``python tests/public_api.py > tests/public_api.txt`` records it, and ``tests/test_names.py``
 compares, so that every change of the API is seen in a diff.
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ import gda
 MODULES = [
     "gda",
     "gda.checkpoint",
+    "gda.compat",
     "gda.launch",
     "gda.libraries",
     "gda.show",
@@ -30,11 +33,34 @@ MODULES = [
 ]
 
 
+_PAGE = (Path(__file__).parents[1] / "docs" / "stable.md").read_text(encoding="utf-8")
+STABLE = set(re.findall(r"`(gda[\w.]*)`", _PAGE.split("\n## ")[1]))
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """Return the public names of a module, with the types that the list of gda omits."""
+    return [*gda._MODULE_OF] if module is gda else module.__all__
+
+
 def public_api() -> Iterator[str]:
     """Yield the lines."""
+    yield "# Stable"
+    yield from _part(stable=True)
+    yield "# Provisional"
+    yield from _part(stable=False)
+
+
+def is_stable(module_name: str, name: str) -> bool:
+    """Return True if a name, or all names of its module, are stable."""
+    return not STABLE.isdisjoint({module_name, f"{module_name}.{name}"})
+
+
+def _part(*, stable: bool) -> Iterator[str]:
     for module_name in MODULES:
         module = gda if module_name == "gda" else attrgetter(module_name[4:])(gda)
-        for name in module.__all__:
+        for name in public_names(module):
+            if is_stable(module_name, name) != stable:
+                continue
             value = getattr(module, name)
             if isinstance(value, ModuleType):
                 yield f"module {module_name}.{name}"

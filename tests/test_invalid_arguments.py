@@ -32,7 +32,6 @@ from test_other_arguments import (
     save_async,
     save_safetensors,
     store,
-    store_tree,
 )
 
 import gda
@@ -54,12 +53,12 @@ def constrain(w: World, **others: Any) -> None:
 
 def with_sharding_constraint(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
+        gda.compat.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
 
 
 def global_array_to_host_local_array(w: World, **others: Any) -> None:
     given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
-    gda.global_array_to_host_local_array(**given | others)
+    gda.compat.global_array_to_host_local_array(**given | others)
 
 
 def offer(w: World, **others: Any) -> None:
@@ -110,7 +109,7 @@ def from_device_buffers(w: World, **others: Any) -> None:
 
 def host_to_global_array(w: World, **others: Any) -> None:
     with jax.set_mesh(w.mesh):
-        gda.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
+        gda.compat.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
 
 
 def ones(index: Any) -> np.ndarray:
@@ -163,11 +162,11 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     store: [
         (WORKERS, ValueError),
-        ({"g": object()}, TypeError),
-        ({"target": object()}, TypeError),
+        ({"tree": object(), "targets": object()}, TypeError),
+        ({"targets": {}}, ValueError),
+        ({"retry": 3}, TypeError),
         ({"timeout": 0}, ValueError),
     ],
-    store_tree: [(WORKERS, ValueError), ({"targets": {}}, ValueError), ({"retry": 3}, TypeError)],
     load_tree: [
         (WORKERS, ValueError),
         ({"plain": True, "pad": True}, ValueError),
@@ -284,7 +283,7 @@ def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
     tree = {"a": here, "s": source}
     targets = {name: np.zeros((8, 2), np.float32) for name in tree}
     with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
-        gda.store_tree(tree, {} if is_me else targets, wait_for_all=True)
+        gda.store(tree, {} if is_me else targets, wait_for_all=True)
     padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
     with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())

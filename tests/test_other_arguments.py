@@ -103,12 +103,8 @@ def save_safetensors(w: World, **others: Any) -> None:
 
 
 def store(w: World, **others: Any) -> None:
-    gda.store(**{"g": w.g, "target": w.targets["a"], "wait_for_all": True, **others})
-
-
-def store_tree(w: World, **others: Any) -> None:
     given = {"tree": w.tree, "targets": w.targets, "wait_for_all": True}
-    gda.store_tree(**given | others)
+    gda.store(**given | others)
 
 
 def load_tree(w: World, **others: Any) -> None:
@@ -143,7 +139,7 @@ def check_replicas_agree(w: World, **others: Any) -> None:
 
 def host_local_array_to_global_array(w: World, local: Any = None, spec: Any = P()) -> None:
     local = np.ones((8, 2), np.float32) if local is None else local
-    gda.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
+    gda.compat.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
 
 
 def chunked(data: np.ndarray, *chunks: int) -> Any:
@@ -219,8 +215,7 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("metadata", lambda w: {"metadata": {"a": "b"}}, "process 1: metadata {'a': 'b'}"),
         Case("names", lambda w: {"names": lambda path, leaf: f"x{path}"}, "process 1: name xa"),
     ],
-    store: [Case("g", lambda w: {"g": w.columns["a"]}, "process 1: spec P(None, 'x')")],
-    store_tree: [
+    store: [
         Case(
             "tree: keys", lambda w: {"tree": {"a": w.g}}, "process 1 failed: ValueError", ValueError
         ),
@@ -298,7 +293,6 @@ NAMES = {
     diff: "`checkpoint.diff(path, tree)`",
     save_safetensors: "`storage.save_safetensors`",
     store: "`store(wait_for_all=True)`",
-    store_tree: "`store_tree(wait_for_all=True)`",
     load_tree: "`load_tree(read_once=True)`",
     from_source: "`PaddedArray.from_source(read_once=True)`",
     gather: "`gather`",

@@ -17,7 +17,7 @@ COLLECTIVE = gda.Collective("all-reduce", ("x",), ((4,),), ("int32",), ((4,),), 
 VALUES = [
     *[GRID, GRID.view(1), PLAN, next(iter(PLAN.moves())), gda.Load(0, 24), gda.Link(0, 1, 64)],
     *[gda.Collectives((COLLECTIVE,), {"x": 2}), gda.Traffic(1, 128), gda.Retry(OSError)],
-    *[gda.DataPartitionType.FULL, gda.GlobalArray, gda.checkpoint.ChunkGrid((8,), (4,))],
+    *[gda.GlobalArray, gda.checkpoint.ChunkGrid((8,), (4,))],
     gda.checkpoint.ValueLeaf(("step",), 1),
 ]
 ERRORS = [

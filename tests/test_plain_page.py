@@ -41,19 +41,19 @@ CALLS = [
     "gda.check_processes_agree(x)", "gda.memory(x=x)", "gda.explaining_oom(x=x)",
     "gda.layouts(x)", "gda.assert_sharded(x)",
     "gda.reshard_tree(x, mesh, P('y'))", "gda.constrain(x, P('y'))",
-    "gda.with_sharding_constraint(x, P('y'))",
+    "gda.compat.with_sharding_constraint(x, P('y'))",
     "gda.jit(f)(x)", "gda.collectives(f, x)", "gda.assert_collectives(f, x, allow={})",
     "gda.rehearse(f, x)", "gda.assert_fits(f, x, max_bytes=2**20)", "gda.abstract(x, mesh, P())",
-    "gda.store(x, target)", "gda.store_tree(x, targets)",
+    "gda.store(x, targets)",
     "gda.storage.save_safetensors(file, x)",
     "gda.storage.lazy(x)", "gda.storage.stack([x])", "gda.storage.concatenate([x])",
     "gda.visualize_sharding(x)", "gda.show.text(x)", "gda.show.svg(x)", "gda.show.html(x)",
     "gda.GlobalArray.from_array(x)", "gda.PaddedArray.from_array(x, mesh, P('x'))",
     "gda.GlobalArray.from_source(x, mesh, P('x'))",
-    "gda.host_local_array_to_global_array(x, mesh, P())",
-    "gda.global_array_to_host_local_array(x, mesh, P())",
-    "gda.host_to_global_array(x)", "gda.host_to_global_device_array(x)",
-    "gda.global_to_host_array(x)",
+    "gda.compat.host_local_array_to_global_array(x, mesh, P())",
+    "gda.compat.global_array_to_host_local_array(x, mesh, P())",
+    "gda.compat.host_to_global_array(x)", "gda.compat.host_to_global_device_array(x)",
+    "gda.compat.global_to_host_array(x)",
 ]  # fmt: skip
 
 # Functions of shapes, paths and settings.
@@ -101,8 +101,9 @@ def called(call: str, x: Any) -> Any:
             "file": f"{folder}/model.safetensors",
             "saved": partial(saved, f"{folder}/saved"),
             "offered": lambda x: offers.enter_context(gda.offer(x)).address,
-            "target": np.empty_like(DATA),
-            "targets": {"w": np.empty_like(DATA)},
+            "targets": dict.fromkeys(x, np.empty_like(DATA))
+            if isinstance(x, dict)
+            else DATA.copy(),
         }
         result = eval(call, names)
         if isinstance(result, gda.Offer):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from markdown_blocks import blocks_of
-from public_api import MODULES
+from public_api import MODULES, public_names
 
 import gda
 
@@ -33,7 +33,7 @@ def named(name: str) -> Any:
 PUBLIC = {
     f"{module}.{name}": getattr(named(module), name)
     for module in MODULES
-    for name in named(module).__all__
+    for name in public_names(named(module))
 }
 
 
@@ -55,7 +55,7 @@ def test_every_public_name_is_there_once_and_in_the_order_of_all() -> None:
     assert set(names) - set(PUBLIC) == set(), "these are not public"
     for module in MODULES:
         of_module = [name for name in names if name.rpartition(".")[0] == module]
-        assert of_module == [f"{module}.{name}" for name in named(module).__all__]
+        assert of_module == [f"{module}.{name}" for name in public_names(named(module))]
 
 
 def test_every_public_name_has_an_example() -> None:

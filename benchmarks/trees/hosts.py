@@ -81,7 +81,7 @@ def gda_each_copied(is_aligned: bool) -> Any:
 
 
 def gda_tree(is_aligned: bool) -> Any:
-    return gda.host_local_array_to_global_array(_batch(is_aligned), _mesh(), DATA)
+    return gda.compat.host_local_array_to_global_array(_batch(is_aligned), _mesh(), DATA)
 
 
 def jax_each(is_aligned: bool) -> Any:

@@ -60,7 +60,7 @@ def ours(loader: Loader, mesh: Mesh) -> Iterator[Batch]:
 
 def in_turns(loader: Loader, mesh: Mesh) -> Iterator[Batch]:
     for batch in loader():
-        yield gda.host_local_array_to_global_array(batch, mesh, DATA)
+        yield gda.compat.host_local_array_to_global_array(batch, mesh, DATA)
 
 
 def placed_ahead(loader: Loader, mesh: Mesh) -> Iterator[Batch]:

@@ -10,7 +10,7 @@ code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
 ``plans`` and ``reshards``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``;
-``checkpoints``; ``convert``; ``functions`` (of the user); ``facts`` and ``pictures`` (output). What
+``checkpoints``; ``convert``; ``functions`` (of the user); ``facts`` (output). What
 they print is computed elsewhere: plans and moves by ``gda.planning``, whose ``notation`` also reads
 the texts of options and files.
 """

@@ -1,17 +1,20 @@
-"""Facts and tables that fit the terminal, and sentences with numbers."""
+"""Facts, tables and pictures that fit the terminal, and sentences with numbers."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Container, Iterable, Sequence
 
 from gda.layout.tables import lines_of_rows, table, text_width, wrap
 from gda.layout.text import counted, format_bytes, printable
-from gda.planning.planned_array import LISTED
+from gda.planning.planned_array import LISTED, PlannedArray
 
 _LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
 _INDENT = " " * 12
 _NARROWEST = 8
+_NARROWEST_PICTURE = 20
 
 
 def terminal_width() -> int:
@@ -77,6 +80,22 @@ def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> li
     what = "them" if in_json is None or count <= in_json else f"{in_json:,}"
     more = counted(count - shown, f"more {one}", f"more {one}{'es' if one.endswith('s') else 's'}")
     return [f"… {more}; --json lists {what}"]
+
+
+def picture_lines(array: PlannedArray) -> list[str]:
+    """Return the lines of a picture of an array, or one line with the reason for its absence.
+
+    It needs rich, and has no heading, because the command has printed the same facts.
+    """
+    from gda import show
+
+    width = max(terminal_width(), _NARROWEST_PICTURE)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    try:
+        drawn = show.text(array.grid, dtype=array.dtype, width=width, color=color, header=False)
+    except ImportError as error:
+        return [f"(no picture: {error})"]
+    return drawn.split("\n")
 
 
 def held_and_distinct(held: int, distinct: Iterable[int]) -> str:

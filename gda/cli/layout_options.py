@@ -10,7 +10,7 @@ from typing import Any
 
 from gda.cli.commands import read_given
 from gda.layout.text import listed
-from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, text_of
 from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape

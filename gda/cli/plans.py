@@ -18,7 +18,14 @@ from gda.cli.commands import (
     read_given,
     read_option,
 )
-from gda.cli.facts import facts, held_and_distinct, left_out, table_of_some, two_tables
+from gda.cli.facts import (
+    facts,
+    held_and_distinct,
+    left_out,
+    picture_lines,
+    table_of_some,
+    two_tables,
+)
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
@@ -30,7 +37,7 @@ from gda.layout.text import (
     format_shape,
 )
 from gda.planning.device_kinds import DeviceKind, kind_named
-from gda.planning.notation.layouts import parse_mesh
+from gda.planning.notation.mesh_and_spec import parse_mesh
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number, parse_point
 from gda.planning.planned_array import PlannedArray, padding_words
@@ -50,8 +57,8 @@ _EPILOG = """\
 specs:
   One entry for each dimension, between commas: an axis of the mesh (data),
   several that shard one dimension together (data+model), or _ for not sharded.
-  Dimensions that are omitted at the end are not sharded. Literals of Python
-  and JSON, such as P('data', None) and the list of --json, also work.
+  Dimensions that are omitted at the end are not sharded. P('data', None) of
+  Python can be pasted.
 
 the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
@@ -105,7 +112,6 @@ def add_plan(commands: Any) -> None:
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
         return _plan_tree(options)
-    from gda.cli.pictures import picture_lines
     from gda.planning.array import document_of
 
     if options.device is not None or options.optimizer is not None:
@@ -272,7 +278,7 @@ def _plan_tree(options: argparse.Namespace) -> int:
 
     kind = _read_kind(options)
     model = _read_model(options)
-    memory = kind and ModelMemory(model, kind, options.optimizer, options.pad)
+    memory = kind and ModelMemory(model, kind, options.optimizer)
     if options.json:
         print_json({**model.document(), **({"memory": memory.document()} if memory else {})})
         return OK
@@ -349,29 +355,8 @@ def _memory_lines(memory: ModelMemory) -> list[str]:
         return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
     missing = format_bytes(-memory.bytes_left)
     least = counted(memory.least_devices, "device")
-    return facts(
-        [
-            *rows,
-            ("fits", f"no: {missing} too much; without replicas it needs at least {least}"),
-            ("suggestion", _suggestion_words(memory)),
-        ]
-    )
-
-
-def _suggestion_words(memory: ModelMemory) -> str:
-    suggestion = memory.suggestion
-    if suggestion is None:
-        return "none found with one axis of the mesh larger"
-    changes = []
-    if suggestion.mesh != memory.model.mesh:
-        devices = counted(suggestion.num_devices, "device")
-        changes.append(f"--mesh {format_mesh(suggestion.mesh)}: {devices}")
-    if suggestion.rows:
-        first, *others = suggestion.rows
-        more = f" and {counted(len(others), 'more row')} of --json" if others else ""
-        changes.append(f"{format_spec(first.better_spec)} for {first.title}{more}")
-    left = format_bytes(suggestion.bytes_left)
-    return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
+    answer = f"no: {missing} too much; without replicas it needs at least {least}"
+    return facts([*rows, ("fits", answer)])
 
 
 def _row_lines(model: ModelPlan) -> list[str]:

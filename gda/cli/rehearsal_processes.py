@@ -7,8 +7,8 @@ compiler that dies ends one rehearsal, not the command, and Ctrl-C does not wait
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import re
 import select
 import subprocess
@@ -18,10 +18,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from gda.launch.children import Children, signal_name
 from gda.planning.notation.mistakes import MistakesError
+
+if TYPE_CHECKING:
+    from gda.compiled.rehearsal import Rehearsal
 
 _LOG_LINES = 20
 
@@ -39,7 +42,7 @@ _CONTAINERS = [
 ]
 
 
-class Request(NamedTuple):
+class RehearsalRequest(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
     With ``may_skip`` it is not compiled if its arguments alone do not fit.
@@ -54,41 +57,38 @@ class Request(NamedTuple):
     may_skip: bool = False
 
 
-class Report(NamedTuple):
+class RehearsalReport(NamedTuple):
     """The result of a request.
 
     Attributes:
-      rehearsal: ``Rehearsal.to_dict()``; None if there is none.
+      rehearsal: None if there is none.
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
-      is_for_all: the request is wrong for any mesh, so that others need not be tried.
-      kept_on: the day on which the report was made; empty if that is now.
+      is_wrong_for_any_mesh: others need not be tried.
     """
 
-    rehearsal: dict[str, Any] | None = None
+    rehearsal: Rehearsal | None = None
     reason: str = ""
     lines: Sequence[str] = ()
-    is_for_all: bool = False
-    kept_on: str = ""
+    is_wrong_for_any_mesh: bool = False
 
 
 def reports_of(
-    requests: Sequence[Request],
+    requests: Sequence[RehearsalRequest],
     show_progress: Callable[[int, int], object],
-    records: Sequence[Path] = (),
     *,
     is_silent: bool = False,
-) -> list[Report]:
+) -> list[RehearsalReport]:
     """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    The requests differ in their meshes only. ``records`` are the files that keep the reports. The
-    program prints to stderr unless ``is_silent``. All processes have ended when it returns or
-    raises, also after Ctrl-C. It raises ``MistakesError`` if a request is wrong for any mesh.
+    The requests differ in their meshes only. The program prints to stderr unless ``is_silent``. All
+    processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
+    if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
-    reports: dict[int, Report] = {}
-    running: dict[IO[bytes], tuple[int, _Worker]] = {}
-    idle: list[_Worker] = []
+    reports: dict[int, RehearsalReport] = {}
+    running: dict[IO[bytes], tuple[int, _RehearsalProcess]] = {}
+    idle: list[_RehearsalProcess] = []
     topology = requests[0].topology
     most = _most_processes()
     # Many processes would print the same, through a progress bar.
@@ -98,13 +98,17 @@ def reports_of(
             show_progress(len(reports), len(requests))
             while waiting and len(running) < most:
                 index, request = waiting.popleft()
-                worker = idle.pop() if idle else _Worker(children, topology, output.fileno(), files)
-                worker.begin(request, records[index] if records else None)
+                worker = (
+                    idle.pop()
+                    if idle
+                    else _RehearsalProcess(children, topology, output.fileno(), files)
+                )
+                worker.begin(request)
                 running[worker.pipe] = index, worker
             for pipe in select.select([*running], [], [])[0]:
                 index, worker = running.pop(pipe)
                 report, is_alive = worker.report()
-                if report.is_for_all:
+                if report.is_wrong_for_any_mesh:
                     raise MistakesError(*report.lines)
                 reports[index] = report
                 idle += [worker] if is_alive else []
@@ -112,7 +116,7 @@ def reports_of(
     return [reports[index] for index in range(len(requests))]
 
 
-class _Worker:
+class _RehearsalProcess:
     """A process that makes rehearsals, one at a time."""
 
     def __init__(self, children: Children, topology: str, output: int, files: ExitStack) -> None:
@@ -128,21 +132,19 @@ class _Worker:
         self.pipe: IO[bytes] = files.enter_context(self._process.stdout)
         self._requests: IO[bytes] = files.enter_context(self._process.stdin)
 
-    def begin(self, request: Request, record: Path | None) -> None:
-        """Begin a rehearsal; ``record`` is the file that keeps its report."""
+    def begin(self, request: RehearsalRequest) -> None:
+        """Begin a rehearsal."""
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
-        job = {"request": request._asdict(), "record": record and os.fspath(record)}
         # A process that was killed since its last report reads nothing: report() says so. Not
         # through the buffer, which would keep the request and fail again when it is closed.
         with suppress(BrokenPipeError):
-            os.write(self._requests.fileno(), json.dumps(job).encode() + b"\n")
+            os.write(self._requests.fileno(), pickle.dumps(request))
 
-    def report(self) -> tuple[Report, bool]:
+    def report(self) -> tuple[RehearsalReport, bool]:
         """Wait for the report; also return True if the process can make another."""
-        text = self.pipe.readline()
-        if text.endswith(b"\n"):
-            return Report(**json.loads(text)), True
+        with suppress(EOFError, pickle.UnpicklingError):  # the process ended
+            return pickle.load(self.pipe), True
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
         code = self._process.wait()
@@ -150,7 +152,7 @@ class _Worker:
         if code < 0:
             memory = ", perhaps for lack of memory" if signal_name(-code) == "SIGKILL" else ""
             reason = f"the compiler was killed by {signal_name(-code)}{memory}"
-        return Report(reason=reason, lines=[reason, *lines]), False
+        return RehearsalReport(reason=reason, lines=[reason, *lines]), False
 
 
 def num_cpus(topology: str) -> int | None:

@@ -1,16 +1,16 @@
 """The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
-It takes the file descriptor for the output of the user's program. Each line of stdin is a request
-as JSON, for which it writes a report as a line of JSON to stdout. Its stderr takes the output of
+It takes the file descriptor for the output of the user's program. stdin has requests, for
+each of which it writes a report to stdout, all as pickles. Its stderr takes the output of
 the compiler.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gda.cli.functions import function_of, traceback_of
-from gda.cli.rehearsal_cache import Inputs
-from gda.cli.rehearsal_processes import Report, Request, num_cpus
+from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, num_cpus
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 
@@ -31,23 +30,20 @@ def main(output: int) -> None:
 
     ``output`` is the file descriptor for the output of the user's program.
     """
-    inputs = Inputs()
     os.set_inheritable(output, False)
-    with os.fdopen(os.dup(0)) as requests, os.fdopen(os.dup(1), "w", buffering=1) as reports:
+    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as reports:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)  # so that nothing else goes into the pipe
         sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
-        for line in requests:
-            job = json.loads(line)
-            report = _report(Request(**job["request"]))
+        while requests.peek(1):
+            report = _report(pickle.load(requests))
             sys.stdout.flush()
-            if job["record"]:
-                inputs.keep(report, Path(job["record"]))
-            reports.write(f"{json.dumps(report._asdict())}\n")
+            pickle.dump(report, reports)
+            reports.flush()
     os._exit(0)  # without the exit handlers of the compiler
 
 
-def _report(request: Request) -> Report:
+def _report(request: RehearsalRequest) -> RehearsalReport:
     try:
         function = _function(request.file, request.function)
         import jax
@@ -60,11 +56,13 @@ def _report(request: Request) -> Report:
         fun, args, kwargs = _call(request, function(mesh))
         rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.may_skip)
     except MistakesError as mistake:
-        return Report(reason=str(mistake), lines=mistake.lines, is_for_all=True)
+        return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
         says = f"{request.file}:{request.function} failed with the mesh {format_mesh(request.mesh)}"
-        return Report(reason=_reason(error), lines=[f"{says}:", *traceback_of(error, __file__)])
-    return Report(rehearsal.to_dict())
+        return RehearsalReport(
+            reason=_reason(error), lines=[f"{says}:", *traceback_of(error, __file__)]
+        )
+    return RehearsalReport(rehearsal)
 
 
 def _reason(error: BaseException) -> str:
@@ -80,7 +78,7 @@ def _function(file: str, function: str) -> Callable[[Any], Any]:
     return function_of(file, function)
 
 
-def _mesh(request: Request) -> Any:
+def _mesh(request: RehearsalRequest) -> Any:
     import gda
 
     try:
@@ -96,7 +94,7 @@ def _mesh(request: Request) -> Any:
         raise MistakesError(str(error)) from None
 
 
-def _mesh_of_cpus(request: Request, count: int) -> Any:
+def _mesh_of_cpus(request: RehearsalRequest, count: int) -> Any:
     import jax
     import numpy as np
 
@@ -111,7 +109,7 @@ def _mesh_of_cpus(request: Request, count: int) -> Any:
     return jax.sharding.Mesh(np.array(devices).reshape(*request.mesh.values()), (*request.mesh,))
 
 
-def _call(request: Request, given: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _call(request: RehearsalRequest, given: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return the function, the arguments and the keyword arguments that the user returned."""
     if isinstance(given, tuple) and len(given) in (2, 3):
         fun, args, kwargs = (*given, {})[:3]

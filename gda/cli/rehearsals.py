@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,16 +27,15 @@ from gda.cli.commands import (
 from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
-from gda.layout.strict_json import parse_json
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
 from gda.planning.device_kinds import meshes_of, num_devices_of
-from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
 
 if TYPE_CHECKING:
-    from gda.cli.rehearsal_processes import Report, Request
+    from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest
     from gda.compiled.rehearsal import Rehearsal
 
 _DOES_NOT_FIT = 1
@@ -65,21 +64,16 @@ several meshes:
   there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
   arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
 
-cache:
-  Results are kept in $GDA_CACHE_DIR, by default ~/.cache/gda, and hold until the
-  file, something that it imports or reads with Python, or the environment
-  changes. --no-cache neither reads nor writes them.
-
 two rehearsals side by side:
-  --compare A B takes two meshes, or, without FILE.py:FUNCTION and --topology,
-  two files that --json has written. With --json it prints what changes.
+  --compare A B takes two meshes. With --json it prints what changes.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda rehearse train.py:rehearsal --topology v5e:16x16 \\
            --vary 'data=64,model=4;data=32,model=8'
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data,model --search
-  gda rehearse --compare before.json after.json --html compared.html
+  gda rehearse train.py:rehearsal --topology v5e:2x2 \\
+           --compare data=4,model=1 data=2,model=2
 
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
@@ -92,10 +86,7 @@ def add_rehearse(commands: Any) -> None:
     says = "Show the memory and the communication of a program on devices that are not here."
     parser = add_command(commands, rehearse, says, epilog=_EPILOG, errors=ERRORS)
     parser.add_argument(
-        "program",
-        metavar="FILE.py:FUNCTION",
-        nargs="?",
-        help="a function that returns the program",
+        "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )
     parser.add_argument("--topology", metavar="NAME", help="such as v5e:16x16, h100:4x8 or cpu:8")
     parser.add_argument("--mesh", metavar="MESH", help="a mesh over them, such as data=64,model=4")
@@ -110,77 +101,46 @@ def add_rehearse(commands: Any) -> None:
         action="store_true",
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
-    several.add_argument(
-        "--compare", metavar=("A", "B"), nargs=2, help="two meshes or files, side by side"
-    )
+    several.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two meshes, side by side")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a picture of each rehearsal")
-    parser.add_argument(
-        "--no-cache", action="store_true", help="compile again what is kept of earlier runs"
-    )
 
 
 def rehearse(options: argparse.Namespace) -> int:
+    is_one = not (options.search or options.vary or options.compare)
+    results = _results(options, _meshes(options))
+    if not options.compare:
+        results = sorted(results, key=_Result.order)
+    rehearsals = [each.report.rehearsal for each in results if each.report.rehearsal]
+    failed = [each.report for each in results if not each.report.rehearsal]
+    if failed and (is_one or options.compare):
+        raise MistakesError(*failed[0].lines)
+    if options.html:
+        from gda.compiled.report.rehearsal_page import page_of
+
+        Path(options.html).write_text(page_of(rehearsals), encoding="utf-8")
     if options.compare:
-        return _compare(options)
-    is_one = not (options.search or options.vary)
-    results = sorted(_results(options, _meshes(options)), key=_Result.order)
-    if is_one and not results[0].report.rehearsal:
-        raise MistakesError(*results[0].report.lines)
-    _write_pictures(options, (each.rehearsal for each in results if each.report.rehearsal))
+        return _compare(options, *rehearsals)
     if options.json:
         documents = [result.document() for result in results]
         print_json(documents[0] if is_one else documents)
     elif is_one:
-        rehearsal = results[0].rehearsal
+        (rehearsal,) = rehearsals
         print(rehearsal, *([rehearsal.collectives] if rehearsal.collectives else []), sep="\n\n")
     else:
         print(*_lines(results), sep="\n")
     return min(result.code for result in results)
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(options: argparse.Namespace, before: Rehearsal, after: Rehearsal) -> int:
     from gda.compiled.comparison import compare_rehearsals
 
-    if options.mesh:
-        raise MistakesError("--compare has the meshes; omit --mesh")
-    if options.program is None:
-        rehearsals = [*map(_of_file, options.compare)]
-    else:
-        meshes = [read_option("--compare", text, parse_mesh) for text in options.compare]
-        results = _results(options, meshes)
-        if failed := next((each for each in results if not each.report.rehearsal), None):
-            raise MistakesError(*failed.report.lines)
-        rehearsals = [each.rehearsal for each in results]
-    compared = compare_rehearsals(*rehearsals)
-    _write_pictures(options, rehearsals)
+    compared = compare_rehearsals(before, after)
     if options.json:
         print_json(compared.changes)
     else:
         print(compared)
-    return min(_DOES_NOT_FIT if each.fits is False else OK for each in rehearsals)
-
-
-def _of_file(path: str) -> Rehearsal:
-    from gda.compiled.rehearsal import Rehearsal
-
-    try:
-        document = parse_json(Path(path).read_text(encoding="utf-8"))
-        return Rehearsal.from_dict(document)
-    except FileNotFoundError:
-        raise MistakesError(
-            f"there is no file {path!r} here; to compare meshes, give FILE.py:FUNCTION and "
-            "--topology"
-        ) from None
-    except ValueError as error:
-        raise MistakesError(f"{path} is no file of gda rehearse --mesh … --json: {error}") from None
-
-
-def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]) -> None:
-    if options.html:
-        from gda.compiled.report.rehearsal_page import page_of
-
-        Path(options.html).write_text(page_of(rehearsals), encoding="utf-8")
+    return min(map(_code_of, (before, after)))
 
 
 # The meshes to try.
@@ -188,27 +148,21 @@ def _write_pictures(options: argparse.Namespace, rehearsals: Iterable[Rehearsal]
 
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
-    from gda.cli.rehearsal_cache import cached_reports
-    from gda.cli.rehearsal_processes import Request, reports_of
+    from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
     from gda.storage.progress import shown
 
-    file, function = file_and_function(options.program or "", "train.py:rehearsal")
+    file, function = file_and_function(options.program, "train.py:rehearsal")
     about = file, function, _topology(options), _num_slices(options), options.target_config
     may_skip = bool(options.search or options.vary)
-    requests = [Request(*about, mesh, may_skip) for mesh in meshes]
-    make = reports_of if options.no_cache else cached_reports
+    requests = [RehearsalRequest(*about, mesh, may_skip) for mesh in meshes]
     is_silent = len(requests) > 1
     with shown(is_silent and shows_progress(), "rehearse", in_bytes=False) as show_progress:
-        reports = make(requests, show_progress, is_silent=is_silent)
-    if kept := [report.kept_on for report in reports if report.kept_on]:
-        of = f"{len(kept)} of {len(reports)} meshes " if len(reports) > 1 else ""
-        says = f"{of}from the cache of {min(kept)}; --no-cache compiles again"
-        print(says, file=sys.stderr)
+        reports = reports_of(requests, show_progress, is_silent=is_silent)
     return [*map(_Result, requests, reports)]
 
 
 def _topology(options: argparse.Namespace) -> str:
-    if options.topology is None:
+    if not options.topology:
         raise MistakesError("no topology was given; give --topology v5e:16x16, say")
     return options.topology
 
@@ -218,6 +172,10 @@ def _num_slices(options: argparse.Namespace) -> int:
 
 
 def _meshes(options: argparse.Namespace) -> list[dict[str, int]]:
+    if options.compare:
+        if options.mesh:
+            raise MistakesError("--compare has the meshes; omit --mesh")
+        return [read_option("--compare", text, parse_mesh) for text in options.compare]
     if options.search:
         names = _names(options.mesh or "")
         try:
@@ -248,97 +206,85 @@ def _names(text: str) -> list[str]:
 class _Result(NamedTuple):
     """A mesh and its report."""
 
-    request: Request
-    report: Report
+    request: RehearsalRequest
+    report: RehearsalReport
 
     @property
     def code(self) -> int:
-        if self.report.rehearsal is None:
-            return WRONG
-        return _DOES_NOT_FIT if self.report.rehearsal["fits"] is False else OK
-
-    @property
-    def rehearsal(self) -> Rehearsal:
-        """The rehearsal, if there is one."""
-        from gda.compiled.rehearsal import Rehearsal
-
-        return Rehearsal.from_dict(self.report.rehearsal or {})
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """``Rehearsal.to_dict()``, or the little that is known without a rehearsal."""
-        return self.report.rehearsal or {"fits": None, "peak_bytes": None, "traffic": ()}
-
-    @property
-    def nbytes_of(self) -> dict[tuple[str, ...] | None, int | None]:
-        """The bytes over each set of axes; the key None is for groups that no axes form."""
-        return {
-            each["axes"] and tuple(each["axes"]): each["nbytes"] for each in self.facts["traffic"]
-        }
-
-    def total(self, key: str) -> int | None:
-        """Return the sum of a number over all axes; None if one of them is unknown."""
-        numbers = [each[key] for each in self.facts["traffic"]]
-        return None if None in numbers else sum(numbers)
+        rehearsal = self.report.rehearsal
+        return WRONG if rehearsal is None else _code_of(rehearsal)
 
     def order(self) -> tuple[float, ...]:
-        nbytes, slow = self.total("nbytes"), self.total("nbytes_slow")
-        peak = self.facts["peak_bytes"] or math.inf
+        rehearsal = self.report.rehearsal
+        if rehearsal is None:
+            return (self.code,)
+        nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
+        peak = rehearsal.peak_bytes or math.inf
         return (self.code, nbytes is None, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
-        request = self.request
+        request, rehearsal = self.request, self.report.rehearsal
         return {
             "topology": request.topology,
             "num_slices": request.num_slices,
             "mesh": request.mesh,
             "error": self.report.reason or None,
-            **(self.report.rehearsal or {}),
+            **(rehearsal.to_dict() if rehearsal else {}),
         }
+
+
+def _code_of(rehearsal: Rehearsal) -> int:
+    return _DOES_NOT_FIT if rehearsal.fits is False else OK
+
+
+def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
+    """Return the sum of ``nbytes`` or ``nbytes_slow`` over all axes; None if one is unknown."""
+    from gda.compiled.hlo import summed
+
+    return summed(getattr(each, name) for each in rehearsal.traffic)
 
 
 def _lines(results: Sequence[_Result]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    found = [result for result in results if result.report.rehearsal]
-    failed = [result for result in results if not result.report.rehearsal]
-    lines = _table(found) if found else []
+    rehearsed = [(each.request, each.report.rehearsal) for each in results if each.report.rehearsal]
+    failed = [each for each in results if not each.report.rehearsal]
+    lines = _table(rehearsed) if rehearsed else []
     if failed:
         reasons = [[format_mesh(each.request.mesh), each.report.reason] for each in failed]
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
         lines.append(f"for a traceback: --mesh {format_mesh(failed[0].request.mesh)} alone")
-    if skipped := [each for each in found if not each.facts["is_compiled"]]:
+    if skipped := [request for request, rehearsal in rehearsed if not rehearsal.is_compiled]:
         meshes = counted(len(skipped), "mesh", "meshes")
         lines += [
             "",
             f"not compiled because the arguments alone do not fit: {meshes}; for details of one:",
-            f"--mesh {format_mesh(skipped[0].request.mesh)} alone",
+            f"--mesh {format_mesh(skipped[0].mesh)} alone",
         ]
-    return lines if found else lines[1:]
+    return lines if rehearsed else lines[1:]
 
 
-def _table(results: Sequence[_Result]) -> list[str]:
+def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
 
-    facts, request = results[0].facts, results[0].request
-    found = {key for each in results for key in each.nbytes_of}
-    axes = sorted(found, key=lambda key: (key is None, len(key or ()), key or ()))
+    request, first = rehearsed[0]
+    sums = [{each.axes: each.nbytes for each in rehearsal.traffic} for _, rehearsal in rehearsed]
+    axes = sorted({*chain(*sums)}, key=lambda key: (key is None, len(key or ()), key or ()))
     over = [f"over {format_axes(each)}" for each in axes]
-    has_slow = any(each.total("nbytes_slow") for each in results)
+    has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
+    answers = {True: "yes", False: "no", None: "?"}
     rows = []
-    for each in results:
-        fits, peak = each.facts["fits"], each.facts["peak_bytes"]
-        sent = [each.nbytes_of.get(key, 0) for key in axes]
-        sent += [each.total("nbytes_slow")] if has_slow else []
-        answers = {True: "yes", False: "no", None: "?"}
-        cells = ["" if fits is False else format_size(nbytes) for nbytes in sent]
-        needed = format_size(peak)
-        if not each.facts["is_compiled"]:
-            needed = f">= {format_bytes(each.facts['argument_bytes'])}"
-        rows.append([format_mesh(each.request.mesh), answers[fits], needed, *cells])
-    capacity = facts["capacity_bytes"]
-    of = "" if capacity is None else f" with {format_bytes(capacity)} each"
-    devices = f"{facts['num_devices']:,} x {facts['device_kind']}{of}"
+    for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
+        sent = [nbytes_over.get(key, 0) for key in axes]
+        sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
+        cells = ["" if rehearsal.fits is False else format_size(nbytes) for nbytes in sent]
+        needed = format_size(rehearsal.peak_bytes)
+        if not rehearsal.is_compiled:
+            needed = f">= {format_bytes(rehearsal.argument_bytes)}"
+        rows.append([format_mesh(of.mesh), answers[rehearsal.fits], needed, *cells])
+    capacity = first.capacity_bytes
+    each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
+    devices = f"{first.num_devices:,} x {first.device_kind}{each_with}"
     heading = f"{request.file}:{request.function} on {devices}; bytes are those of one device"
     return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]

@@ -11,9 +11,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
-from gda.cli.facts import facts, left_out, table_of_some, terminal_width, two_tables
+from gda.cli.facts import (
+    facts,
+    left_out,
+    picture_lines,
+    table_of_some,
+    terminal_width,
+    two_tables,
+)
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
-from gda.layout.padding import format_padding, format_percent
+from gda.layout.padding import format_padding
 from gda.layout.spec import format_layout, format_spec
 from gda.layout.tables import table
 from gda.layout.text import (
@@ -21,9 +28,8 @@ from gda.layout.text import (
     format_bytes,
     format_mesh,
     format_shape,
-    listed,
 )
-from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
 from gda.planning.planned_array import PlannedArray, padding_words, plan_array
@@ -32,11 +38,9 @@ if TYPE_CHECKING:
     from gda.layout.reshard.plan import ReshardPlan
     from gda.planning.model import ModelPlan
     from gda.planning.moves import ListedMoves, ModelMoves, MovesRow
-    from gda.planning.suggestion import Suggestion
 
 _LINKS_SHOWN = 5
 _PROCESSES_SHOWN = 8
-_PROCESSES_NAMED = 32
 _ROWS_SHOWN = 10
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "to_spec")
 _NEEDED = (
@@ -102,9 +106,7 @@ def reshard(options: argparse.Namespace) -> int:
     print(*_summary(source, target, plan), "", _PIECES, "", *_load_lines(moves), sep="\n")
     print("", *_link_lines(moves), sep="\n")
     if not options.no_picture:
-        from gda.cli.pictures import before_and_after
-
-        print("", *before_and_after(source, target), sep="\n")
+        print("", "before", *picture_lines(source), "", "after", *picture_lines(target), sep="\n")
     return OK
 
 
@@ -211,24 +213,20 @@ def _link_lines(moves: ListedMoves) -> list[str]:
 
 
 def _reshard_tree(options: argparse.Namespace) -> int:
-    from gda.planning.moves import ListedMoves, moves_of
-    from gda.planning.suggestion import document_of, suggestion_for
+    from gda.planning.moves import ListedMoves, ModelMoves
 
-    moves = moves_of(*_read_models(options))
+    moves = ModelMoves(*_read_models(options))
     listed_moves = ListedMoves(moves, moves.num_listed)
-    suggestion = suggestion_for(moves)
-    processes = moves.processes(knows_senders=listed_moves.knows_senders)
     if options.json:
-        print_json(document_of(listed_moves, processes, suggestion))
+        print_json(moves.document(listed_moves))
         return OK
+    processes = moves.processes(knows_senders=listed_moves.knows_senders)
     print(*_model_summary(moves), sep="\n")
     if len(processes) > 1:
         print("", *_process_lines(processes), sep="\n")
     print("", *_link_lines(listed_moves), sep="\n")
     if padded := [row for row in moves.rows if row.is_padded]:
         print("", *_padding_lines(padded, is_asked=options.pad), sep="\n")
-    if suggestion is not None:
-        print("", *_suggestion_lines(suggestion, moves), sep="\n")
     return OK
 
 
@@ -341,22 +339,3 @@ def _padding_lines(rows: Sequence[MovesRow], *, is_asked: bool) -> list[str]:
         *two_tables(header, cells, first=2, right={"padding after"}),
         *left_out(len(cells), len(rows), "row"),
     ]
-
-
-def _suggestion_lines(suggestion: Suggestion, moves: ModelMoves) -> list[str]:
-    says = []
-    if suggestion.mesh is not None:
-        says.append(f"--to-mesh {format_mesh(suggestion.mesh)}")
-    if suggestion.process_order is not None:
-        order = ", ".join(map(str, suggestion.process_order[:_PROCESSES_NAMED]))
-        if len(suggestion.process_order) > _PROCESSES_NAMED:
-            order += ", … (--json lists all)"
-        says.append(f"the processes in the order {order} in the new mesh")
-    now, then, between = moves.nbytes_moved, suggestion.nbytes_moved, ""
-    if moves.nbytes_between_processes:
-        now, then = moves.nbytes_between_processes, suggestion.nbytes_between_processes
-        between = " between processes"
-    saved = format_percent(100 * (now - then) / now)
-    return facts(
-        [("suggestion", f"{listed(says)}: then {format_bytes(then)} move{between}, {saved} less")]
-    )

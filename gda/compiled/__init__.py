@@ -5,6 +5,6 @@ traced, lowered or compiled), ``rules`` (the allowed communication), ``collectiv
 (``gda.collectives`` and ``gda.assert_collectives``); ``device_kinds`` (the memory of accelerators),
 ``topologies`` (``gda.rehearsal_mesh``), ``abstract`` (``gda.abstract``), ``flops`` and
 ``least_times``, ``rehearsal`` (the result of a rehearsal, with ``report``, its text, picture and
-advice, and ``golden``, the files that it is compared with) and ``rehearse`` (``gda.rehearse`` and
+advice, and ``changes``, such as those from a golden file) and ``rehearse`` (``gda.rehearse`` and
 ``gda.assert_fits``); ``comparison`` (``gda.compare_rehearsals``).
 """

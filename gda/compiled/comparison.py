@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gda.compiled.golden import bytes_by_kind, format_change
+from gda.compiled.changes import bytes_by_kind, format_change
 from gda.compiled.hlo import format_axes, format_size, summed
 from gda.compiled.rehearsal import Rehearsal
 from gda.compiled.report.rehearsal_text import headline_of

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gda.compiled.golden import bytes_by_kind, check
+from gda.compiled.changes import check
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.documents import record_of
 from gda.compiled.report.rehearsal_page import element_of
 from gda.compiled.report.rehearsal_text import lines_of
-from gda.compiled.unrolled import UnrolledLayers
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import SpecEntry, axes_by_dimension, check_mesh_shape, check_spec
-from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
+from gda.layout.spec import SpecEntry
+from gda.planning.device_kinds import DeviceSpeeds, speeds_of_device
 
 
 @set_module("gda")
@@ -117,9 +115,6 @@ class Rehearsal:
         tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
         ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
-      unrolled: equal layers that are written out one after another, and what ``jax.lax.scan`` would
-        save; None if that is less than half of the program, or if the function came lowered or
-        compiled.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
 
@@ -152,7 +147,6 @@ class Rehearsal:
     arguments: tuple[ArgumentBytes, ...]
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
-    unrolled: UnrolledLayers | None = None
     is_compiled: bool = True
 
     @property
@@ -195,39 +189,7 @@ class Rehearsal:
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
-            "unrolled": None if self.unrolled is None else self.unrolled._asdict(),
         }
-
-    @classmethod
-    @public
-    def from_dict(cls, document: Mapping[str, Any]) -> Rehearsal:
-        """Return the rehearsal of a document of ``to_dict``, also after it went through JSON.
-
-        The documents of ``gda rehearse --json`` are such documents with further entries, which are
-        ignored.
-
-        Raises:
-          ValueError: the document has another form, or a spec does not fit the mesh.
-
-        >>> import gda, jax, numpy as np
-        >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
-        >>> gda.Rehearsal.from_dict(rehearsal.to_dict()) == rehearsal
-        True
-        """
-        if not isinstance(document, Mapping):
-            raise ValueError(
-                "the document of a rehearsal must be a dict as of Rehearsal.to_dict, not "
-                f"{document!r:.80}"
-            )
-        found = document.get("collectives")
-        if found is not None:
-            found = {"found": found, "mesh_shape": document.get("mesh_shape")}
-        rehearsal = record_of(cls, {**document, "collectives": found})
-        mesh_shape = check_mesh_shape(rehearsal.mesh_shape)
-        for each in rehearsal.arguments:
-            entries = check_spec(each.spec or (), each.shape, mesh_shape)
-            axes_by_dimension(entries, len(each.shape), mesh_shape)
-        return rehearsal
 
     @public
     def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:
@@ -256,20 +218,7 @@ class Rehearsal:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     rehearsal.check(folder + '/step.json')  # compares
         """
-        sums = None if self.collectives is None else bytes_by_kind(self.collectives)
-        found = {
-            "device_kind": self.device_kind,
-            "mesh": dict(self.mesh_shape),
-            "fits": self.fits,
-            "peak_bytes": self.peak_bytes,
-            "collectives": None
-            if sums is None
-            else [
-                {"kind": kind, "axes": axes, "nbytes": nbytes}
-                for (kind, axes), nbytes in sorted(sums.items())
-            ],
-        }
-        check(self.name, found, Path(path), tolerance)
+        check(self, Path(path), tolerance)
 
     def __repr__(self) -> str:
         return "\n".join(lines_of(self))

@@ -30,12 +30,10 @@ from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrap
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
-from gda.compiled.unrolled import unrolled_in
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
-from gda.planning.device_kinds import kind_of_device
-from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -118,7 +116,6 @@ def rehearsal_of(
         "compile_seconds": seconds,
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
         "temporaries": build.facts.temporaries,
-        "unrolled": unrolled_in(stage.jaxpr) if isinstance(stage, Traced) else None,
         "is_compiled": too_large is None,
     }
     if program is None:

@@ -2,6 +2,5 @@
 
 No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` and ``array`` (one
 array), ``model`` (all parameters), ``memory`` (does it fit), ``moves`` (between two layouts),
-``suggestion`` (a better order of devices), ``device_kinds``,
-``device_speeds``.
+``device_kinds``.
 """

@@ -1,4 +1,4 @@
-"""Kinds of accelerators with the memory of a device, and the meshes over many of them."""
+"""Kinds of accelerators with their memory and speeds, and the meshes over many of them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gda.layout.text import counted, did_you_mean, nearest
 from gda.planning.notation.mistakes import MistakesError
 
-_GIB = 2**30
+_GIB, _TERA, _GIGA = 2**30, 10**12, 10**9
 _MOST_DEVICES = 100_000
+
+
+class DeviceSpeeds(NamedTuple):
+    """The greatest speeds of one JAX device, as its vendor publishes them.
+
+    Attributes:
+      flops: floating-point operations per second in dense products of bfloat16.
+      link: bytes per second that it sends over its links within a slice or a host.
+      slow_link: the same between slices or hosts.
+    """
+
+    flops: float
+    link: float
+    slow_link: float
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """The facts about a GPU that its compiler needs beside the size of its memory.
+    """The facts about a GPU that its compiler needs beside its memory.
 
     Attributes:
       cores: its streaming multiprocessors.
       fpus_per_core, clock_ghz: units for float32 of each, and their greatest clock.
-      memory_bandwidth: bytes per second.
       cache_bytes: of the level-2 cache.
       shared_bytes_per_core, shared_bytes_per_block: shared memory; per block the most that a kernel
         may ask for.
@@ -32,7 +46,6 @@ class GpuFacts:
     cores: int
     fpus_per_core: int
     clock_ghz: float
-    memory_bandwidth: int
     cache_bytes: int
     shared_bytes_per_core: int
     shared_bytes_per_block: int
@@ -47,7 +60,8 @@ class DeviceKind:
       name: as in names of topologies: ``v5e``, ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
       memory_bytes: the memory of one JAX device, without a part that is reserved on TPUs.
-      note: a limit that the figure does not contain, in words.
+      memory_bandwidth: bytes per second; None if no figure is here.
+      speeds: None if no figures are here.
       devices_per_chip: the JAX devices of one chip.
       gpu: more facts about a GPU; None for a TPU.
     """
@@ -55,7 +69,8 @@ class DeviceKind:
     name: str
     device_kinds: tuple[str, ...]
     memory_bytes: int
-    note: str = ""
+    memory_bandwidth: int | None = None
+    speeds: DeviceSpeeds | None = None
     devices_per_chip: int = 1
     gpu: GpuFacts | None = None
 
@@ -63,6 +78,17 @@ class DeviceKind:
     def capacity_bytes(self) -> int:
         """The memory that programs have on one JAX device."""
         return self.memory_bytes if self.gpu is None else gpu_capacity(self.memory_bytes)
+
+    @property
+    def note(self) -> str:
+        """A limit that the figure of the memory does not contain, in words."""
+        if self.gpu is not None:
+            return (
+                "JAX takes this part of the memory; XLA_CLIENT_MEM_FRACTION sets it, by default "
+                "0.75"
+            )
+        is_half = self.devices_per_chip == 2
+        return "a chip is two devices in JAX; this is the memory of one" if is_half else ""
 
 
 def gpu_capacity(memory_bytes: int) -> int:
@@ -80,73 +106,100 @@ def gpu_capacity(memory_bytes: int) -> int:
         ) from None
 
 
+def _speeds(teraflops: float, link: float, slow_link: float) -> DeviceSpeeds:
+    return DeviceSpeeds(teraflops * _TERA, link * _GIGA, slow_link * _GIGA)
+
+
 def _tpu(
-    name: str, device_kinds: tuple[str, ...], available: float, per_chip: int = 1
+    name: str, *device_kinds: str, gib: float, speeds: DeviceSpeeds | None = None, per_chip: int = 1
 ) -> DeviceKind:
-    note = "a chip is two devices in JAX; this is the memory of one" if per_chip == 2 else ""
-    return DeviceKind(name, device_kinds, int(available * _GIB), note, per_chip)
+    return DeviceKind(name, device_kinds, int(gib * _GIB), None, speeds, per_chip)
 
 
 def _gpu(
-    name: str, device_kinds: tuple[str, ...], memory_bytes: int, facts: GpuFacts
+    name: str,
+    *device_kinds: str,
+    memory: tuple[int, int],
+    speeds: DeviceSpeeds | None,
+    gpu: GpuFacts,
 ) -> DeviceKind:
-    note = "JAX takes this part of the memory; XLA_CLIENT_MEM_FRACTION sets it, by default 0.75"
-    return DeviceKind(name, device_kinds, memory_bytes, note, gpu=facts)
+    return DeviceKind(name, device_kinds, *memory, speeds, gpu=gpu)
 
 
-def _ampere(memory_bandwidth: int) -> GpuFacts:
-    return GpuFacts(108, 64, 1.41, memory_bandwidth, 40 * 2**20, 167_936, 166_912, 8)
+_AMPERE = GpuFacts(108, 64, 1.41, 40 * 2**20, 167_936, 166_912, 8)
 
 
-def _hopper(cores: int, clock_ghz: float, memory_bandwidth: int) -> GpuFacts:
-    return GpuFacts(cores, 128, clock_ghz, memory_bandwidth, 50 * 2**20, 233_472, 232_448, 9)
+def _hopper(cores: int, clock_ghz: float) -> GpuFacts:
+    return GpuFacts(cores, 128, clock_ghz, 50 * 2**20, 233_472, 232_448, 9)
 
 
-def _blackwell(cores: int, clock_ghz: float, memory_bandwidth: int, cache_bytes: int) -> GpuFacts:
-    return GpuFacts(cores, 128, clock_ghz, memory_bandwidth, cache_bytes, 233_472, 232_448, 10)
+def _blackwell(cores: int, clock_ghz: float, cache_bytes: int) -> GpuFacts:
+    return GpuFacts(cores, 128, clock_ghz, cache_bytes, 233_472, 232_448, 10)
 
 
-# TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for a program that
-# does not fit. It is less than the vendor's figure for a chip (cloud.google.com/tpu/docs), because
-# a part is reserved. With the topology v4:2x2x1, that compiler has two devices per chip of
-# 15.25 GiB each; JAX on a v4 has one, as with the option chip_config_name="megacore". GPUs: as the
-# CUDA driver reports them; XLA's repository has these figures, in xla/backends/gpu/target_config.
+# The memory of TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for
+# a program that does not fit. It is less than the vendor's figure for a chip
+# (cloud.google.com/tpu/docs), because a part is reserved. With the topology v4:2x2x1, that compiler
+# has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
+# chip_config_name="megacore". Memory and bandwidth of GPUs: as the CUDA driver reports them; XLA's
+# repository has these figures, in xla/backends/gpu/target_config.
+#
+# Speeds of TPUs: docs.cloud.google.com/tpu/docs/v5e and /tpu7x, which compares generations. Half of
+# the ICI bandwidth there goes in each direction, and on a tpu7x half of a chip is a device. Between
+# slices, the figure is the bandwidth per chip of the data center network. GPUs, as SXM modules, the
+# fastest of each kind: NVIDIA's data sheets of A100, H100, H200, HGX B200 and GB200 NVL72; without
+# sparsity, and half of the NVLink bandwidth in each direction. Between hosts, it is the network
+# adapter that a DGX has for each GPU: 200 Gbit/s with A100, else 400. A rack of GB200 counts as a
+# host, as NVLink connects it.
 KINDS = (
-    _tpu("v2", ("TPU v2",), 7.48, per_chip=2),
-    _tpu("v3", ("TPU v3",), 15.48, per_chip=2),
-    _tpu("v4", ("TPU v4",), 30.75),
-    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75),
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73),
-    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24),
-    _tpu("tpu7x", ("TPU7x",), 94.74, per_chip=2),
+    _tpu("v2", "TPU v2", gib=7.48, per_chip=2),
+    _tpu("v3", "TPU v3", gib=15.48, per_chip=2),
+    _tpu("v4", "TPU v4", gib=30.75),
+    _tpu("v5e", "TPU v5 lite", "TPU v5e", gib=15.75, speeds=_speeds(197, 200, 25 / 8)),
+    _tpu("v5p", "TPU v5", "TPU v5p", gib=95.73, speeds=_speeds(459, 600, 50 / 8)),
+    _tpu("v6e", "TPU v6 lite", "TPU v6e", gib=31.24, speeds=_speeds(918, 400, 100 / 8)),
+    _tpu("tpu7x", "TPU7x", gib=94.74, speeds=_speeds(2307 / 2, 300, 50 / 8), per_chip=2),
     _gpu(
-        "a100-40",
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
-        42_331_013_120,
-        _ampere(1_555_200_000_000),
+        *("a100-40", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
+        memory=(42_331_013_120, 1_555_200_000_000),
+        speeds=_speeds(312, 300, 25),
+        gpu=_AMPERE,
     ),
     _gpu(
-        "a100",
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-        85_100_068_864,
-        _ampere(2_039_040_000_000),
-    ),
-    _gpu("h100", ("NVIDIA H100 80GB HBM3",), 84_942_979_072, _hopper(132, 1.98, 3_352_320_000_000)),
-    _gpu(
-        "h100-pcie", ("NVIDIA H100 PCIe",), 84_942_979_072, _hopper(114, 1.755, 2_039_040_000_000)
-    ),
-    _gpu("h200", ("NVIDIA H200",), 151_397_597_184, _hopper(132, 1.98, 4_800_000_000_000)),
-    _gpu(
-        "b200",
-        ("NVIDIA B200",),
-        191_514_411_008,
-        _blackwell(148, 1.965, 7_672_320_000_000, 132_644_864),
+        *("a100", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
+        memory=(85_100_068_864, 2_039_040_000_000),
+        speeds=_speeds(312, 300, 25),
+        gpu=_AMPERE,
     ),
     _gpu(
-        "gb200",
-        ("NVIDIA GB200",),
-        197_897_748_480,
-        _blackwell(152, 2.062, 7_928_064_000_000, 135_528_448),
+        *("h100", "NVIDIA H100 80GB HBM3"),
+        memory=(84_942_979_072, 3_352_320_000_000),
+        speeds=_speeds(989, 450, 50),
+        gpu=_hopper(132, 1.98),
+    ),
+    _gpu(
+        *("h100-pcie", "NVIDIA H100 PCIe"),
+        memory=(84_942_979_072, 2_039_040_000_000),
+        speeds=None,
+        gpu=_hopper(114, 1.755),
+    ),
+    _gpu(
+        *("h200", "NVIDIA H200"),
+        memory=(151_397_597_184, 4_800_000_000_000),
+        speeds=_speeds(989, 450, 50),
+        gpu=_hopper(132, 1.98),
+    ),
+    _gpu(
+        *("b200", "NVIDIA B200"),
+        memory=(191_514_411_008, 7_672_320_000_000),
+        speeds=_speeds(2250, 900, 50),
+        gpu=_blackwell(148, 1.965, 132_644_864),
+    ),
+    _gpu(
+        *("gb200", "NVIDIA GB200"),
+        memory=(197_897_748_480, 7_928_064_000_000),
+        speeds=_speeds(2500, 900, 50),
+        gpu=_blackwell(152, 2.062, 135_528_448),
     ),
 )
 
@@ -165,6 +218,12 @@ def kind_named(name: str) -> DeviceKind:
 def kind_of_device(device_kind: str) -> DeviceKind | None:
     """Return the kind of ``jax.Device.device_kind``; None if it is not in the table."""
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
+
+
+def speeds_of_device(device_kind: str) -> DeviceSpeeds | None:
+    """Return the speeds of ``jax.Device.device_kind``; None if they are not in the table."""
+    kind = kind_of_device(device_kind)
+    return None if kind is None else kind.speeds
 
 
 def num_devices_of(topology: str) -> int:

@@ -31,10 +31,7 @@ That of ``--tree``, for a model, has the keys
   ``names``, ``count``, ``shape``, ``dtype``; ``nbytes_kept``, ``nbytes_within_processes``,
   ``nbytes_between_processes`` of all of the row; ``before`` and ``after``, each with ``spec``,
   ``shard_shape``, ``padded_shape`` (``shape`` if the mesh divides it), and ``nbytes_padding`` of
-  all of the row on all devices with ``percent_padding``;
-- ``suggestion``: null, or another target that moves less: ``mesh``, its axes in another order, and
-  ``process_order``, the process at each place of the new mesh (null if nothing changes), with
-  ``nbytes_between_processes`` and ``nbytes_moved``.
+  all of the row on all devices with ``percent_padding``.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -137,17 +133,12 @@ class Alike(NamedTuple):
     after: Parameter
     names: tuple[str, ...]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them, once."""
-        return self.before.nbytes * len(self.names)
-
     def padding(self, grid: ShardGrid) -> Padding:
         """Return the padding of all of them on the devices of a grid."""
         return padding_of([(grid, self.before.dtype.itemsize * len(self.names))])
 
 
-class _Sum:
+class _SumOverPlans:
     """An attribute of ``ReshardPlan``, added up over all plans of a model."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -162,32 +153,33 @@ class ModelMoves:
     """The moves of all parameters of a model, each kind planned once; as in ``ReshardPlan``.
 
     Attributes:
-      source, target: the model before and after.
-      alike: its parameters.
-      order: the process at each place of the target mesh; None for the numbers of the places.
+      source, target: the model before and after, with the same parameters in the same order.
     """
 
     source: ModelPlan
     target: ModelPlan
-    alike: Sequence[Alike]
-    order: tuple[int, ...] | None = None
+
+    @cached_property
+    def alike(self) -> list[Alike]:
+        """The parameters, in groups that move alike."""
+        pairs: dict[Any, list[tuple[Parameter, Parameter]]] = defaultdict(list)
+        for before, after in zip(self.source.parameters, self.target.parameters, strict=True):
+            pairs[before.grid, after.grid, before.dtype].append((before, after))
+        return [Alike(*some[0], tuple(old.name for old, _ in some)) for some in pairs.values()]
 
     @cached_property
     def plans(self) -> list[tuple[ReshardPlan, int]]:
         """Each distinct plan, and the number of parameters that it is for."""
-        size, ids = self.target.devices_per_process, None
-        here = Processes(np.arange(self.source.num_devices) // self.source.devices_per_process)
-        there = Processes(np.arange(self.target.num_devices) // size)
-        if self.order is not None:
-            ids = (np.array(self.order)[:, None] * size + np.arange(size)).ravel()
-            there = Processes(ids // size)
+        here, there = (
+            Processes(np.arange(model.num_devices) // model.devices_per_process)
+            for model in (self.source, self.target)
+        )
         return [
             (
                 ReshardPlan(
                     _with_processes(group.before.grid, here),
                     _with_processes(group.after.grid, there),
                     itemsize=group.before.dtype.itemsize,
-                    target_ids=ids,
                 ),
                 len(group.names),
             )
@@ -196,13 +188,13 @@ class ModelMoves:
 
     # In all.
 
-    num_moves = _Sum()
-    nbytes_total = _Sum()
-    nbytes_kept = _Sum()
-    nbytes_moved = _Sum()
-    nbytes_within_processes = _Sum()
-    nbytes_between_processes = _Sum()
-    nbytes_peak_extra = _Sum()
+    num_moves = _SumOverPlans()
+    nbytes_total = _SumOverPlans()
+    nbytes_kept = _SumOverPlans()
+    nbytes_moved = _SumOverPlans()
+    nbytes_within_processes = _SumOverPlans()
+    nbytes_between_processes = _SumOverPlans()
+    nbytes_peak_extra = _SumOverPlans()
 
     @property
     def num_listed(self) -> int:
@@ -298,6 +290,19 @@ class ModelMoves:
         totals = nbytes.reshape(-1, self.target.devices_per_process).sum(axis=1)
         return dict(enumerate(totals.tolist()))
 
+    def document(self, listed: ListedMoves) -> dict[str, Any]:
+        """Return the document of ``gda reshard --tree --json``."""
+        return {
+            "source": self.source.document_of_totals(),
+            "target": self.target.document_of_totals(),
+            **listed.document(),
+            "nbytes_peak_per_device": self.nbytes_peak_per_device,
+            "nbytes_peak_per_process": self.nbytes_peak_per_process,
+            "nbytes_peak_one_by_one": self.nbytes_peak_one_by_one,
+            "processes": self.processes(knows_senders=listed.knows_senders)[:LISTED],
+            "parameters": [row.document() for row in self.rows],
+        }
+
     # By parameter.
 
     @cached_property
@@ -344,15 +349,6 @@ class MovesRow(NamedTuple):
             "before": layout_for_json(self.plan.source, self.alike.padding(self.plan.source)),
             "after": layout_for_json(self.plan.target, self.alike.padding(self.plan.target)),
         }
-
-
-def moves_of(source: ModelPlan, target: ModelPlan) -> ModelMoves:
-    """Return the moves of a model; both plans have the same parameters in the same order."""
-    alike: dict[Any, list[tuple[Parameter, Parameter]]] = defaultdict(list)
-    for before, after in zip(source.parameters, target.parameters, strict=True):
-        alike[before.grid, after.grid, before.dtype].append((before, after))
-    groups = [Alike(*pairs[0], tuple(old.name for old, _ in pairs)) for pairs in alike.values()]
-    return ModelMoves(source, target, groups)
 
 
 def _with_processes(grid: ShardGrid, processes: Processes) -> ShardGrid:

@@ -20,6 +20,7 @@ from gda.storage.new_files import axis_of_runs, check_path
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors_format import read_header, read_object, version_of
 from gda.storage.sources import SAFETENSORS_DTYPES
+from gda.storage.views.lazy import lazy
 
 # Reads of columns: runs with gaps of READ_BYTES or more are read one by one, others together with
 # their gaps, a piece at a time: 2 KiB of every 16 KiB took 3 times as long run by run.
@@ -206,11 +207,8 @@ class SafetensorsTensor:
         return len(self.shape)
 
     def __getitem__(self, index: Any) -> _Memory:
-        """Read a slice: integers, slices without a step and ``...``, as in NumPy."""
-        bounds, dropped = _bounds(index, self.shape)
-        out = np.empty([s.stop - s.start for s in bounds], self.dtype)
-        self.read_direct(out, bounds)
-        return out.reshape([n for n, drop in zip(out.shape, dropped, strict=True) if not drop])
+        """Read a part: integers, slices with any step, ``...`` and ``None``, as in NumPy."""
+        return np.asarray(lazy(self)[index])
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> _Memory:
         """Read the whole tensor, for ``np.asarray``, ``np.stack``, ``jnp.asarray`` and the like.
@@ -218,12 +216,7 @@ class SafetensorsTensor:
         Raises:
           ValueError: ``copy=False`` was given, but a read always makes a new array.
         """
-        if copy is False:
-            raise ValueError(
-                f"{self._text()} is read from its file into a new array, which copy=False forbids; "
-                "use numpy.asarray(tensor)"
-            )
-        return np.asarray(self[...], dtype)
+        return lazy(self).__array__(dtype, copy)
 
     def read_direct(self, out: _Memory, index: Index) -> None:
         """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.
@@ -253,24 +246,22 @@ class SafetensorsTensor:
             )
 
     def _read_part(self, file: int, out: _Memory, index: Index) -> None:
-        run = axis_of_runs(self.shape, out.shape)
-        data, itemsize = out.reshape(-1).view(np.uint8), self.dtype.itemsize
-        first = index[run].start * math.prod(self.shape[run + 1 :]) * itemsize if index else 0
-        if run == 0:
-            self._read(file, data, first)
-            return
-        # The dimensions before that of the runs give their number and places.
-        stride = math.prod(self.shape[run:]) * itemsize
-        lines = data.reshape(-1, out.shape[run - 1], math.prod(out.shape[run:]) * itemsize)
-        starts = _starts(index[: run - 1], self.shape[: run - 1])
-        for line, above in zip(lines, starts, strict=True):
-            place = above * self.shape[run - 1] + index[run - 1].start
-            self._read_runs(file, line, place * stride + first, stride)
+        axis, itemsize = axis_of_runs(self.shape, out.shape), self.dtype.itemsize
+        strides = [math.prod(self.shape[k + 1 :]) * itemsize for k in range(self.ndim)]
+        first = sum(s.start * stride for s, stride in zip(index, strides, strict=True))
+        # The dimension before that of the runs gives their number; those before it, their places.
+        count, stride = (out.shape[axis - 1], strides[axis - 1]) if axis else (1, out.nbytes)
+        run_bytes = math.prod(out.shape[axis:]) * itemsize
+        lines = out.reshape(-1).view(np.uint8).reshape(-1, count, run_bytes)
+        places = np.ndindex(out.shape[: max(axis - 1, 0)])
+        for line, place in zip(lines, places, strict=True):
+            start = first + sum(n * each for n, each in zip(place, strides, strict=False))
+            self._read_runs(file, line, start, stride)
 
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
         """Read runs of bytes, ``stride`` bytes apart."""
         count, run_bytes = runs.shape
-        if stride - run_bytes >= READ_BYTES or stride > PIECE_BYTES:
+        if count == 1 or stride - run_bytes >= READ_BYTES or stride > PIECE_BYTES:
             for number in range(count):
                 self._read(file, runs[number], start + number * stride)
             return
@@ -303,40 +294,6 @@ class SafetensorsTensor:
             f"SafetensorsTensor({self.name!r}, shape={self.shape}, dtype={self._dtype}, "
             f"path={str(self.path)!r})"
         )
-
-
-def _starts(index: Index, shape: Shape) -> Iterator[int]:
-    """Yield the places, in C order, of the elements at an index of the leading dimensions."""
-    for place in np.ndindex(*[s.stop - s.start for s in index]):
-        position = 0
-        for s, offset, size in zip(index, place, shape, strict=True):
-            position = position * size + s.start + offset
-        yield position
-
-
-def _bounds(index: Any, shape: Shape) -> tuple[Index, list[bool]]:
-    """Return slices with start and stop, and True for each dimension that an integer drops."""
-    given = index if isinstance(index, tuple) else (index,)
-    if any(item is Ellipsis for item in given):
-        at = [item is Ellipsis for item in given].index(True)
-        fill = (slice(None),) * (len(shape) - len(given) + 1)
-        given = (*given[:at], *fill, *given[at + 1 :])
-    if len(given) > len(shape):
-        raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
-    given += (slice(None),) * (len(shape) - len(given))
-    bounds, dropped = [], []
-    for item, size in zip(given, shape, strict=True):
-        if isinstance(item, slice):
-            start, stop, step = item.indices(size)
-            if step != 1:
-                raise IndexError(f"{item} has a step; slice without it, then the result with it")
-            bounds.append(slice(start, max(start, stop)))
-        elif isinstance(item, int | np.integer) and -size <= item < size:
-            bounds.append(slice(int(item) % size, int(item) % size + 1))
-        else:
-            raise IndexError(f"{item!r} is not an integer or slice for a dimension of size {size}")
-        dropped.append(not isinstance(item, slice))
-    return tuple(bounds), dropped
 
 
 # The files, and their tensors.

@@ -86,7 +86,7 @@ def _instead_of(target: Any) -> str:
         "an h5py.Dataset, or is an open TensorStore"
     )
     if is_group(target):
-        return f"{what}; pick one array of it by its name, or write a tree with gda.store_tree"
+        return f"{what}; pick one array of it by its name, or write a tree with gda.store"
     return what
 
 

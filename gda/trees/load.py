@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -14,7 +14,11 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source
+from gda.arrays.construction.from_sources import (
+    PendingArray,
+    pending_array_of_source,
+    read_all,
+)
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
@@ -34,9 +38,8 @@ from gda.trees.leaves import (
     is_container,
     is_value,
     note_path,
-    with_paths,
 )
-from gda.trees.matching import Pair, names_of
+from gda.trees.matching import names_of
 from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, prefix_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
@@ -112,37 +115,23 @@ def load_tree(
     >>> gda.load_tree(sources, mesh, P('x'), pad=True)['b']
     PaddedArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
+    if plain:
+        check_not_padding(plain, pad)
     options = Options(max_workers, max_bytes, progress, retry, read_once)
-    check_not_padding(plain, pad)
-    tree = as_dicts(sources)
-
-    def prepare() -> Any:
-        return _pending_of(tree, mesh, specs, dtype, options, pad)
-
-    def asked(pending: Any) -> Description:
-        return describe(_made(pending, PendingArray.wanted)) | reads_wanted(
-            _builds_of(pending), options
-        )
-
-    def work(pending: Any) -> Any:
-        read_builds(_builds_of(pending), options, "load_tree")
-        return _made(pending, PendingArray.array)
-
-    over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
+    load = _Load(as_dicts(sources), mesh, specs, dtype, pad, options)
     made = together(
         "gda.load_tree",
-        over,
-        work,
+        load.mesh_of_all(),
+        load.read,
         describe,
-        prepare=prepare,
-        asked=asked,
+        prepare=load.prepare,
+        asked=load.described,
         communicates=read_once,
     )
     return to_jax(made) if plain else made
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _LoadedLeaf(NamedTuple):
     """A source, and its pending array."""
 
     source: Any
@@ -159,52 +148,97 @@ class _Pending:
         return array if are_bare_keys(self.source) else GlobalArray(array=array)
 
 
-def _builds_of(pending: Any) -> list[PendingArray]:
-    return [leaf.build for leaf in jax.tree.leaves(pending) if isinstance(leaf, _Pending)]
+_Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
 
-def _made(pending: Any, make: Callable[[PendingArray], Any]) -> Any:
-    """Return the tree with what is made of each pending array, contained."""
+@dataclass(frozen=True)
+class _Load:
+    """A call of ``load_tree``; its methods are the steps, in their order."""
 
-    def made(leaf: Any) -> Any:
-        return leaf.contained(make(leaf.build)) if isinstance(leaf, _Pending) else leaf
+    tree: Any
+    mesh: Any
+    specs: Any
+    dtype: Any
+    pad: bool
+    options: Options
 
-    return jax.tree.map(made, pending)
+    def mesh_of_all(self) -> Mesh | None:
+        """Return a mesh of all devices that are named; ``None`` if there are none."""
+        if isinstance(self.mesh, Mesh):
+            return self.mesh
+        leaves = jax.tree.leaves(self.mesh, is_leaf=SHARDINGS.has)
+        meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
+        return mesh_of_all(
+            device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
+        )
 
+    def prepare(self) -> _Leaves:
+        """Check the request; read nothing."""
+        sources = jax.tree.leaves(self.tree, is_leaf=is_container)
+        layouts = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped).of_each_leaf()
+        requests = zip(sources, layouts, self._dtypes(), strict=True)
+        leaves = []
+        for number, request in enumerate(requests):
+            note = partial(note_path, tree=self.tree, number=number)
+            try:
+                leaves.append(self._prepared(*request, note))
+            except Exception as error:
+                note(error)
+                raise
+        return leaves
 
-def _pending_of(tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool) -> Any:
-    """Return the tree with a pending array for each source; read nothing."""
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
-    _check_dtypes(dtype)
-    dtypes = prefix_of(tree, dtype, "dtype", _DTYPES)
-    dtypes.of_each_leaf()  # raises if it is no prefix
-    named = {tuple(names_of(keys)) for keys, _ in _flatten_dtypes(dtype)}
+    def _dtypes(self) -> list[tuple[Any, bool]]:
+        """Return the dtype for each leaf, and True if it is at the very place of the leaf."""
+        given = jax.tree_util.tree_flatten_with_path(self.dtype, is_leaf=_DTYPES.has)[0]
+        for path, dtype in given:
+            if dtype is not None:
+                name = f"dtype{keystr(path)}="
+                narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
+        prefix = prefix_of(self.tree, self.dtype, "dtype", _DTYPES)
+        named = {tuple(names_of(path)) for path, _ in given}
+        is_named = [tuple(names_of(pair.keys)) in named for pair in prefix.pairs]
+        return list(zip(prefix.of_each_leaf(), is_named, strict=True))
 
-    def pending(number: int, source: Any, found: Any, pair: Pair) -> Any:
+    def _prepared(
+        self, source: Any, layout: Any, given: tuple[Any, bool], note: Callable[..., None]
+    ) -> Any:
         if is_value(source):
             return source
-        note = partial(note_path, tree=tree, number=number)
-        is_named = tuple(names_of(pair.keys)) in named
-        dtype = pair.found if is_named else _dtype_of_floats(source, pair.found)
-        over, data = mesh_and_spec_of(mesh, found, source), source
+        dtype, is_named = given
+        if not is_named:
+            dtype = _dtype_of_floats(source, dtype)
+        over, data = mesh_and_spec_of(self.mesh, layout, source), source
         if are_keys(source):
-            mesh_grid(source.shape, *mesh_and_spec(*over)[:2], pad)  # that of their data has more
+            # That of their data has more dimensions.
+            mesh_grid(source.shape, *mesh_and_spec(*over)[:2], self.pad)
             data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
-        build = pending_array_of_source(data, *over, dtype, options, note, pad=pad)
-        return _Pending(source, build)
+        build = pending_array_of_source(data, *over, dtype, self.options, note, pad=self.pad)
+        return _LoadedLeaf(source, build)
 
-    made = with_paths(tree, pending, range(len(leaves)), leaves, layouts, dtypes.pairs)
-    return jax.tree.unflatten(structure, made)
+    def described(self, leaves: _Leaves) -> Description:
+        """Return what must be the same in all processes."""
+        description = describe(self._tree_of(leaves, PendingArray.wanted))
+        if self.options.read_once:
+            description |= reads_wanted(_builds_of(leaves), self.options)
+        return description
+
+    def read(self, leaves: _Leaves) -> Any:
+        """Read the blocks of all sources, and return the tree of arrays."""
+        read = read_builds if self.options.read_once else read_all
+        read(_builds_of(leaves), self.options, "load_tree")
+        return self._tree_of(leaves, PendingArray.array)
+
+    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray], Any]) -> Any:
+        """Return the tree with what is made of each pending array, contained."""
+        made = [
+            leaf.contained(make(leaf.build)) if isinstance(leaf, _LoadedLeaf) else leaf
+            for leaf in leaves
+        ]
+        return jax.tree.unflatten(jax.tree.structure(self.tree, is_leaf=is_container), made)
 
 
-def _mesh_of(shardings: Any) -> Mesh | None:
-    """Return a mesh of all devices of the ``NamedSharding``s; ``None`` if there are none."""
-    leaves = jax.tree.leaves(shardings, is_leaf=SHARDINGS.has)
-    meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
-    return mesh_of_all(
-        device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
-    )
+def _builds_of(leaves: _Leaves) -> list[PendingArray]:
+    return [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:
@@ -223,16 +257,3 @@ def _dtype_of_floats(source: Any, dtype: Any) -> Any:
         return dtype
     wanted = dtype_in_tree(given, dtype_of_floats(dtype))
     return None if wanted == given else wanted
-
-
-def _flatten_dtypes(dtypes: Any) -> list[tuple[Any, Any]]:
-    return jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]
-
-
-def _check_dtypes(dtypes: Any) -> None:
-    """Raise ``TypeError`` unless all leaves are dtypes that JAX has, or ``None``."""
-    for path, dtype in _flatten_dtypes(dtypes):
-        if dtype is None:
-            continue
-        name = f"dtype{keystr(path)}="
-        narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")

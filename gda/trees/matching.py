@@ -81,7 +81,7 @@ def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> 
 
 
 def targets_for(tree: Any, targets: Any) -> list[Any]:
-    """Return the target of each leaf of ``tree``, in order; ``ValueError`` as ``store_tree``."""
+    """Return the target of each leaf of ``tree``, in order; ``ValueError`` as ``gda.store``."""
     pairs = list(pairs_of(tree, targets, lambda node, _: is_leaf(node)))
     check_match(pairs, "targets", "have the structure of the tree")
     first_with: dict[int, int] = {}

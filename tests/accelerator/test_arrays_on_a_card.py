@@ -60,7 +60,7 @@ def test_many_leaves_go_to_the_card_and_back_within_a_bound(one_mesh: Mesh) -> N
     bounds = {"max_bytes": 2 * sources["0"].nbytes, "max_workers": 4}
     tree = gda.load_tree(sources, one_mesh, SPEC, **bounds)
     targets = {name: np.empty(SHAPE, np.float32) for name in sources}
-    gda.store_tree(tree, targets, **bounds)
+    gda.store(tree, targets, **bounds)
     for name, source in sources.items():
         assert bits(tree[name]) == bits(targets[name]) == source.tobytes()
         assert bits(tree[name].gather(max_bytes=4096)) == source.tobytes()

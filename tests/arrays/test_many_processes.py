@@ -167,17 +167,17 @@ def test_host_local_arrays_there_and_back(
                 gda.checking_agreement(False),  # it is an error of some processes only
                 pytest.raises(ValueError, match="do not form a regular grid"),
             ):
-                gda.host_local_array_to_global_array(np.zeros((4, 4)), mesh, spec)
+                gda.compat.host_local_array_to_global_array(np.zeros((4, 4)), mesh, spec)
         return
     local = np.empty(view.local_shape, DATA.dtype)
     for here, there in zip(view.local_indices, view.indices, strict=True):
         local[here] = DATA[there]
     tree = {"a": local, "b": [local.astype(np.int32), np.float32(3)]}
     specs = {"a": spec, "b": [spec, P()]}
-    built = gda.host_local_array_to_global_array(tree, mesh, specs, check_replicas=True)
+    built = gda.compat.host_local_array_to_global_array(tree, mesh, specs, check_replicas=True)
     assert built["a"].shape == DATA.shape
     assert is_right(built["a"], DATA)
-    back = gda.global_array_to_host_local_array(built, mesh, specs)
+    back = gda.compat.global_array_to_host_local_array(built, mesh, specs)
     for each, wanted in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(each, wanted, strict=True)
 

@@ -164,8 +164,8 @@ def constrained(arrays: Any, mesh: Mesh, path: Path) -> Any:
 def host_local(arrays: Any, mesh: Mesh, path: Path) -> Any:
     del arrays["moment"]
     specs = {name: SPECS[name] for name in arrays}
-    built = gda.host_local_array_to_global_array(arrays, mesh, specs)
-    return gda.to_jax(gda.global_array_to_host_local_array(built, mesh, specs))
+    built = gda.compat.host_local_array_to_global_array(arrays, mesh, specs)
+    return gda.to_jax(gda.compat.global_array_to_host_local_array(built, mesh, specs))
 
 
 MOVED = [

@@ -22,6 +22,7 @@ from running import python
 
 import gda
 from gda import cli
+from gda.storage.stores import waiting
 from gda.storage.stores.directory import FileStore
 
 
@@ -240,25 +241,19 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 # As a program.
 
 
-def test_a_server_that_does_not_answer() -> None:
-    code = (
-        "import sys; from gda.storage.stores import waiting; waiting.SILENT = 0.1;"
-        "from gda.cli import main; words = ['--timeout', '1', *sys.argv[1:]];"
-        "sys.exit(main(['inspect', *words]) + main(['verify', *words]))"
-    )
+def test_a_server_that_does_not_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "SILENT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/ck"
-        args = [sys.executable, "-c", code, url]
-        done = subprocess.run(args, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (2 + 2, "")
+        code, out, err = run("inspect", "--timeout", "1", url)
+    assert (code, out) == (2, "")
     assert (
-        done.stderr.splitlines()
-        == [
-            f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)",
-            f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'",
-        ]
-        * 2
+        err == f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'\n"
     )
+    waits = f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)"
+    assert caplog.messages == [waits]
 
 
 def test_a_pipe_that_is_closed_is_no_error() -> None:
@@ -338,8 +333,6 @@ def test_closed_streams_take_no_file(
 ) -> None:
     assert python("-c", CLOSED, *commands["convert"]).returncode == 0
     assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
-    assert python("-c", CLOSED, *commands["diff"]).returncode == 1
-    assert python("-c", CLOSED, "inspect", tmp_path).returncode == 2
 
 
 def in_terminal(*args: Any) -> tuple[int, str]:

@@ -72,116 +72,30 @@ def test_one_process_and_one_element(run: Run) -> None:
     assert out.endswith("\n… 48 more devices; --json lists them\n")
 
 
-def test_distinct_bytes_of_a_process(run: Run) -> None:
-    base = ("plan", "--shape", "12x2", "--dtype", "f32", "--no-picture")
-    _, out, _ = run(*base, "--mesh", "x=4,y=2", "--spec", "x", "--devices-per-process", "4")
-    assert "per process   96 B; 48 B of it distinct (2 blocks)\n" in out
-    _, out, _ = run(*base, "--mesh", "x=2,y=3", "--spec", "x", "--devices-per-process", "2")
-    assert "per process   96 B; 48 B to 96 B of it distinct (1 to 2 blocks)\n" in out
-    _, out, _ = run(*base, "--mesh", "x=2,y=3", "--spec", "")
-    assert "blocks        1 distinct, each on 6 devices\n" in out
-    assert "per process   576 B; 96 B of it distinct (1 block)\n" in out
-    assert "mesh          x=2,y=3: 6 devices\n" in out
-
-
-def test_a_scalar_an_empty_array_and_a_small_type(run: Run) -> None:
-    base = ("plan", "--mesh", "x=2", "--no-picture")
-    code, out, _ = run(*base, "--shape", "()", "--dtype", "f32", "--spec", "_", "--locate", "()")
-    assert code == 0
-    assert "shard shape   ()\n" in out
-    assert "block         [()]\n" in out
-    code, out, _ = run(*base, "--shape", "0x4", "--dtype", "f32", "--spec", "x", "--process", "0")
-    assert code == 0
-    assert "per device    0 B\n" in out
-    assert "[0:0, :]  written\n" in out
-    code, out, _ = run(*base, "--shape", "8", "--dtype", "int4", "--spec", "x")
-    assert code == 0
-    assert "per device    4 B\n" in out
-    assert "note          an element counts as one byte, as in NumPy; devices may pack" in out
-
-
-def test_for_programs() -> None:
-    document = plan(
-        *("--shape", "8x2", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x"),
-        *("--devices-per-process", "2", "--process", "1", "--process", "3", "--locate", "5,1"),
-    )
-    processes, elements = document.pop("processes"), document.pop("elements")
-    assert document == {
-        "shape": [8, 2],
-        "dtype": "float32",
-        "itemsize": 4,
-        "nbytes": 64,
-        "mesh": {"x": 4, "y": 2},
-        "spec": ["x"],
-        "shard_shape": [2, 2],
-        "padded_shape": [8, 2],
-        "num_devices": 8,
-        "num_shards": 4,
-        "num_replicas": 2,
-        "num_processes": 4,
-        "devices_per_process": 2,
-        "nbytes_per_device": 16,
-        "nbytes_per_process": 32,
-        "nbytes_on_devices": 128,
-        "nbytes_padding": 0,
-        "percent_padding": 0.0,
-        "notes": [],
-        "nbytes_distinct_per_process": [16, 16],
-    }
-    assert [process["process"] for process in processes] == [1, 3]
-    assert processes[0] == {
-        "process": 1,
-        "nbytes_on_devices": 32,
-        "nbytes_read": 16,
-        "nbytes_written": 16,
-        "num_blocks": 1,
-        "num_blocks_written": 1,
-        "num_devices": 2,
-        "blocks": [{"block": 1, "index": [[2, 4], [0, 2]], "is_written": True}],
-        "devices": [
-            {"device": 2, "coordinates": [1, 0], "block": 1, "replica_id": 0},
-            {"device": 3, "coordinates": [1, 1], "block": 1, "replica_id": 1},
-        ],
-    }
-    assert elements == [
-        {
-            "element": [5, 1],
-            "block": 2,
-            "index": [[4, 6], [0, 2]],
-            "offset": [1, 1],
-            "num_devices": 2,
-            "devices": [
-                {"device": 4, "coordinates": [2, 0], "process": 2, "replica_id": 0},
-                {"device": 5, "coordinates": [2, 1], "process": 2, "replica_id": 1},
-            ],
-        }
-    ]
-
-
-PADDED = ("plan", "--shape", "5x4", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x")
-
-
 def test_padding(run: Run) -> None:
-    args = (*PADDED, "--devices-per-process", "4", "--process", "1", "--no-picture")
+    args = ("plan", "--shape", "5x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
+    args = (*args, "--devices-per-process", "4", "--process", "1", "--no-picture")
     code, out, err = run(*args, "--pad")
     assert (code, err) == (0, "")
     assert out == (
-        "array         float32[5,4], 80 B\n"
+        "array         int4[5,4], 20 B\n"
         "mesh          x=4,y=2: 8 devices in 2 processes of 4\n"
         "spec          P('x')\n"
+        "note          an element counts as one byte, as in NumPy; devices may pack\n"
+        "              several in one\n"
         "note          2 devices of 8 would hold padding alone\n"
         "\n"
         "shard shape   (2, 4)\n"
-        "padding       to (8, 4): 96 B, 60 % more on all devices\n"
+        "padding       to (8, 4): 24 B, 60 % more on all devices\n"
         "blocks        4 distinct, each on 2 devices\n"
-        "per device    32 B\n"
-        "per process   128 B; 16 B to 64 B of it distinct (2 blocks)\n"
-        "all devices   256 B: the array 2 times, and padding\n"
+        "per device    8 B\n"
+        "per process   32 B; 4 B to 16 B of it distinct (2 blocks)\n"
+        "all devices   64 B: the array 2 times, and padding\n"
         "\n"
         "process       1, of devices 4 to 7\n"
-        "holds         128 B\n"
-        "reads         16 B in 2 blocks\n"
-        "writes        16 B in 2 blocks\n"
+        "holds         32 B\n"
+        "reads         4 B in 2 blocks\n"
+        "writes        4 B in 2 blocks\n"
         "\n"
         "device  x  y  replica  block\n"
         "     4  2  0        0  [4:5, :]  written\n"
@@ -192,24 +106,16 @@ def test_padding(run: Run) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
-
-
-def test_nothing_is_padded_where_all_divides(run: Run) -> None:
     args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
-    assert run(*args, "--pad") == run(*args)
+    assert run(*args, "--pad") == run(*args)  # where all divides
 
 
-def test_a_mesh_that_nobody_has(run: Run) -> None:
-    base = ("plan", "--shape", f"{2**16}x4", "--dtype", "i16", "--no-picture")
-    many = ("--mesh", f"x={2**16},y=4", "--spec", "x")
-    code, out, _ = run(*base, *many, "--devices-per-process", "4", "--process", 2**16 - 1)
+def test_a_scalar(run: Run) -> None:
+    base = ("plan", "--mesh", "x=2", "--no-picture", "--dtype", "f32")
+    code, out, _ = run(*base, "--shape", "()", "--spec", "_", "--locate", "()")
     assert code == 0
-    assert "blocks        65,536 distinct, each on 4 devices\n" in out
-    assert "262140  65535  0        0  [65535:65536, :]  written\n" in out
-    (process,) = plan(*base[1:-1], *many, "--process", "0")["processes"]
-    assert process["num_devices"] == 2**18
-    assert process["num_blocks"] == process["num_blocks_written"] == 2**16
-    assert len(process["devices"]) == len(process["blocks"]) == 16_384
+    assert "shard shape   ()\n" in out
+    assert "block         [()]\n" in out
 
 
 def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,35 +134,15 @@ def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 # Pictures.
 
 
-def test_nothing_of_a_wrapped_heading_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    mesh = ",".join(f"an_axis_{i}=2" for i in range(6))
-    args = ("plan", "--shape", "64", "--dtype", "f32", "--mesh", mesh, "--spec", "an_axis_0")
-    words = run(*args, "--no-picture")[1]
-    picture = run(*args)[1].removeprefix(words)
-    assert picture.startswith("\n┌")
-
-
-@pytest.mark.parametrize(
-    ("spec", "cell"), [("data,model", "62464:63488 │ 976   │ 977"), ("_,model", "0:512")]
-)
-def test_a_picture(run: Run, spec: str, cell: str) -> None:
-    words = run(*EXAMPLE, "--spec", spec, "--no-picture")[1]
-    code, out, err = run(*EXAMPLE, "--spec", spec)
+def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = run(*EXAMPLE, "--spec", "data,model", "--no-picture")[1]
+    code, plain, err = run(*EXAMPLE, "--spec", "data,model")
     assert (code, err) == (0, "")
-    assert out.startswith(f"{words}\n")
-    assert max(map(len, out.splitlines())) <= 80
-    assert "\x1b" not in out
-    picture = out.removeprefix(words)
-    assert cell in picture
+    assert plain.startswith(f"{words}\n")
+    assert max(map(len, plain.splitlines())) <= 80
+    picture = plain.removeprefix(words)
+    assert "62464:63488 │ 976   │ 977" in picture
     assert "mesh" not in picture  # which is said above
-    assert run(*EXAMPLE, "--spec", spec)[1].count("\n\n") == words.count("\n\n") + 1 + (
-        "cells" in picture
-    )
-
-
-def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = run(*EXAMPLE, "--spec", "data,model")[1]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     colored = run(*EXAMPLE, "--spec", "data,model")[1]
     assert "\x1b[" in colored
@@ -270,20 +156,20 @@ def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 def test_without_rich() -> None:
     # In a process of its own: rich, and what was imported with it, is known to this one.
     code = (
-        "import sys; sys.modules['rich'] = None; from gda.cli import main; words = sys.argv[1:];"
-        "sys.exit(main(['plan', *words]) + main(['reshard', *words, '--to-spec', '_,data']))"
+        "import sys; sys.modules['rich'] = None; from gda.cli import main;"
+        "sys.exit(main(['plan', *sys.argv[1:]]))"
     )
     command = [sys.executable, "-c", code, *EXAMPLE[1:], "--spec", "data,model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count(install_command("show")) == 2
+    assert done.stdout.count(install_command("show")) == 1
 
 
 # Bad inputs.
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ({"--spec": "dat"}, "; did you mean 'data'?"),
         ({"--spec": "model,data"}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'data'"),
@@ -313,12 +199,12 @@ def test_without_rich() -> None:
         ({"--shape": "0x6", "--locate": "0,0"}, "dimension 0 has size 0, so there is no element"),
     ],
 )
-def test_bad_input(run: Run, args: dict[str, str], said: str) -> None:
+def test_mistakes(run: Run, args: dict[str, str], message: str) -> None:
     good = {"--shape": "8x6", "--dtype": "f32", "--mesh": "data=4,model=2", "--spec": "data,model"}
     words = [word for pair in {**good, **args}.items() for word in pair]
     code, out, err = run("plan", *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert message in err
     assert err.startswith("gda: ")
     assert err.count("\n") <= 3
 
@@ -337,7 +223,7 @@ def test_missing_options_are_named(run: Run) -> None:
     )
 
 
-def test_all_that_cannot_be_read_is_said_at_once(run: Run) -> None:
+def test_all_options_that_cannot_be_read_are_reported_at_once(run: Run) -> None:
     args = ("--shape", "8,,", "--dtype", "f3", "--mesh", "x", "--spec", "x y")
     code, out, err = run("plan", *args)
     assert (code, out) == (2, "")
@@ -389,6 +275,50 @@ def test_any_words_give_an_answer_or_a_message(
     if not is_joined:
         words = [word for pair in pairs for word in pair]
     assert exit_code(command, *words, *kind) in (0, 2)
+
+
+# The memory of a device; more of models is in test_tree.
+
+LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        (
+            "data=16,model=4",
+            "device        v5e: 15.8 GiB for programs\n"
+            "needed        604.0 MiB: parameters 201.3 MiB, adam 402.6 MiB\n"
+            "fits          yes: 15.2 GiB left for gradients and activations\n",
+        ),
+        (
+            "data=1,model=2",
+            "device        v5e: 15.8 GiB for programs\n"
+            "needed        18.8 GiB: parameters 6.3 GiB, adam 12.6 GiB\n"
+            "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n",
+        ),
+    ],
+)
+def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
+    options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
+    code, out, err = run("plan", *options)
+    assert (code, err) == (0, "")
+    assert f"\n\n{expected}\n" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tree", LLAMA, "--device", "v5"], "gda: --device: no kind of device has the name 'v5'"),
+        (["--tree", LLAMA, "--optimizer", "adam"], "--optimizer counts its state in the memory"),
+        (["--tree", LLAMA, "--device", "v5e", "--optimizer", "sgd"], "invalid choice: 'sgd'"),
+        (["--shape", "8", "--device", "v5e"], "--device and --optimizer are for a model; give"),
+    ],
+)
+def test_mistakes_of_a_device(run: Run, options: list[Any], message: str) -> None:
+    code, out, err = run("plan", *options)
+    assert (code, out) == (2, "")
+    assert message in err
 
 
 # As a program.

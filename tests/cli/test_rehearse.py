@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_cache, rehearsal_processes, rehearsal_program
-from gda.cli.rehearsal_processes import Report, Request, reports_of
+from gda.cli import rehearsal_processes, rehearsal_program
+from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, reports_of
 
 TRAIN = """
 import os
@@ -63,74 +64,31 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "train.py"
 
 
-def rehearsal_here(train: str, mesh_shape: dict[str, int]) -> gda.Rehearsal:
-    namespace: dict[str, Any] = {}
-    exec(compile(Path(train).read_text(), train, "exec"), namespace)
-    fun, args, kwargs = namespace["rehearsal"](mesh_of(mesh_shape))
-    return gda.rehearse(fun, *args, **kwargs)
-
-
 def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
-    reports: list[Report] = []
+    reports: list[RehearsalReport] = []
 
-    def once(*args: Any, **options: Any) -> list[Report]:
+    def once(*args: Any, **options: Any) -> list[RehearsalReport]:
         reports[:] = reports or reports_of(*args, **options)
         return reports
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", once)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", once)
     code, out, _ = run(*command)
-    in_json = run(*command, "--json")
-    expected = rehearsal_here(train, {"data": 2, "model": 2})
-
     assert code == 0
-    texts = [re.sub(r"compiled in .* s", "", text) for text in (out, str(expected))]
-    assert texts[0].startswith(f"{texts[1]}\n\n1 collective on the mesh ")
+    rehearsed = reports[0].rehearsal
+    assert rehearsed is not None
+    assert out == f"{rehearsed}\n\n{rehearsed.collectives}\n"
     assert re.search(r"all-reduce \(add\) +data +float32\[.*\] +1 +4.0 KiB +train.py:\d+", out)
-
+    code, out, _ = run(*command, "--json")
     about = {"topology": "cpu:4", "num_slices": 1, "mesh": {"data": 2, "model": 2}, "error": None}
-    documents = [json.loads(in_json[1]), json.loads(json.dumps(about | expected.to_dict()))]
-    for each in documents:
-        for made in (*each["collectives"], *each["temporaries"]):
-            del made["source_file"]
-        del each["compile_seconds"]
-    assert (in_json[0], documents[0]) == (0, documents[1])
+    assert (code, json.loads(out)) == (0, json.loads(json.dumps(about | rehearsed.to_dict())))
 
-
-def test_two_meshes_side_by_side(run: Run, train: str) -> None:
-    command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4"
-    meshes = "data=4,model=1", "data=2,model=2"
-    code, out, err = run(*command, "--compare", *meshes, "--html", "both.html")
-    assert (code, err) == (0, "")
-    expected = gda.compare_rehearsals(
-        *(rehearsal_here(train, {"data": n, "model": 4 // n}) for n in (4, 2))
-    )
-    assert out == f"{expected}\n"
-    assert Path("both.html").read_text().count('class="gda-show"') == 2
-
-
-def test_two_files_side_by_side(run: Run, tmp_path: Path) -> None:
-    step = gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
-    before, after = (str(tmp_path / name) for name in ("before.json", "after.json"))
-    Path(before).write_text(json.dumps(step.to_dict()))
-    too_large = dataclasses.replace(step, fits=False, peak_bytes=2**40)
-    Path(after).write_text(json.dumps({"topology": "cpu:1", "error": None, **too_large.to_dict()}))
-    assert run("rehearse", "--compare", before, after)[:2] == (
-        0,
-        f"{gda.compare_rehearsals(step, too_large)}\n",
-    )
-    code, out, _ = run("rehearse", "--compare", before, after, "--json")
-    assert (code, json.loads(out)) == (0, {"peak_bytes": [step.peak_bytes, 2**40]})
-    assert run("rehearse", "--compare", after, after)[0] == 1
-    for text, said in (
-        ("{", "is no file of gda rehearse --mesh … --json: Expecting property name"),
-        ("[]", "must be a dict as of Rehearsal.to_dict, not []"),
-        ('{"name": "f"}', "the document of a rehearsal has no 'device_kind'"),
-    ):
-        Path(after).write_text(text)
-        code, out, err = run("rehearse", "--compare", before, after)
-        assert (code, out) == (2, "")
-        assert said in err
+    # It is that of the program in this process.
+    namespace: dict[str, Any] = {}
+    exec(compile(Path(train).read_text(), train, "exec"), namespace)
+    fun, args, kwargs = namespace["rehearsal"](mesh_of({"data": 2, "model": 2}))
+    found = gda.compare_rehearsals(rehearsed, gda.rehearse(fun, *args, **kwargs))
+    assert found.changes == {}
 
 
 def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,34 +122,41 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
             os.kill(process, signal.SIGKILL)
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
-    requests = [Request(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)]
+    requests = [
+        RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
+    ]
     first, second = reports_of(requests, kill_after_the_first, is_silent=True)
     assert first.reason == "ZeroDivisionError: division by zero"
     assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["nope.py:f", "--mesh", "x=4"], "there is no file 'nope.py' here"),
         (["train.py", "--mesh", "x=4"], "a file and a function in it were expected, such as "),
         (["train.py:f"], "no mesh was given; give --mesh data=64,model=4, say"),
+        (["train.py:f", "--mesh", "x=4", "--topology", ""], "no topology was given; give --topol"),
+        (
+            ["train.py:f", "--topology", "v3:1000x1000", "--mesh", "x,y", "--search"],
+            "gda: --topology: v3:1000x1000 would have 2,000,000 devices",
+        ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--mesh", "x,x", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
         (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
-        (["--mesh", "x=4"], "a file and a function in it were expected, such as "),
-        (["--compare", "x=4", "x=2"], "there is no file 'x=4' here; to compare meshes, give FILE"),
+        (["--mesh", "x=4"], "the following arguments are required: FILE.py:FUNCTION"),
         (["train.py:f", "--compare", "x=4", "x"], "--compare: the size of axis 'x' was expected"),
         (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
-def test_mistakes(run: Run, train: str, options: list[str], said: str) -> None:
-    code, out, err = run("rehearse", *options, "--topology", "cpu:4")
+def test_mistakes(run: Run, train: str, options: list[str], message: str) -> None:
+    topology = [] if "--topology" in options else ["--topology", "cpu:4"]
+    code, out, err = run("rehearse", *options, *topology)
     assert (code, out) == (2, "")
     assert err.startswith("gda")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -207,21 +172,10 @@ def test_mistakes_of_any_mesh(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
-    request = Request(train, function, "cpu:4", 1, None, {"x": size})
+    request = RehearsalRequest(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
-    assert report.is_for_all
+    assert report.is_wrong_for_any_mesh
     assert said in report.reason
-
-
-def test_a_topology_is_needed(run: Run, train: str) -> None:
-    said = "gda: no topology was given; give --topology v5e:16x16, say\n"
-    assert run("rehearse", f"{train}:rehearsal", "--mesh", "x=4") == (2, "", said)
-
-
-def test_no_search_beyond_the_largest_topology(run: Run, train: str) -> None:
-    huge = "--topology", "v3:1000x1000", "--mesh", "x,y", "--search"
-    said = "gda: --topology: v3:1000x1000 would have 2,000,000 devices\n"
-    assert run("rehearse", f"{train}:rehearsal", *huge) == (2, "", said)
 
 
 def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> None:
@@ -237,33 +191,43 @@ def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> No
     )
 
 
-def report(peak: int, traffic: dict[str, tuple[int | None, int]], *, fits: bool = True) -> Report:
-    sent = [
-        {"axes": [*axes.split("+")], "nbytes": nbytes, "nbytes_slow": slow}
+def report(peak: int, traffic: dict[str, tuple[int | None, int]], **about: Any) -> RehearsalReport:
+    sent = (
+        gda.AxisTraffic((*axes.split("+"),), 1, nbytes, slow)
         for axes, (nbytes, slow) in traffic.items()
-    ]
-    about = {"num_devices": 8, "device_kind": "TPU v5 lite", "capacity_bytes": 1 << 34}
-    found = {"fits": fits, "peak_bytes": peak, "traffic": sent, "is_compiled": True}
-    return Report(document() | about | found)
+    )
+    about = {"fits": True, "num_devices": 8, "device_kind": "TPU v5 lite", **about}
+    about |= {"capacity_bytes": 1 << 34, "peak_bytes": peak, "traffic": (*sent,)}
+    return RehearsalReport(dataclasses.replace(rehearsal(), **about))
 
 
 @functools.cache
-def document() -> dict[str, Any]:
-    return gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32)).to_dict()
+def rehearsal() -> gda.Rehearsal:
+    return gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32))
 
 
-def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reports = {
-        1: report(1 << 35, {}, fits=False),
-        2: report(1 << 20, {"a": (3 << 20, 1 << 20), "b": (1 << 20, 0)}),
-        4: report(1 << 21, {"a+b": (5 << 20, 0)}),
-        8: report(1 << 22, {"b": (None, 0)}),
-    }
+@pytest.fixture
+def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, RehearsalReport]], None]:
+    """Has reports made without a process; takes them by the size of the axis ``a``."""
 
-    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
-        return [reports[request.mesh["a"]] for request in requests]
+    def use(reports: dict[int, RehearsalReport]) -> None:
+        def made(requests: list[RehearsalRequest], *_: Any, **__: Any) -> list[RehearsalReport]:
+            return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
+        monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+
+    return use
+
+
+def test_the_best_mesh_is_the_first(run: Run, train: str, canned: Callable[..., None]) -> None:
+    canned(
+        {
+            1: report(1 << 35, {}, fits=False),
+            2: report(1 << 20, {"a": (3 << 20, 1 << 20), "b": (1 << 20, 0)}),
+            4: report(1 << 21, {"a+b": (5 << 20, 0)}),
+            8: report(1 << 22, {"b": (None, 0)}),
+        }
+    )
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
@@ -281,18 +245,26 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     assert run(*command, "a=1,b=8")[0] == 1
 
 
-def test_a_mesh_that_was_not_compiled(
-    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skipped = report(0, {}, fits=False)
-    assert skipped.rehearsal is not None
-    skipped.rehearsal.update(peak_bytes=None, argument_bytes=90 << 30, is_compiled=False)
-    reports = {1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped}
+def test_two_meshes_side_by_side(run: Run, train: str, canned: Callable[..., None]) -> None:
+    reports = {
+        4: report(1 << 20, {}),
+        2: report(1 << 21, {"b": (64, 0)}),
+        1: report(1, {}, fits=False),
+    }
+    canned(reports)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--compare"
+    expected = gda.compare_rehearsals(reports[4].rehearsal, reports[2].rehearsal)
+    picture = "--html", "both.html"
+    assert run(*command, "a=4,b=2", "a=2,b=4", *picture) == (0, f"{expected}\n", "")
+    assert Path("both.html").read_text().count('class="gda-show"') == 2
+    code, out, _ = run(*command, "a=4,b=2", "a=2,b=4", "--json")
+    assert (code, json.loads(out)["peak_bytes"]) == (0, [1 << 20, 1 << 21])
+    assert run(*command, "a=1,b=8", "a=1,b=8")[0] == 1
 
-    def canned(requests: list[Request], *_: Any, is_silent: bool) -> list[Report]:
-        return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(rehearsal_cache, "reports_of", canned)
+def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[..., None]) -> None:
+    skipped = report(0, {}, fits=False, argument_bytes=90 << 30, is_compiled=False)
+    canned({1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped})
     search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
     assert run("rehearse", f"{train}:rehearsal", *search)[1].splitlines()[2:] == [
         "mesh     fits         peak   over b",

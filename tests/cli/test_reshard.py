@@ -1,28 +1,32 @@
-"""``gda reshard`` as a user runs it."""
+"""``gda reshard`` as a user runs it; ``tests/planning/test_moves.py`` has the numbers."""
 
-import re
-import sys
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from commands import Run, document_of
 
-from gda import ReshardPlan
-from gda.cli import facts
-from gda.planning import moves as planned_moves
-
 pytestmark = pytest.mark.no_jax
 
-ARRAY = ("--shape", "64x64", "--dtype", "f32")
+LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
+ROWS = ("--shape", "64x64", "--dtype", "f32", "--mesh", "x=8", "--spec", "x")
 
-
-def reshard(*args: str) -> dict[str, Any]:
-    return document_of("reshard", *args)
+MODEL = {
+    "mesh": {"data": 4, "model": 2},
+    "dtype": "float32",
+    "parameters": {
+        "embed": {"shape": [50257, 16], "spec": ["model", "data"]},
+        "h.0.up": {"shape": [16, 64], "spec": ["data", "model"]},
+        "h.1.up": {"shape": [16, 64], "spec": ["data", "model"]},
+        "norm": {"shape": [16]},
+    },
+}
+FEWER = ("--to-mesh", "data=3,model=2", "--devices-per-process", "2")
 
 
 def test_rows_to_columns(run: Run) -> None:
-    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x")
-    code, out, err = run("reshard", *args, "--devices-per-process", "2", "--no-picture")
+    args = (*ROWS, "--to-spec", "_,x", "--devices-per-process", "2", "--no-picture")
+    code, out, err = run("reshard", *args)
     assert (code, err) == (0, "")
     assert out == (
         "array         float32[64,64], 16.0 KiB\n"
@@ -53,187 +57,64 @@ def test_rows_to_columns(run: Run) -> None:
         "process 1 to 2  1.0 KiB\n"
         "… 7 more links; --json lists them\n"
     )
-
-
-def test_fewer_devices(run: Run) -> None:
-    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-mesh", "x=4", "--no-picture")
-    code, out, err = run("reshard", *args)
-    assert (code, err) == (0, "")
-    assert "to            P('x') on x=4\n              4 devices, blocks of (16, 64)\n" in out
-    assert "links         none: no process sends to another\n" in out
-    assert "process  sends" not in out
-    document = reshard(*args, "--devices-per-process", "4", "--to-devices-per-process", "2")
-    assert document["source"]["num_processes"] == document["target"]["num_processes"] == 2
+    document = document_of("reshard", *args, "--to-devices-per-process", "1")
+    assert document["source"]["num_processes"] == 4
+    assert document["target"]["shard_shape"] == [64, 8]
+    assert (document["target"]["num_processes"], document["num_moves"]) == (8, 64)
 
 
 def test_padding_before_and_after(run: Run) -> None:
-    args = ("--shape", "10x4", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x")
+    args = ("--shape", "10x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
     args = (*args, "--to-mesh", "x=3,y=2", "--no-picture")
     code, out, err = run("reshard", *args, "--pad")
     assert (code, err) == (0, "")
     assert out.startswith(
-        "array         float32[10,4], 160 B\n"
+        "array         int4[10,4], 40 B\n"
         "from          P('x') on x=4,y=2\n"
         "              8 devices, blocks of (3, 4)\n"
-        "              padded to (12, 4): 64 B, 20 % more on all devices\n"
+        "              padded to (12, 4): 16 B, 20 % more on all devices\n"
         "to            P('x') on x=3,y=2\n"
         "              6 devices, blocks of (4, 4)\n"
-        "              padded to (12, 4): 64 B, 20 % more on all devices\n"
-        "\n"
-        "kept               192 B   60.0 %  on its device already\n"
+        "              padded to (12, 4): 16 B, 20 % more on all devices\n"
+        "note          an element counts as one byte, as in NumPy; devices may pack\n"
     )
-    assert "all blocks         320 B  100.0 %" in out
+    assert out.count("note  ") == 1
+    assert "links         none: no process sends to another\n" in out
+    assert "process  sends" not in out
     code, out, err = run("reshard", *args)
     assert (code, out) == (2, "")
     assert err.endswith("; or give --pad: padded to (12, 4), 20 % more\n")
 
 
-def test_nothing_moves(run: Run) -> None:
-    args = (*ARRAY, "--mesh", "x=4,y=2", "--spec", "x", "--to-spec", "x", "--no-picture")
-    code, out, _ = run("reshard", *args)
-    assert code == 0
-    assert "kept            32.0 KiB  100.0 %" in out
-    assert "extra memory         0 B" in out
-    code, out, _ = run("reshard", "--shape", "0", *args[2:])
-    assert code == 0
-    assert "all blocks           0 B    0.0 %  in 0 pieces\n" in out
-
-
-def test_for_programs() -> None:
-    document = reshard(
-        *(*ARRAY, "--mesh", "x=4,y=2", "--spec", "x,y", "--to-spec", "x"),
-        *("--devices-per-process", "4"),
-    )
-    assert document.pop("source")["shard_shape"] == [16, 32]
-    assert document.pop("target")["shard_shape"] == [16, 64]
-    assert document == {
-        "notes": [],
-        "nbytes_kept": 16384,
-        "nbytes_within_processes": 16384,
-        "nbytes_between_processes": 0,
-        "nbytes_moved": 16384,
-        "num_moves": 16,
-        "received_by_device": {"largest": 2048, "mean": 2048.0},
-        "sent_by_device": {"largest": 2048, "mean": 2048.0},
-        "received_by_process": {"largest": 0, "mean": 0.0},
-        "sent_by_process": {"largest": 0, "mean": 0.0},
-        "largest_sender": {"device": 0, "nbytes": 2048},
-        "largest_receiver": {"device": 0, "nbytes": 2048},
-        "nbytes_peak_extra": 4096,
-        "num_links": 0,
-        "links": [],
-    }
-
-
-def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
-    monkeypatch.setattr(planned_moves, "MOST_MOVES", 63)
-    said = "links are omitted: 64 pieces are too many to list"
-    code, out, _ = run("reshard", *args, "--devices-per-process", "2")
-    assert code == 0
-    assert "device   sends        1.8 KiB" in out
-    assert out.endswith(f"\nnote          {said}\n")
-    document = reshard(*args, "--devices-per-process", "2")
-    assert (document["num_links"], document["links"]) == (None, None)
-    assert document["notes"] == [said]
-    assert document["largest_sender"] == {"device": 0, "nbytes": 1792}
-
-
-def test_too_many_moves_to_count_sent_bytes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Two holders of each block, and pieces of 1, 2 and 3 rows.
-    args = ("--shape", "12x4", "--dtype", "f32", "--mesh", "x=3,y=2", "--spec", "x")
-    args = (*args, "--to-mesh", "x=4,y=2", "--devices-per-process", "2")
-    whole = reshard(*args)
-    monkeypatch.setattr(planned_moves, "MOST_MOVES", whole["num_moves"] - 1)
-    for name in ("sent_by_device", "sent_by_process", "largest_sender"):
-        monkeypatch.delattr(ReshardPlan, name)  # and so is a look at all moves
-    said = f"links and bytes sent are omitted: {whole['num_moves']} pieces are too many to list"
-    code, out, err = run("reshard", *args, "--no-picture")
-    assert (code, err) == (0, "")
-    assert "sends  " not in out
-    assert "\ndevice   receives" in out
-    assert "\nprocess  receives" in out
-    assert " ".join(said.split()) in " ".join(out.split())
-    assert max(map(len, out.splitlines())) <= 80
-    document = reshard(*args)
-    unknown = ("sent_by_device", "sent_by_process", "largest_sender", "num_links", "links")
-    assert document == {**whole, **dict.fromkeys(unknown), "notes": [said]}
-
-
-def test_more_links_than_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
-    args = (*args, "--devices-per-process", "2")
-    for module in (facts, planned_moves):
-        monkeypatch.setattr(module, "LISTED", 11)
-    assert "… 7 more links; --json lists 11\n" in run("reshard", *args)[1]
-    document = reshard(*args)
-    assert (document["num_links"], len(document["links"])) == (12, 11)
-
-
-def test_notes(run: Run) -> None:
-    args = ("--shape", "8x8", "--dtype", "int4", "--mesh", "x=2,y=2", "--spec", "x")
-    args = (*args, "--to-spec", "x+y", "--no-picture")
-    code, out, err = run("reshard", *args)
-    assert (code, err) == (0, "")
-    assert out.count("note  ") == 1
-    small = "an element counts as one byte, as in NumPy; devices may pack several in one"
-    document = reshard(*args)
-    assert document["source"]["notes"] == document["target"]["notes"] == [small]
-
-
-# Pictures.
-
-
-def test_before_and_after(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    args = (*ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
-    monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = run("reshard", *args)
+def test_pictures_of_before_and_after(run: Run) -> None:
+    code, out, err = run("reshard", *ROWS, "--to-mesh", "x=4")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines.index("before") < lines.index("after")
+    assert "│ 0:8, :     device 0 │" in lines
     assert "│ 0:16, :    device 0 │" in lines
-
-    monkeypatch.setenv("COLUMNS", "140")
-    code, out, err = run("reshard", *args)
-    lines = out.splitlines()
-    (head,) = (i for i, line in enumerate(lines) if line.startswith("before"))
-    at = lines[head].index("after")
-    assert lines[head].split() == ["before", "after"]
-    left = [line[:at].rstrip() for line in lines[head + 1 :]]
-    right = [line[at:] for line in lines[head + 1 :]]
-    assert "│ 0:16, :    device 0 │" in left
-    assert any("device 3" in line for line in right)
-    assert {line[at - 3 : at] for line in lines[head:] if len(line) > at} == {"   "}
-
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, colored, _ = run("reshard", *args)
-    assert "\x1b[" in colored
-    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == out
-
-
-# Bad inputs.
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ((), "--to-mesh and --to-spec are missing; give one or both"),
         (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
         (("--to-spec", "q,zz"), "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but "),
-        (("--to-spec", "(x)"), "was expected, or None; write x\n  (x)\n   ^"),
-        (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be sharded by P('x"),
+        (("--to-spec", "(x)"), "if both shard one dimension\n  (x)\n  ^"),
+        (("--to-mesh", "x=3"), "after the reshard, global shape (64, 64) cannot be sharded by P('"),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
         (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
         (("--to-spec", "x", "--to-devices-per-process", "-1"), "this number must be 0 or more"),
         (("--to-spec", "x", "--spec", "z"), "gda: spec P('z') shards dimension 0"),
+        (("--to-spec", "x", "--to-tree", "m"), "gda: --to-tree is for a model; give --tree too\n"),
     ],
 )
-def test_bad_input(run: Run, args: tuple[str, ...], said: str) -> None:
-    array = ("--shape", "8x64", "--dtype", "f32", "--mesh", "x=8", "--spec", "x")
-    code, out, err = run("reshard", *array, *args)
+def test_mistakes(run: Run, args: tuple[str, ...], message: str) -> None:
+    code, out, err = run("reshard", *ROWS, *args)
     assert (code, out) == (2, "")
     assert err.startswith("gda: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") <= 3
 
 
@@ -244,3 +125,105 @@ def test_missing_options_are_named(run: Run) -> None:
         "gda: --dtype, --mesh and --spec are missing; give --shape, --dtype, --mesh and --spec, "
         "and --to-mesh, --to-spec or both; or --tree FILE for a model\n"
     )
+
+
+# A model.
+
+
+def test_fewer_hosts(run: Run, write: Callable[..., Path]) -> None:
+    path = write(MODEL)
+    code, out, err = run("reshard", "--tree", path, *FEWER)
+    assert (code, err) == (0, "")
+    assert out == (
+        "model         4 parameters, 3.1 MiB\n"
+        "from          data=4,model=2: 8 devices in 4 processes of 2\n"
+        "to            data=3,model=2: 6 devices in 3 processes of 2\n"
+        "\n"
+        "kept             1.2 MiB   37.5 %  on its device already\n"
+        "moved                0 B    0.0 %  within processes\n"
+        "                 1.9 MiB   62.5 %  between processes\n"
+        "all blocks       3.1 MiB  100.0 %  in 36 pieces of 87.5 KiB on average\n"
+        "\n"
+        "per device    393.7 KiB before, 590.5 KiB after\n"
+        "held twice    590.5 KiB per device: 984.2 KiB at peak, 1.9 MiB per process\n"
+        "              982.7 KiB at peak if each parameter is freed once it has moved\n"
+        "padding       64 B, <0.01 % before; 393.7 KiB, 13 % after; on all devices\n"
+        "\n"
+        "process      keeps  moves within   receives      sends\n"
+        "      0  787.4 KiB           0 B  393.6 KiB        0 B\n"
+        "      1  393.8 KiB           0 B  787.3 KiB  393.6 KiB\n"
+        "      2      128 B           0 B  787.3 KiB  787.3 KiB\n"
+        "      3        0 B           0 B        0 B  787.3 KiB\n"
+        "\n"
+        "busiest links       bytes\n"
+        "process 2 to 1  787.3 KiB\n"
+        "process 3 to 2  787.3 KiB\n"
+        "process 1 to 0  393.6 KiB\n"
+        "\n"
+        "do not divide 3 parameters; gda.PaddedArray takes such sizes, padded as below\n"
+        "\n"
+        "  padding after  parameter\n"
+        "            array              spec                before       after\n"
+        "392.7 KiB, 13 %  embed\n"
+        "            float32[50257,16]  P('model', 'data')  (50258, 16)  (50258, 18)\n"
+        "  1.0 KiB, 12 %  h.0-1.up (x2)\n"
+        "            float32[16,64]     P('data', 'model')  divides      (18, 64)\n"
+    )
+    head = "\ndo not divide 3 parameters; gda.PaddedArray takes such sizes, padded as below\n"
+    padded = out.replace(head, "\npadded        3 parameters\n")
+    assert run("reshard", "--tree", path, *FEWER, "--pad") == (0, padded, "")
+
+
+def test_a_sampler_with_its_own_specs(
+    run: Run, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {
+        name: {"shape": MODEL["parameters"][name]["shape"], "spec": ["tp"]}
+        for name in reversed(MODEL["parameters"])
+    }
+    sampler = {"mesh": {"tp": 2}, "dtype": "f32", "parameters": parameters}
+    both = ("reshard", "--tree", str(write(MODEL)), "--to-tree", str(write(sampler, "s.json")))
+    monkeypatch.setenv("COLUMNS", "120")
+    code, out, _ = run(*both)
+    assert code == 0
+    assert "P('model', 'data') to P('tp')" in out
+    # --to-mesh overrides the mesh of that file.
+    for more, devices in ((), 2), (("--to-mesh", "tp=4"), 4):
+        document = document_of(*both, *more)
+        assert document["target"]["num_devices"] == devices
+    (embed,) = (row for row in document["parameters"] if row["name"] == "embed")
+    assert (embed["before"]["spec"], embed["after"]["spec"]) == (["model", "data"], ["tp"])
+
+
+def test_more_than_are_shown(run: Run) -> None:
+    args = ("--to-mesh", "data=12,model=4", "--devices-per-process", "1")
+    code, out, err = run("reshard", "--tree", LLAMA, *args)
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\n… 56 more processes; --json lists them\n" in out
+    code, out, err = run("reshard", "--tree", LLAMA, "--to-mesh", "data=16,model=4")
+    assert (code, err) == (0, "")
+    assert "\nheld twice    0 B\n" in out
+    assert "\n\nlinks         none: no process sends to another\n" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "--to-mesh and --to-tree are missing; give one or both\n"),
+        (("--to-mesh", "x=3"), "after the reshard, --to-mesh: x=3 has no axis 'model', which sh"),
+        (("--to-mesh", "x"), "--to-mesh: the size of axis 'x' was expected"),
+        (("--to-mesh", "data=2,model=2", "--to-spec", "x"), "--to-spec cannot be used with --tree"),
+        (("--to-tree", ""), "--to-tree: the path of a file was expected, or - for stdin\n"),
+        (
+            ("--to-mesh", "data=3,model=2", "--devices-per-process", "4"),
+            "after the reshard, 4 devices per process do not divide the 6 devices",
+        ),
+    ],
+)
+def test_mistakes_of_a_model(
+    run: Run, write: Callable[..., Path], args: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run("reshard", "--tree", write(MODEL), *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"gda: {message}")

@@ -66,7 +66,7 @@ class Model:
 # Layouts that the compiler has to arrange. The mesh is (4, 2).
 
 
-def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: Mesh) -> None:
+def test_a_matmul_sharded_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: Mesh) -> None:
     def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
         return a @ b
 
@@ -82,7 +82,7 @@ def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: 
     assert not found.is_conditional
 
 
-def test_weights_that_are_cut_are_gathered_where_they_are_used(mesh: Mesh) -> None:
+def test_sharded_weights_are_gathered_where_they_are_used(mesh: Mesh) -> None:
     both = ("x", "y")
 
     def layer(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -120,27 +120,22 @@ def test_the_gradients_of_a_data_parallel_loss_are_reduced_over_data() -> None:
     found = gda.collectives(jax.grad(loss), w, x, y)
     assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("data",))}
     assert sum(each.nbytes for each in found) == (32 * 16 + 16 * 4) * 4
-    gda.assert_collectives(jax.grad(loss), w, x, y, allow={"all-reduce": "data"})
-    assert gda.collectives(jax.grad(loss), w, x, y)
 
 
 # shard_map, where one says what is communicated.
 
-CALLS: list[tuple[Callable[..., Any], Any, int]] = [
-    (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add"), 1),
-    (lambda a: jax.lax.psum(a, "y"), ("all-reduce", ("y",), "add"), 1),
-    (lambda a: jax.lax.psum(a, ("x", "y")), ("all-reduce", ("x", "y"), "add"), 1),
-    (lambda a: jax.lax.all_gather(a, "y", tiled=True), ("all-gather", ("y",), None), 2),
+CALLS: list[tuple[Callable[..., Any], Any, int, Any]] = [
+    (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add"), 1, jnp.bfloat16),
+    (lambda a: jax.lax.psum(a, ("x", "y")), ("all-reduce", ("x", "y"), "add"), 1, np.float32),
+    (lambda a: jax.lax.all_gather(a, "y", tiled=True), ("all-gather", ("y",), None), 2, np.float32),
     (
         lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
-        *(("all-to-all", ("x",), None), 1),
+        *(("all-to-all", ("x",), None), 1, jnp.bfloat16),
     ),
-    (lambda a: jax.lax.ppermute(a, "x", [(0, 1)]), ("collective-permute", ("x",), None), 1),
 ]
 
 
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize(("call", "expected", "times"), CALLS)
+@pytest.mark.parametrize(("call", "expected", "times", "dtype"), CALLS)
 def test_each_call_is_its_collective(
     call: Callable[..., Any], expected: Any, times: int, dtype: Any, auto_mesh: Mesh
 ) -> None:
@@ -167,9 +162,8 @@ def test_ppermute(mesh: Mesh) -> None:
     assert set(found.pairs) == {(2 * i + y, 2 * j + y) for i, j in ring for y in range(2)}
 
 
-@pytest.mark.parametrize("order", ["reversed", "shuffled"])
-def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices(order: str) -> None:
-    mesh = ordered_mesh(ORDERS[order], {"x": 2, "y": 4})
+def test_axes_are_those_of_a_mesh_with_its_devices_in_another_order() -> None:
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 2, "y": 4})
     data = np.arange(64, dtype=np.float32).reshape(8, 8)
     for axis in ("x", "y"):
         spec = P("x", "y")
@@ -332,6 +326,9 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     again = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
     assert (repr(found), found, hash(found)) == (str(found), again, hash(again))
     assert len({found, again, gda.collectives(lambda x: x, abstract((8,), mesh, "x"))}) == 2
+    document = json.loads(json.dumps(found.to_dict()))
+    assert (document["mesh"], document["nbytes_total"]) == ({"x": 4, "y": 2}, 512)
+    assert [each["axes"] for each in document["collectives"]] == [["x"], ["y"]]
     page = found._repr_html_()
     assert "<td>all-reduce (add)</td><td>x</td><td>float32[4,16]</td><td>1</td>" in page
     assert page.count("<tr>") == len(str(found).splitlines()) - 1
@@ -343,17 +340,6 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
         "  total             x                    1      256 B",
         "  total             y                    1      256 B",
     ]
-
-
-def test_it_goes_through_json(mesh: Mesh) -> None:
-    found = gda.collectives(lambda x: x.sum(axis=0), abstract((16, 32), mesh, "x"))
-    data = json.loads(json.dumps(found.to_dict()))
-    assert data["mesh"] == {"x": 4, "y": 2}
-    assert data["nbytes_total"] == 32 * 4
-    (collective,) = data["collectives"]
-    assert (collective["kind"], collective["axes"]) == ("all-reduce", ["x"])
-    assert collective["operand_shapes"] == [[32]]
-    assert collective["nbytes_output"] == 32 * 4
 
 
 def test_operands_of_several_kinds_are_summed_up() -> None:
@@ -440,7 +426,7 @@ def test_lines_are_those_of_today_where_jax_caches_programs(
     key = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, key)
     x = abstract((16, 32), auto_mesh, "x")
-    for line in (3, 30, 300):
+    for line in (3, 300):
         assert only(source(line), x).source_line == line
         assert only(jax.jit(source(line)).lower(x)).source_line == line
     assert getattr(jax.config, key) == before
@@ -615,10 +601,8 @@ def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None
 
 
 def test_axes_of_size_one_make_no_difference() -> None:
-    mesh = mesh_of({"data": 8, "model": 1})
-    x = abstract((16, 32), mesh, "data")
+    x = abstract((16, 32), mesh_of({"data": 8, "model": 1}), "data")
     gda.assert_collectives(lambda x: x.sum(), x, allow={("all-reduce", ("data", "model")): 1})
-    assert len(gda.collectives(lambda x: x.sum(), abstract((8,), mesh_of({"x": 1}), "x"))) == 0
 
 
 @pytest.mark.parametrize(
@@ -702,11 +686,10 @@ def test_bad_programs_arguments_and_meshes(auto_mesh: Mesh) -> None:
 
 
 def test_arguments_that_are_on_one_device_are_an_error() -> None:
-    for x in (np.ones(8), jax.ShapeDtypeStruct((8,), np.float32), jnp.ones(8)):
-        with pytest.raises(ValueError, match="no argument is placed on a mesh, .* sharding=Named"):
-            gda.collectives(lambda x: x + 1, x)
-        with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
-            gda.collectives(lambda x: x + 1, x, mesh=mesh_of({"x": 8}))
+    with pytest.raises(ValueError, match="no argument is placed on a mesh, .* sharding=Named"):
+        gda.collectives(jnp.sin, np.ones(8))
+    with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
+        gda.collectives(jnp.sin, jnp.ones(8), mesh=mesh_of({"x": 8}))
 
 
 def test_a_compiler_that_gives_no_text_is_an_error(

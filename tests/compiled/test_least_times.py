@@ -6,9 +6,7 @@ import pytest
 
 import gda
 from gda.compiled.least_times import least_seconds
-from gda.planning import device_speeds
-from gda.planning.device_kinds import KINDS
-from gda.planning.device_speeds import DeviceSpeeds, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds
 
 SPEEDS = DeviceSpeeds(flops=1e15, link=100.0, slow_link=10.0)
 
@@ -52,9 +50,3 @@ def test_executions_count() -> None:
 def test_parts_between_slices_go_over_slow_links() -> None:
     found = collective("all-reduce", 400, 400, groups=(), is_between_slices=True)
     assert least_seconds(found, [], SPEEDS) == 40
-
-
-def test_devices_with_figures_are_of_known_kinds() -> None:
-    names = [name for kind in KINDS for name in kind.device_kinds]
-    assert {*device_speeds._SPEEDS} <= {*names}
-    assert speeds_of_device("cpu") is None

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import pickle
 import re
 import sys
 from typing import Any
@@ -232,7 +233,7 @@ def test_the_words_of_a_compiler_are_read(
     assert found.argument_bytes == 4 * 32 * 4 + 16
     assert words in repr(found)
     shown = [" ".join(line.split()) for line in repr(found).splitlines()]
-    assert "x float32[16,32] 512 B" in shown
+    assert any(line.startswith("x float32[16,32] P('x') 512 B") for line in shown)
 
 
 def test_the_compiler_may_ask_for_more_than_the_buffers() -> None:
@@ -310,10 +311,10 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
     ]
 
 
-def test_it_goes_through_json(mesh: Mesh) -> None:
+def test_it_goes_through_json_and_a_pickle(mesh: Mesh) -> None:
     rehearsal = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 32), mesh, "x", "y"))
     document = json.loads(json.dumps(rehearsal.to_dict()))
-    assert gda.Rehearsal.from_dict(document) == rehearsal
+    assert pickle.loads(pickle.dumps(rehearsal)) == rehearsal
     assert document["arguments"] == [
         {
             "name": "x",
@@ -336,73 +337,6 @@ def test_it_goes_through_json(mesh: Mesh) -> None:
         "least_seconds": None,
     }
     assert document["peak_bytes"] == rehearsal.peak_bytes
-
-
-def test_what_a_rehearsal_may_hold_goes_through_json() -> None:
-    moved = gda.Collective(
-        *("collective-permute", None, ((2, 3),), ("int8",), ((2, 3),), ("int8",)),
-        nbytes=6,
-        nbytes_output=6,
-        count=None,
-        source_file="model.py",
-        source_line=3,
-        pairs=((0, 1), (1, 0)),
-    )
-    rehearsal = gda.Rehearsal(
-        name="step",
-        device_kind="TPU v5 lite",
-        num_devices=2,
-        mesh_shape={"y": 1, "x": 2},
-        fits=False,
-        capacity_bytes=2**34,
-        peak_bytes=None,
-        argument_bytes=24,
-        output_bytes=None,
-        temporary_bytes=None,
-        aliased_bytes=None,
-        code_bytes=None,
-        undonated_bytes=0,
-        flops=1e15,
-        compile_seconds=0.25,
-        collectives=gda.Collectives((moved,), {"y": 1, "x": 2}),
-        traffic=(gda.AxisTraffic(None, None, None, 6),),
-        arguments=(gda.ArgumentBytes("w", (6,), "int32", 24, True, spec=(("y", "x"),)),),
-        temporaries=(gda.Temporary("int8", (2, 3), 6, "jit(f)", None, None),),
-        message="no room",
-    )
-    again = gda.Rehearsal.from_dict(json.loads(json.dumps(rehearsal.to_dict())))
-    assert again == rehearsal
-    assert [*again.mesh_shape] == ["y", "x"]
-
-
-ARGUMENT = {"name": "x", "shape": [8], "dtype": "int8", "nbytes": 8, "is_donated": False}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"fits": 1}, "fits of the document of a rehearsal is 1, but true or false was expected"),
-        ({"mesh_shape": []}, r"mesh_shape of the .* is \[\], but an object was expected"),
-        ({"mesh_shape": {"x": "8"}}, r"mesh_shape\['x'\] of the .* is '8', but an integer was"),
-        ({"mesh_shape": {"x": 0}}, "mesh {'x': 0} has an axis without devices"),
-        ({"arguments": [ARGUMENT | {"spec": ["z"]}]}, r"mesh axis 'z', but the mesh has the axes"),
-        ({"arguments": [{"name": "x"}]}, r"of a rehearsal has no 'arguments\[0\].shape'"),
-        ({"collectives": 3}, "collectives.found of the .* is 3, but a list was expected"),
-        ({"traffic": [[]]}, r"traffic\[0\] of the .* is \[\], but an object was expected"),
-        ({"flops": "many"}, "flops of the .* is 'many', but a number was expected"),
-    ],
-)
-def test_documents_of_another_form_are_refused(change: dict[str, Any], said: str) -> None:
-    document = gda.rehearse(lambda x: x + 1, np.zeros(8, np.float32)).to_dict()
-    with pytest.raises(ValueError, match=said):
-        gda.Rehearsal.from_dict({**document, **change})
-
-
-def test_other_things_are_no_documents() -> None:
-    with pytest.raises(ValueError, match="a rehearsal has no 'name'"):
-        gda.Rehearsal.from_dict({})
-    with pytest.raises(ValueError, match=r"must be a dict as of Rehearsal\.to_dict, not \[\]"):
-        gda.Rehearsal.from_dict([])  # pyright: ignore[reportArgumentType]
 
 
 # TPUs that are not here.
@@ -490,7 +424,7 @@ def test_a_program_that_does_not_fit_is_an_answer(slice_of_four: Mesh) -> None:
     assert largest.source_file == __file__
     assert "largest temporaries" in repr(rehearsal)
     assert "does not fit" in repr(rehearsal).splitlines()[0]
-    assert "bfloat16[131072,65536]     8.0 GiB" in repr(rehearsal)
+    assert "bfloat16[131072,65536]  P('data')     8.0 GiB" in repr(rehearsal)
     assert "Ran out of memory" in rehearsal.message
     json.dumps(rehearsal.to_dict())
     with pytest.raises(AssertionError, match=r"product takes \d+\.\d GiB on a device, 15\.8 GiB"):

@@ -41,16 +41,6 @@ def weights_of(mesh: Mesh) -> Any:
     return {"up": up, "down": down}
 
 
-def matmul(mesh: Mesh) -> Case:
-    args = placed(mesh, (16, 32), None, "y"), placed(mesh, (32, 8), "y")
-    return jax.jit(lambda a, b: a @ b), args
-
-
-def scan_with_remat(mesh: Mesh) -> Case:
-    gradient = jax.grad(lambda weights, x: (layers(weights, x) ** 2).sum())
-    return jax.jit(gradient), (weights_of(mesh), placed(mesh, (8, 16), "x"))
-
-
 def train_step_with_donation(mesh: Mesh) -> Case:
     adam = optax.adam(1e-3)
 
@@ -97,13 +87,7 @@ def loop_with_random_numbers(mesh: Mesh) -> Case:
 
 UNUSED = (64, 2)
 
-CASES = (
-    matmul,
-    scan_with_remat,
-    train_step_with_donation,
-    shard_map_with_permutations,
-    loop_with_random_numbers,
-)
+CASES = (train_step_with_donation, shard_map_with_permutations, loop_with_random_numbers)
 
 
 def abstract(tree: Any) -> Any:

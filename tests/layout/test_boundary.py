@@ -172,7 +172,7 @@ def test_cause_context_notes_and_type_stay() -> None:
             "unexpected keyword argument 'out_axis_resources'; its successor is out_specs",
         ),
         (
-            lambda mesh: gda.with_sharding_constraint(DATA, axis_resources=P("x")),
+            lambda mesh: gda.compat.with_sharding_constraint(DATA, axis_resources=P("x")),
             "unexpected keyword argument 'axis_resources'; its successor is shardings",
         ),
         (  # within a callback, through two functions of gda

@@ -70,3 +70,68 @@ def test_a_document_has_the_blocks_and_bytes_of_all_devices(
         assert found == [i for i, holder in enumerate(holders) if holder[element]]
         starts = [start for start, _ in about["index"]]
         assert tuple(map(sum, zip(starts, about["offset"], strict=True))) == element
+
+
+def test_the_document_of_an_array() -> None:
+    array = plan_array((8, 2), np.dtype(np.float32), {"x": 4, "y": 2}, ("x",), 2, pad=False)
+    document = document_of(array, [1, 3], [(5, 1)])
+    processes, elements = document.pop("processes"), document.pop("elements")
+    assert document == {
+        "shape": [8, 2],
+        "dtype": "float32",
+        "itemsize": 4,
+        "nbytes": 64,
+        "mesh": {"x": 4, "y": 2},
+        "spec": ["x"],
+        "shard_shape": [2, 2],
+        "padded_shape": [8, 2],
+        "num_devices": 8,
+        "num_shards": 4,
+        "num_replicas": 2,
+        "num_processes": 4,
+        "devices_per_process": 2,
+        "nbytes_per_device": 16,
+        "nbytes_per_process": 32,
+        "nbytes_on_devices": 128,
+        "nbytes_padding": 0,
+        "percent_padding": 0.0,
+        "notes": [],
+        "nbytes_distinct_per_process": [16, 16],
+    }
+    assert [process["process"] for process in processes] == [1, 3]
+    assert processes[0] == {
+        "process": 1,
+        "nbytes_on_devices": 32,
+        "nbytes_read": 16,
+        "nbytes_written": 16,
+        "num_blocks": 1,
+        "num_blocks_written": 1,
+        "num_devices": 2,
+        "blocks": [{"block": 1, "index": [[2, 4], [0, 2]], "is_written": True}],
+        "devices": [
+            {"device": 2, "coordinates": [1, 0], "block": 1, "replica_id": 0},
+            {"device": 3, "coordinates": [1, 1], "block": 1, "replica_id": 1},
+        ],
+    }
+    assert elements == [
+        {
+            "element": [5, 1],
+            "block": 2,
+            "index": [[4, 6], [0, 2]],
+            "offset": [1, 1],
+            "num_devices": 2,
+            "devices": [
+                {"device": 4, "coordinates": [2, 0], "process": 2, "replica_id": 0},
+                {"device": 5, "coordinates": [2, 1], "process": 2, "replica_id": 1},
+            ],
+        }
+    ]
+
+
+def test_a_document_lists_some_of_many_devices() -> None:
+    mesh = {"x": 2**16, "y": 4}
+    array = plan_array((2**16, 4), INT16, mesh, ("x",), None, pad=False)
+    (process,) = document_of(array, [0], [])["processes"]
+    assert process["num_devices"] == 2**18
+    assert process["num_blocks"] == process["num_blocks_written"] == 2**16
+    assert len(process["devices"]) == len(process["blocks"]) == 16_384

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gda.planning.device_kinds import KINDS, kind_named, kind_of_device
+from gda.planning.device_kinds import KINDS, kind_named, kind_of_device, speeds_of_device
 
 pytestmark = pytest.mark.no_jax
 
@@ -13,7 +13,7 @@ def test_a_kind_is_found_by_name_and_by_the_word_of_jax() -> None:
     assert kind_named("V6e ") is kind_of_device("TPU v6 lite")
     assert kind_of_device("TPU v5") is kind_named("v5p")
     assert kind_of_device("NVIDIA H100 80GB HBM3") is kind_named("h100")
-    assert kind_of_device("cpu") is None
+    assert kind_of_device("cpu") is speeds_of_device("cpu") is None
 
 
 def test_names_and_words_of_jax_are_unique() -> None:

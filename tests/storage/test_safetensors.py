@@ -74,9 +74,7 @@ def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
 
 def test_a_whole_tensor_is_always_a_new_array(tmp_path: Path) -> None:
     save_file({"w": DATA}, tmp_path / "a")
-    message = (
-        r"^tensor 'w' of .*a is read .* which copy=False forbids; use numpy.asarray\(tensor\)$"
-    )
+    message = r"SafetensorsTensor\('w', .*is read into a new array, which copy=False forbids; use"
     with pytest.raises(ValueError, match=message):
         np.asarray(open_safetensors(tmp_path / "a")["w"], copy=False)
 
@@ -142,30 +140,15 @@ def test_membership_needs_no_search(model: Path, monkeypatch: pytest.MonkeyPatch
 
 INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]
 INDICES += [(slice(1, 7), slice(2, 5)), (np.int64(2), slice(0, 3)), (3, 4), (0, ..., slice(1, 2))]
+INDICES += [slice(None, None, -3), (None, slice(1, 6, 2), None, 2)]
 
 
 @pytest.mark.parametrize("index", INDICES, ids=str)
-def test_slices_are_those_of_numpy(index: Any, tmp_path: Path) -> None:
+def test_a_part_is_that_of_numpy(index: Any, tmp_path: Path) -> None:
     save_file({"w": DATA}, tmp_path / "a")
     read = open_safetensors(tmp_path / "a")["w"][index]
     assert np.array_equal(read, DATA[index])
     assert read.shape == DATA[index].shape
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        (slice(0, 4, 2), "has a step; slice without it"),
-        ((1, 2, 3), "3 indices for a tensor of 2 dimensions"),
-        (8, "8 is not an integer or slice for a dimension of size 8"),
-        ([1, 2], r"\[1, 2\] is not an integer or slice"),
-        (None, "None is not an integer or slice"),
-    ],
-)
-def test_indices_that_are_not_read(index: Any, message: str, tmp_path: Path) -> None:
-    save_file({"w": DATA}, tmp_path / "a")
-    with pytest.raises(IndexError, match=message):
-        open_safetensors(tmp_path / "a")["w"][index]
 
 
 @given(

@@ -77,7 +77,7 @@ def test_every_kind_of_source_is_padded(
 
 def test_to_the_host(mesh: Mesh) -> None:
     tree = loaded(mesh)
-    check_equal(gda.global_to_host_array(tree, partition=P("x")))
+    check_equal(gda.compat.global_to_host_array(tree, partition=P("x")))
     assert gda.to_numpy(tree)["odd"].shape == (5, 3)
     assert gda.fingerprint(tree["odd"]) == gda.fingerprint(DATA["odd"])
     gda.check_processes_agree(tree)
@@ -112,7 +112,7 @@ def test_constraints_keep_the_padding_inside_jit(mesh: Mesh) -> None:
         moved = jax.jit(lambda p, spec=spec: gda.constrain({"a": p}, spec, mesh=None))(odd)
         np.testing.assert_array_equal(moved["a"], DATA["odd"])
     with jax.set_mesh(mesh):
-        np.testing.assert_array_equal(gda.with_sharding_constraint(odd, P("x")), DATA["odd"])
+        np.testing.assert_array_equal(gda.compat.with_sharding_constraint(odd, P("x")), DATA["odd"])
     # Over y alone 5 rows become 6, and not 8.
     for layout in (P("y"), NamedSharding(mesh, P("y"))):
         moved = gda.constrain({"a": odd}, layout)["a"]
@@ -128,10 +128,10 @@ def test_constraints_keep_the_padding_inside_jit(mesh: Mesh) -> None:
 
 def test_batches_from_the_hosts(mesh: Mesh) -> None:
     odd = loaded(mesh)["odd"]
-    local = gda.host_local_array_to_global_array({"a": odd}, mesh, P())
+    local = gda.compat.host_local_array_to_global_array({"a": odd}, mesh, P())
     np.testing.assert_array_equal(local["a"], DATA["odd"])
     with pytest.raises(TypeError, match=r"is a PaddedArray, .* take them from p\.local_shards"):
-        gda.global_array_to_host_local_array({"a": odd}, mesh, P("x"))
+        gda.compat.global_array_to_host_local_array({"a": odd}, mesh, P("x"))
 
 
 def test_a_padded_array_of_another_padding_is_refused(auto_mesh: Mesh) -> None:
@@ -180,7 +180,7 @@ def test_storing_a_tree_by_threads(mesh: Mesh, tmp_path: Path) -> None:
     group = zarr.create_group(str(tmp_path))
     for name, array in tree.items():
         group.create_array(name, shape=array.shape, chunks=array.grid.shard_shape, dtype="f4")
-    gda.store_tree(tree, group, max_workers=3)
+    gda.store(tree, group, max_workers=3)
     for name, data in DATA.items():
         np.testing.assert_array_equal(group[name][:], data)
     shared = zarr.create_array(store={}, shape=(5, 3), chunks=(3, 3), dtype="f4")
@@ -208,7 +208,7 @@ def test_many_processes(shared_tmp_path: Path) -> None:
                 np.save(path, np.full_like(data, -1))
             gda.check_processes_agree(name)
             targets[name] = np.load(path, mmap_mode="r+")
-        gda.store_tree(tree, targets, wait_for_all=True)
+        gda.store(tree, targets, wait_for_all=True)
         for name, data in DATA.items():
             np.testing.assert_array_equal(np.load(targets[name].filename), data)
             mine = grid_of_leaf(tree[name]).view(jax.process_index())
@@ -217,8 +217,8 @@ def test_many_processes(shared_tmp_path: Path) -> None:
             local = np.empty(mine.local_shape, np.float32)
             for index, place in zip(mine.indices, mine.local_indices, strict=True):
                 local[place] = data[index]
-            np.testing.assert_array_equal(gda.global_to_host_array(tree[name]), local)
-        kept = gda.host_local_array_to_global_array(tree, mesh, P())
+            np.testing.assert_array_equal(gda.compat.global_to_host_array(tree[name]), local)
+        kept = gda.compat.host_local_array_to_global_array(tree, mesh, P())
         assert kept["odd"] is tree["odd"]
 
 

@@ -206,7 +206,7 @@ def test_store_writes_whole_chunks_of_the_target(tmp_path: Path, max_workers: in
         ).result(),
     }
     tree = {"zarr": source, "ts": other}
-    gda.store_tree(tree, targets, max_bytes=6000, max_workers=max_workers)
+    gda.store(tree, targets, max_bytes=6000, max_workers=max_workers)
     assert source.counts.max() == other.counts.max() == 1
     assert_expected(
         {name: target[...] for name, target in targets.items()}, dict.fromkeys(tree, DATA)
@@ -279,7 +279,7 @@ def test_a_wrong_block_is_named_and_nothing_is_left(tmp_path: Path, kind: str) -
         lambda: save(tmp_path / "run", tree, overwrite=True, **options),
         lambda: save_async(tmp_path / "run", tree, overwrite=True, **options).result(),
         lambda: save_safetensors(tmp_path / "files", tree, **options),
-        lambda: gda.store_tree(tree, {"layers": [np.zeros_like(DATA)]}, **options),
+        lambda: gda.store(tree, {"layers": [np.zeros_like(DATA)]}, **options),
     ]
     for attempt in saves:
         with pytest.raises(error, match=text) as caught:
@@ -330,7 +330,7 @@ def test_processes_share_the_reads(shared_tmp_path: Path) -> None:
         )
         for name, leaf in tree.items()
     }
-    gda.store_tree(tree, targets, max_bytes=4000, wait_for_all=True)
+    gda.store(tree, targets, max_bytes=4000, wait_for_all=True)
     expected = {name: leaf.data for name, leaf in tree.items()}
     for name in ("run", "later"):
         assert_expected(restore(shared_tmp_path / name, check_fingerprint=True), expected)

@@ -34,12 +34,12 @@ def restore(tree: Any, specs: Any, folder: Path) -> Any:
 
 
 def to_global(tree: Any, specs: Any, folder: Path) -> Any:
-    return gda.host_local_array_to_global_array(tree, MESH, specs)
+    return gda.compat.host_local_array_to_global_array(tree, MESH, specs)
 
 
 def place(tree: Any, specs: Any, folder: Path) -> Any:
     with jax.set_mesh(MESH):
-        return gda.host_to_global_array(tree, partition=specs)
+        return gda.compat.host_to_global_array(tree, partition=specs)
 
 
 def jitted(tree: Any, specs: Any, folder: Path) -> Any:

@@ -322,6 +322,16 @@ class BlockReader:
         else:
             cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
 
+    def check_source(self, block: Any, expected: np.dtype[Any]) -> None:
+        """Raise ``TypeError`` if a block has another dtype than its source says."""
+        dtype = getattr(block, "dtype", None)
+        is_other = isinstance(dtype, np.dtype) and native(dtype) != native(expected)
+        if is_other and self.asked is None:
+            raise TypeError(
+                f"the source has dtype {expected}, but its block has dtype {dtype}, as in "
+                f"libraries that scale their data; pass dtype={dtype} for this array"
+            )
+
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
-from gda.arrays.construction.reading_by_boxes import BoxReads, check_dtype_of
+from gda.arrays.construction.reading_by_boxes import BoxReads
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
@@ -240,7 +240,8 @@ def pending_array_of_source(
     return PendingArray(
         *(plan, reader, read, found, native(found.dtype), note),
         options=options if is_read else None,
-        is_weak=asked is None and is_weak(source),
+        # Of NumPy no type is weak.
+        is_weak=asked is None and not isinstance(source, np.ndarray) and is_weak(source),
     )
 
 
@@ -262,7 +263,7 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     if not math.prod(reader.shape):
         return reader.empty(native(source.dtype), index)
     block = source.read(index, partial(reader.empty, index=index))
-    check_dtype_of(block, source, reader)
+    reader.check_source(block, source.dtype)
     return block
 
 

@@ -211,7 +211,7 @@ class BoxReads:
         self._guard = threading.Lock()  # of the memory, which threads fill
         self._tasks = BoxTasks(
             *(source, self._dtype, self._part, reader.write),
-            check=lambda block: check_dtype_of(block, source, reader),
+            check=lambda block: reader.check_source(block, source.dtype),
             note=lambda number, box, error: note(box if number is None else indices[number], error),
         )
 
@@ -266,17 +266,6 @@ class BoxReads:
         return Transfer(
             lambda: all(transfer.is_done() for transfer in transfers),
             lambda: [transfer.wait() for transfer in transfers],
-        )
-
-
-def check_dtype_of(block: Any, source: Source, reader: BlockReader) -> None:
-    """Raise ``TypeError`` if a block has another dtype than its source says."""
-    dtype = getattr(block, "dtype", None)
-    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
-    if is_other and reader.asked is None:
-        raise TypeError(
-            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
-            f"libraries that scale their data; pass dtype={dtype} for this array"
         )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gda.compiled.hlo import Axes, Collective, format_axes, format_size, format_source, summed
 from gda.layout.boundary import set_module
-from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, entries_of, format_spec
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Shape, SpecEntry, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
+from gda.planning.model import better_spec
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
@@ -70,15 +71,17 @@ def _temporaries(rehearsal: Rehearsal) -> Iterator[Advice]:
 
 
 def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield for arguments of the same shape and spec the mesh axis that would save most."""
+    """Yield for arguments of the same shape and spec the one that further axes would shard."""
     alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
     for each in rehearsal.arguments:
         if each.spec is not None:
             alike.setdefault((each.dtype, each.shape, each.spec), []).append(each)
     for (dtype, shape, spec), arguments in alike.items():
-        ways, proposed = _sharded_further(shape, spec, rehearsal.mesh_shape)
+        grid = ShardGrid(shape, rehearsal.mesh_shape, spec)
+        proposed = better_spec(grid)
+        blocks = ShardGrid(shape, rehearsal.mesh_shape, proposed).num_shards // grid.num_shards
         nbytes = sum(each.nbytes for each in arguments)
-        saved = nbytes - nbytes // ways
+        saved = nbytes - nbytes // blocks
         if _is_much(saved, rehearsal):
             some = printable(arguments[0].name)
             if len(arguments) > 1:
@@ -89,27 +92,6 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
                 f"saves {format_bytes(saved)}",
                 saved,
             )
-
-
-def _sharded_further(
-    shape: Shape, spec: tuple[SpecEntry, ...], mesh_shape: Mapping[str, int]
-) -> tuple[int, tuple[SpecEntry, ...]]:
-    """Return the spec with the largest mesh axis that fits in addition, and the size of this axis.
-
-    It goes to the dimension of which a block has most elements: a small one may be that of layers,
-    which a loop goes over. The size is 1 if no axis fits.
-    """
-    axes = axes_by_dimension(spec, len(shape), mesh_shape)
-    used = {name for names in axes for name in names}
-    best = (1, 0, 0, spec)
-    for dimension, names in enumerate(axes):
-        block = shape[dimension] // math.prod(mesh_shape[name] for name in names)
-        for axis, size in mesh_shape.items():
-            if axis not in used and block % size == 0:
-                further = (*axes[:dimension], (*names, axis), *axes[dimension + 1 :])
-                found = (size, block, -dimension, entries_of(further))
-                best = max(best, found, key=lambda each: each[:3])
-    return best[0], best[-1]
 
 
 def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:

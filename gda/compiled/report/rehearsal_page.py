@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from gda.compiled.hlo import format_source, table_of
+from gda.compiled.hlo import table_of
+from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.rehearsal_text import (
     ANSWERS,
+    ARGUMENTS_SHOWN,
+    argument_cells,
     devices_of,
     notes_of,
     of_capacity,
+    temporary_cells,
     traffic_cells,
 )
-from gda.layout.spec import format_spec
-from gda.layout.text import format_bytes, format_more, typed_shape
+from gda.layout.text import format_bytes
 from gda.show import markup
 from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.sheet import escape
 
 if TYPE_CHECKING:
-    from gda.compiled.rehearsal import AxisTraffic, Rehearsal
+    from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
 
 _BLUE, _ORANGE, _YELLOW, _GREEN, _, _LIGHT_BLUE = colors_of(6)
 _DONATED, _OTHER = "arguments, donated", "arguments, not donated"
@@ -35,7 +39,6 @@ _COLOR_OF = {
 }
 _LINKS = {"fast links": _BLUE, "slow links": _ORANGE}
 _COLOR_OF_ANSWER = {True: _GREEN, False: _ORANGE, None: _YELLOW}
-_ROWS_SHOWN = 10
 _WIDE, _NARROW = 60, 14  # em
 _HIGH = 28  # pixels
 # Over the part of a program that a device has no memory for, on any colour and background.
@@ -50,12 +53,12 @@ def page_of(rehearsals: Iterable[Rehearsal]) -> str:
 def element_of(rehearsal: Rehearsal) -> str:
     """Return the picture of a rehearsal as one HTML element, light or dark."""
     answer, color = ANSWERS[rehearsal.fits], _COLOR_OF_ANSWER[rehearsal.fits]
-    verdict = (
+    badge = (
         f'<span style="background:{color};color:{INK};padding:2px 10px;border-radius:10px;'
         f'font-weight:600">{answer}</span>'
     )
     about = escape(f"{rehearsal.name} on {devices_of(rehearsal)}")
-    first = f'<span style="font-size:15px"><b>{about}</b> &nbsp; {verdict}</span>'
+    first = f'<span style="font-size:15px"><b>{about}</b> &nbsp; {badge}</span>'
     parts = [markup.text(first), *_sections(rehearsal)]
     return markup.element(f'<div style="max-width:100%;overflow-x:auto">{"".join(parts)}</div>')
 
@@ -68,14 +71,14 @@ def _sections(rehearsal: Rehearsal) -> Iterator[str]:
     if rehearsal.traffic:
         yield markup.section("Communication of a device in one call", _traffic(rehearsal.traffic))
     if rehearsal.arguments:
-        yield markup.section("Largest arguments", _arguments(rehearsal))
+        yield markup.section("Largest arguments", _arguments(rehearsal.arguments))
     if rehearsal.temporaries:
-        yield markup.section("Largest temporaries", _temporaries(rehearsal))
+        yield markup.section("Largest temporaries", _temporaries(rehearsal.temporaries))
     if rehearsal.collectives:
         yield markup.section("Collectives", table_of(rehearsal.collectives))
     if rehearsal.message:
-        said = markup.text(escape(rehearsal.message), tag="pre")
-        yield markup.section("The words of the compiler", said)
+        message = markup.text(escape(rehearsal.message), tag="pre")
+        yield markup.section("The words of the compiler", message)
 
 
 # Memory.
@@ -142,51 +145,36 @@ def _peak(rehearsal: Rehearsal) -> str:
 
 def _traffic(traffic: Sequence[AxisTraffic]) -> str:
     longest = max(1, *(each.nbytes or 0 for each in traffic))
-    header, *cells = traffic_cells(traffic)
-    rows = []
-    for each, (axes, count, *others) in zip(traffic, cells, strict=True):
+    bars = []
+    for each in traffic:
         slow = each.nbytes_slow or 0
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
-        shown = markup.bar(parts, _LINKS, longest, _NARROW)
-        rows.append([escape(axes), count, shown, *others])
+        bars.append(markup.bar(parts, _LINKS, longest, _NARROW))
     legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
-    return markup.html_table([*header[:2], legend, *header[2:]], rows)
+    return _with_bars(traffic_cells(traffic), 2, bars, legend)
 
 
-def _arguments(rehearsal: Rehearsal) -> str:
-    shown = rehearsal.arguments[:_ROWS_SHOWN]
-    names = {True: _DONATED, False: _OTHER}
-    rows = [
-        [
-            escape(each.name),
-            escape(typed_shape(each.dtype, each.shape)),
-            "" if each.spec is None else escape(format_spec(each.spec)),
-            format_bytes(each.nbytes),
-            markup.bar(
-                {names[each.is_donated]: each.nbytes}, _COLOR_OF, shown[0].nbytes or 1, _NARROW
-            ),
-            "donated" if each.is_donated else "could be donated" if each.could_be_donated else "",
-        ]
-        for each in shown
-    ]
-    if more := len(rehearsal.arguments) - len(shown):
-        rows.append([format_more(more), *[""] * 5])
-    return markup.html_table(["argument", "array", "spec", "per device", "", ""], rows)
+def _arguments(arguments: Sequence[ArgumentBytes]) -> str:
+    shown = arguments[:ARGUMENTS_SHOWN]
+    parts = ({_DONATED if each.is_donated else _OTHER: each.nbytes} for each in shown)
+    return _with_bars(argument_cells(arguments), 4, _bars(parts, shown[0].nbytes))
 
 
-def _temporaries(rehearsal: Rehearsal) -> str:
-    rows = [
-        [
-            escape(typed_shape(each.dtype, each.shape)),
-            escape(format_source(each) or each.op_name),
-            markup.bar(
-                {_TEMPORARIES: each.nbytes},
-                _COLOR_OF,
-                rehearsal.temporaries[0].nbytes or 1,
-                _NARROW,
-            ),
-            format_bytes(each.nbytes),
-        ]
-        for each in rehearsal.temporaries
-    ]
-    return markup.html_table(["array", "from", "", "per device"], rows)
+def _temporaries(temporaries: Sequence[Temporary]) -> str:
+    parts = ({_TEMPORARIES: each.nbytes} for each in temporaries)
+    return _with_bars(temporary_cells(temporaries), 2, _bars(parts, temporaries[0].nbytes))
+
+
+def _bars(parts: Iterable[Mapping[str, int]], longest: int) -> list[str]:
+    return [markup.bar(each, _COLOR_OF, longest or 1, _NARROW) for each in parts]
+
+
+def _with_bars(
+    cells: Sequence[Sequence[str]], at: int, bars: Iterable[str], legend: str = ""
+) -> str:
+    """Return a table with a bar in each row before the column ``at``; the last may have none."""
+    header, *rows = [[*map(escape, row)] for row in cells]
+    header.insert(at, legend)
+    for row, each in zip_longest(rows, bars, fillvalue=""):
+        row.insert(at, each)
+    return markup.html_table(header, rows)

@@ -1,4 +1,4 @@
-"""The lines of text that ``print`` shows of a rehearsal."""
+"""The lines of text that ``print`` shows of a rehearsal, and the cells of its tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
+from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
-_MANY_OPERATIONS = 1000  # fewer compile soon
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
@@ -24,9 +24,13 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
     lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
     lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
     if rehearsal.fits is False:
-        if rehearsal.temporaries:
-            lines += [*_of_temporaries(rehearsal.temporaries), ""]
-        lines += [*_of_arguments(rehearsal.arguments), ""]
+        for name, cells in (
+            ("temporaries", temporary_cells(rehearsal.temporaries)),
+            ("arguments", argument_cells(rehearsal.arguments)),
+        ):
+            if len(cells) > 1:
+                cells[0][0] = f"largest {name}"
+                lines += [*table(cells, right={"per device"}), ""]
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
 
@@ -63,12 +67,6 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
             f"computes at least {format_seconds(computes)}, communicates at least "
             f"{format_seconds(communicates)}, at the vendor's figures"
         )
-    if rehearsal.unrolled is not None and rehearsal.unrolled.num_operations >= _MANY_OPERATIONS:
-        count, before, after = rehearsal.unrolled
-        lines.append(
-            f"{count} equal layers are unrolled: jax.lax.scan over stacked parameters would leave "
-            f"{after:,} of {before:,} operations, and compile sooner"
-        )
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
 
@@ -102,56 +100,55 @@ def _memory(rehearsal: Rehearsal) -> list[str]:
     return table([["memory", "per device", ""], *cells], right={"per device"})
 
 
-def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
-    rows = [
-        [
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            format_source(each) or each.op_name,
-        ]
-        for each in temporaries
-    ]
-    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
+# Tables: the names of columns, and the cells below them.
 
 
-def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
-    rows = [
-        [
-            each.name,
-            typed_shape(each.dtype, each.shape),
-            format_bytes(each.nbytes),
-            "donated" if each.is_donated else "",
-        ]
-        for each in arguments[:ARGUMENTS_SHOWN]
-    ]
-    header = ["largest arguments", "", "per device", ""]
-    more = len(arguments) - len(rows)
-    left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
-    return [*table([header, *rows], right={"per device"}), *left]
+def argument_cells(arguments: Sequence[ArgumentBytes]) -> list[list[str]]:
+    """Return the cells of the largest arguments."""
+    shown = arguments[:ARGUMENTS_SHOWN]
+    cells = [["argument", "array", "spec", "per device", ""]]
+    for each in shown:
+        spec = "" if each.spec is None else format_spec(each.spec)
+        donated = "donated" if each.is_donated else "could be donated" * each.could_be_donated
+        array = typed_shape(each.dtype, each.shape)
+        cells.append([each.name, array, spec, format_bytes(each.nbytes), donated])
+    if more := len(arguments) - len(shown):
+        cells.append([format_more(more), "", "", "", ""])
+    return cells
 
 
-def _communication(rehearsal: Rehearsal) -> list[str]:
-    if rehearsal.collectives is None:
-        return []
-    if not rehearsal.traffic:
-        return ["no communication"]
-    header, *rows = traffic_cells(rehearsal.traffic)
-    header[0] = "communication over"
-    return table([header, *rows], right={*header[1:]})
+def temporary_cells(temporaries: Sequence[Temporary]) -> list[list[str]]:
+    """Return the cells of the largest temporaries."""
+    cells = [["array", "from", "per device"]]
+    for each in temporaries:
+        source = format_source(each) or each.op_name
+        cells.append([typed_shape(each.dtype, each.shape), source, format_bytes(each.nbytes)])
+    return cells
 
 
 def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
-    """Return the names of columns, and the cells of them for each set of axes."""
+    """Return the cells of the communication over each set of axes."""
     has_slow = any(each.nbytes_slow is not None for each in traffic)
     has_times = any(each.least_seconds is not None for each in traffic)
     header = ["over", "collectives", "per device"]
-    rows = [header + ["slow links"] * has_slow + ["at least"] * has_times]
+    cells = [header + ["slow links"] * has_slow + ["at least"] * has_times]
     for each in traffic:
         count = "?" if each.executions is None else f"{each.executions:,}"
-        cells = [format_axes(each.axes), count, format_size(each.nbytes)]
-        cells += [format_size(each.nbytes_slow)] * has_slow
-        rows.append(cells + [format_seconds(each.least_seconds)] * has_times)
-    return rows
+        row = [format_axes(each.axes), count, format_size(each.nbytes)]
+        row += [format_size(each.nbytes_slow)] * has_slow
+        cells.append(row + [format_seconds(each.least_seconds)] * has_times)
+    return cells
+
+
+def _communication(rehearsal: Rehearsal) -> list[str]:
+    if not rehearsal.traffic:
+        return [] if rehearsal.collectives is None else ["no communication"]
+    cells = traffic_cells(rehearsal.traffic)
+    cells[0][0] = "communication over"
+    return table(cells, right={*cells[0][1:]})
+
+
+# Advice.
 
 
 def _shows_advice(rehearsal: Rehearsal) -> bool:

@@ -112,7 +112,7 @@ gpu_device_info {{
   core_count: {facts.cores}
   fpus_per_core: {facts.fpus_per_core}
   clock_rate_ghz: {facts.clock_ghz}
-  memory_bandwidth: {facts.memory_bandwidth}
+  memory_bandwidth: {kind.memory_bandwidth}
   device_memory_size: {kind.memory_bytes}
   l2_cache_size: {facts.cache_bytes}
   shared_memory_per_core: {facts.shared_bytes_per_core}

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
 from gda.layout.text import counted, did_you_mean, format_mesh, nearest
-from gda.planning.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
+from gda.planning.notation.mesh_and_spec import NOT_SHARDED, parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 from gda.planning.notation.name_ranges import with_ranges
 from gda.planning.notation.numbers import parse_dtype

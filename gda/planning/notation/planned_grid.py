@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gda.layout.padding import Padding, format_percent, padding_of
 from gda.layout.spec import axis_errors
 from gda.layout.text import counted, format_mesh, typed_shape
-from gda.planning.notation.layouts import NOT_SHARDED
+from gda.planning.notation.mesh_and_spec import NOT_SHARDED
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:

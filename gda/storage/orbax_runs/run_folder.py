@@ -1,4 +1,4 @@
-"""The folder of the tree in an Orbax run, on a disk or in an object store.
+"""The folder of the tree in an Orbax run, in a directory or an object store.
 
 A run is a folder with ``_METADATA``, or with a folder for each item, which has it. Orbax saves into
 a folder with ``.orbax-checkpoint-tmp`` in its name, and renames it; object stores cannot rename, so
@@ -18,7 +18,9 @@ from gda.layout.text import join_some
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.orbax_runs.metadata import parse_items
-from gda.storage.paths import directory_named, require_tensorstore, url_named
+from gda.storage.paths import require_tensorstore
+from gda.storage.stores.object_store import RETRIES
+from gda.storage.stores.opening import Store, open_store
 
 MOST_FILES = 32  # read at a time
 MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
@@ -31,8 +33,9 @@ _COMMITTED, _PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", _COMMITTED)  # also of a run with items
 _STEP = re.compile(r"(.*[_-])?\d+")  # the name of the run of a step
 
-_SOME_RETRIES = {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}
-_RETRIES = [f"{driver}_request_retries" for driver in ("http", "s3", "gcs")]
+_TIMEOUT = 600.0  # seconds for each answer of an object store
+# Of TensorStore, which reads the arrays.
+_SOME_ATTEMPTS = {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}
 _OCDBT_CACHE_BYTES = 2**24  # of the nodes of an OCDBT database
 
 # Statuses of TensorStore that a damaged run has; others are of the store.
@@ -46,26 +49,13 @@ def folder_of_tree(path: Any, item: str | None, *, has_like: bool) -> OrbaxFolde
 
     With ``has_like``, a folder needs no metadata.
     """
-    folder = _folder_at(path)
+    folder = OrbaxFolder(open_store(path, _TIMEOUT))
     folder.check_finished()
     if has_like:
         return folder if item is None else folder.within(item)
     if item is None and folder.has_tree():
         return folder
     return folder.within(_item(folder, item))
-
-
-def _folder_at(path: Any) -> OrbaxFolder:
-    if isinstance(path, dict):
-        return _StoredFolder(path)
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(
-            "path must be that of an Orbax run: a folder, a URL such as 'gs://bucket/run/100', or "
-            f"the spec of a TensorStore key-value store, not a {type(path).__name__}"
-        )
-    text = os.fspath(path)
-    directory = directory_named(text)
-    return _StoredFolder(url_named(text)) if directory is None else _Directory(directory)
 
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
@@ -131,31 +121,30 @@ class OrbaxFolder:
       url: the path or URL for messages, with a slash at its end.
     """
 
-    def __init__(self, spec: Any, url: str | None = None) -> None:
-        self._tensorstore = require_tensorstore("an Orbax run")
-        self._spec: dict[str, Any] = self._tensorstore.KvStore.Spec(spec).to_json()
-        path = self._spec.get("path", "")
-        self._spec["path"] = path if path.endswith("/") or not path else f"{path}/"
-        self._context = self._tensorstore.Context(
-            {
-                **dict.fromkeys(_RETRIES, _SOME_RETRIES),
-                "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
-            }
-        )
-        self._kv = self._opened(self._spec)
-        self.url: str = url or f"{self._spec['driver']}:{self._spec['path']}"
+    def __init__(self, store: Store, within: str = "") -> None:
+        self._store, self._within = store, within  # "", or with a slash at its end
+        self.url: str = store.join(within)
 
     def within(self, name: str) -> OrbaxFolder:
         """Return a folder in this one."""
-        raise NotImplementedError
+        return OrbaxFolder(self._store, f"{self._within}{name}/")
 
     def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
         """Return a file, or ``None`` if it is missing; ``ValueError`` if it is too large."""
-        raise NotImplementedError
+        try:
+            return self._store.read(self._within + name, most_bytes)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ValueError(f"{self.url}{name} {error}") from None
 
     def has(self, name: str) -> bool:
         """Return True if there is a file of this name."""
-        raise NotImplementedError
+        try:
+            self._store.head(self._within + name, 0)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return False
+        return True
 
     def has_tree(self, within: str = "") -> bool:
         """Return True if there are metadata or values of a tree, here or in a folder within."""
@@ -164,10 +153,15 @@ class OrbaxFolder:
 
     def entries(self, within: str = "") -> list[str]:
         """Return the names in this folder, or in one within."""
-        raise NotImplementedError
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return self._store.entries(f"{self._within}{within}".removesuffix("/"))
+        return []
 
     def named_items(self) -> list[str]:
         """Return the names of the items by the metadata, if that costs less than ``entries``."""
+        with contextlib.suppress(ValueError):
+            if self._store.is_remote:
+                return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
         return []
 
     def read_each(self, names: Sequence[str]) -> list[bytes | None]:
@@ -187,18 +181,34 @@ class OrbaxFolder:
                 f"{self.url} is an unfinished save: {_PARTIAL} is in its name; open a run that is "
                 "complete"
             )
+        if not self._store.is_remote:
+            self._store.entries()  # FileNotFoundError, NotADirectoryError
+            return
+        if self.has(_COMMITTED):
+            return
+        if self.has_tree() or any(map(self.has, _OF_RUN)):
+            raise ValueError(
+                f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
+                f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
+            )
+        if not self.entries():
+            raise FileNotFoundError(f"there is nothing at {self.url}")
 
     def begin_to_open(
         self, spec: dict[str, Any], names: Iterable[str], in_ocdbt: bool
     ) -> list[Any]:
         """Return futures of the TensorStores of some arrays."""
-        store = self._kv
+        tensorstore = require_tensorstore("an Orbax run")
+        cache = {"cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES}}
+        context = tensorstore.Context(dict.fromkeys(RETRIES, _SOME_ATTEMPTS) | cache)
+        base = self._store.spec()
+        base["path"] = base.get("path", "") + self._within
         if in_ocdbt:
-            cache = {"cache_pool": "cache_pool#ocdbt"}
-            store = self._opened({"driver": "ocdbt", "base": self._spec} | cache)
-        options: Any = {"open": True, "read": True, "context": self._context}
+            base = {"driver": "ocdbt", "base": base, "cache_pool": "cache_pool#ocdbt"}
+        kv = tensorstore.KvStore.open(base, context=context).result()
+        options: Any = {"open": True, "read": True, "context": context}
         return [
-            self._tensorstore.open(spec, kvstore=store / f"{name}/" if name else store, **options)
+            tensorstore.open(spec, kvstore=kv / f"{name}/" if name else kv, **options)
             for name in names
         ]
 
@@ -214,96 +224,3 @@ class OrbaxFolder:
                     raise OSError(text) from None
                 raise ValueError(f"{text}; the run is damaged: copy it again") from None
         return results
-
-    def _opened(self, spec: dict[str, Any]) -> Any:
-        return self._tensorstore.KvStore.open(spec, context=self._context).result()
-
-
-class _Directory(OrbaxFolder):
-    """A folder on a disk."""
-
-    def __init__(self, path: str) -> None:
-        self._path = os.path.abspath(path)
-        super().__init__({"driver": "file", "path": f"{self._path}/"}, os.path.join(path, ""))
-
-    def within(self, name: str) -> OrbaxFolder:
-        return _Directory(os.path.join(self._path, name))
-
-    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
-        if not self.has(name):
-            return None
-        with open(os.path.join(self._path, name), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most_bytes:
-                raise _too_large(self.url + name, size)
-            return file.read(size)
-
-    def has(self, name: str) -> bool:
-        return os.path.isfile(os.path.join(self._path, name))
-
-    def entries(self, within: str = "") -> list[str]:
-        path = os.path.join(self._path, within)
-        return sorted(os.listdir(path)) if os.path.isdir(path) else []
-
-    def check_finished(self) -> None:
-        super().check_finished()
-        os.scandir(self._path).close()  # FileNotFoundError, NotADirectoryError
-
-
-class _StoredFolder(OrbaxFolder):
-    """A folder in an object store."""
-
-    def within(self, name: str) -> OrbaxFolder:
-        return _StoredFolder(self._spec | {"path": f"{self._spec['path']}{name}/"})
-
-    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
-        try:
-            # Read the byte after the last allowed one: a file that is too large is not transferred.
-            found = self._read(name, slice(most_bytes, most_bytes + 1))
-        except ValueError as error:
-            if "OUT_OF_RANGE" not in str(error):
-                raise
-            found = self._read(name, None)
-            return found.value
-        if found.state == "missing":
-            return None
-        raise _too_large(self.url + name, most_bytes + 1)
-
-    def has(self, name: str) -> bool:
-        return self._read(name, slice(0, 0)).state == "value"
-
-    def entries(self, within: str = "") -> list[str]:
-        # TensorStore cannot list one level.
-        prefix = f"{within}/" if within else ""
-        below = self._tensorstore.KvStore.KeyRange(prefix, f"{within}0" if within else "")
-        keys = self._kv.list(below, strip_prefix_length=len(prefix.encode())).result()
-        return sorted({key.decode(errors="backslashreplace").partition("/")[0] for key in keys})
-
-    def named_items(self) -> list[str]:
-        with contextlib.suppress(ValueError):
-            return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
-        return []
-
-    def check_finished(self) -> None:
-        super().check_finished()
-        if self.has(_COMMITTED):
-            return
-        if self.has_tree() or any(map(self.has, _OF_RUN)):
-            raise ValueError(
-                f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
-                f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
-            )
-        if not self.entries():
-            raise FileNotFoundError(f"there is nothing at {self.url}")
-
-    def _read(self, name: str, byte_range: slice | None) -> Any:
-        try:
-            return self._kv.read(name, byte_range=byte_range).result()
-        except Exception as error:
-            if "OUT_OF_RANGE" in str(error):
-                raise
-            raise OSError(f"{self.url}{name}: {str(error)[:1000]}") from error
-
-
-def _too_large(where: str, nbytes: int) -> ValueError:
-    return ValueError(f"{where} has {nbytes} bytes; expected are at most {MOST_BYTES}")

@@ -57,6 +57,10 @@ class FileStore:
         self._known: set[str] = set()
         self._kept = _Kept()
 
+    def spec(self) -> dict[str, Any]:
+        """Return the spec by which TensorStore opens the same place."""
+        return {"driver": "file", "path": os.path.join(self._root, "")}
+
     def join(self, name: str) -> str:
         """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)

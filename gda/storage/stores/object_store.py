@@ -24,7 +24,7 @@ from gda.storage.stores.errors import SaveError
 from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
 
 # The drivers whose requests TensorStore repeats.
-_RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
+RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
 _MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
 
@@ -46,9 +46,9 @@ class KvStore:
         repeats = not isinstance(where, tensorstore.KvStore)
         if repeats:
             spec = tensorstore.KvStore.Spec(where)
-            repeats = not any(name in str(spec) for name in _RETRIES)
+            repeats = not any(name in str(spec) for name in RETRIES)
             # A number of retries in the spec itself takes precedence.
-            context = tensorstore.Context(dict.fromkeys(_RETRIES, FEW_ATTEMPTS))
+            context = tensorstore.Context(dict.fromkeys(RETRIES, FEW_ATTEMPTS))
             where = tensorstore.KvStore.open(spec, context=context).result(timeout)
         self._waiting = Waiting(timeout, repeats=repeats)
         if where.transaction is not None:
@@ -63,8 +63,11 @@ class KvStore:
     @property
     def directory(self) -> str | None:
         """The directory behind the driver of files; ``None`` for another driver."""
-        spec = self._kv.spec().to_json()
+        spec = self.spec()
         return spec["path"] if spec["driver"] == "file" else None
+
+    def spec(self) -> dict[str, Any]:
+        return self._kv.spec().to_json()
 
     def join(self, name: str) -> str:
         return self.url + name

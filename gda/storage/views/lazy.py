@@ -17,7 +17,7 @@ from gda.layout.spec import Shape, integers
 from gda.layout.text import counted
 from gda.storage.sources import HasReader, Source, source_of
 from gda.storage.views.mapping import Item, ViewMap, identity
-from gda.storage.views.reads import Joined, Leaf, Mapped, bits_of, source_of_node
+from gda.storage.views.reads import Joined, Mapped, SourceNode, bits_of, source_of_node
 
 
 @set_module("gda.storage")
@@ -230,7 +230,7 @@ class LazyArray(HasReader):
                 f"{wanted}, of {wanted.itemsize} bytes; give a dtype of that size, or read the "
                 "array and view that, numpy.asarray(view).view(dtype)"
             )
-        leaf = Leaf(self, bits_of(self._reader, wanted))
+        leaf = SourceNode(self, bits_of(self._reader, wanted))
         steps = (*self._steps, f".view({wanted})")
         return LazyArray(Mapped(leaf, identity(self.shape), wanted), self._origin, steps)
 
@@ -317,7 +317,7 @@ def lazy(source: Any) -> LazyArray:
     """
     if isinstance(source, LazyArray):
         return source
-    leaf = Leaf(source, source_of(source))
+    leaf = SourceNode(source, source_of(source))
     return LazyArray(Mapped(leaf, identity(leaf.shape), leaf.dtype), source)
 
 
@@ -443,10 +443,10 @@ def _check_basic(item: Any) -> None:
     if is_basic or (hasattr(item, "__index__") and not is_array):
         return
     raise IndexError(
-        f"a {type(item).__name__} in the index of a lazy view; it takes integers, slices, ... and "
-        "None. The elements that a list, an array or a boolean picks are no blocks of the source: "
-        "stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array and "
-        "index that, numpy.asarray(view)[index]"
+        f"a {type(item).__name__} in the index of a view or tensor; it takes integers, slices, ... "
+        "and None. The elements that a list, an array or a boolean picks are no blocks of the "
+        "source: stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array "
+        "and index that, numpy.asarray(view)[index]"
     )
 
 

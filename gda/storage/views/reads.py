@@ -1,6 +1,6 @@
 """From the index of a view to slices of its sources: each is planned, joined with others, and read.
 
-A *node* is a source (``Leaf``), a map over a node (``Mapped``), or several nodes side by side
+A *node* is a source (``SourceNode``), a map over a node (``Mapped``), or several nodes side by side
 (``Joined``). All slices that one index needs are planned before the first is read, so that those of
 one source that overlap or lie together become one.
 """
@@ -41,7 +41,7 @@ _BUFFERS_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class Leaf:
+class SourceNode:
     """A source of any library."""
 
     value: Any  # as it was given
@@ -108,7 +108,7 @@ class Joined:
         self.source_bytes = sum(part.source_bytes for part in parts)
 
 
-Node = Leaf | Mapped | Joined
+Node = SourceNode | Mapped | Joined
 
 
 def source_of_node(node: Mapped) -> Source:
@@ -152,7 +152,7 @@ class _ViewSource(Source):
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
-        plan = Plan()
+        plan = ReadPlan()
         plan.add(self._node, bounded(index, self.shape), out)
         for read in plan.reads():
             read.now()
@@ -173,7 +173,7 @@ class _AsyncViewSource(AsyncSource):
         self.buffer_bytes = min(node.leaf_bytes, _BUFFERS_BYTES)
 
     def begin(self, index: Index, out: _Memory) -> Future:
-        plan = Plan()
+        plan = ReadPlan()
         plan.add(self._node, bounded(index, self.shape), out)
         reads = sorted(plan.reads(), key=lambda read: read.buffer_bytes > 0)
         nbytes = [read.buffer_bytes for read in reads]
@@ -195,7 +195,7 @@ class _AsyncViewSource(AsyncSource):
 class _Slice:
     """A slice of a source, and the elements of it that go into a part of the result."""
 
-    leaf: Leaf
+    leaf: SourceNode
     box: Box
     index: Index  # the hull of the box
     target: _Memory  # a dimension for each factor
@@ -227,7 +227,7 @@ class _Slice:
 _Wanted = tuple[Mapped | Joined, Index, _Memory]  # a block of a node, and where it goes
 
 
-class Plan:
+class ReadPlan:
     """The slices to read, and the copies to make afterwards, for one block of a view."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class Plan:
     def _of_box(self, below: Node, box: Box, target: _Memory) -> Iterator[_Wanted]:
         index = box.hull()
         memory = self._memory_of(box, target, below)
-        if isinstance(below, Leaf):
+        if isinstance(below, SourceNode):
             part = _Slice(below, box, index, target, memory, target.dtype != below.dtype)
             self._slices.setdefault(id(below.value), []).append(part)
         elif memory is not None:
@@ -288,7 +288,7 @@ class Plan:
 
     def _memory_of(self, box: Box, target: _Memory, below: Node) -> _Memory | None:
         """Return the target in the order of what is below, if that can be read into it."""
-        is_leaf = isinstance(below, Leaf)
+        is_leaf = isinstance(below, SourceNode)
         if target.dtype != below.dtype and (is_leaf or below.is_cast):
             return None
         memory = _in_order_of_source(box, target)
@@ -297,7 +297,7 @@ class Plan:
             return memory if memory is not None and memory.flags.c_contiguous else None
         return memory
 
-    def reads(self) -> Iterator[_Read]:
+    def reads(self) -> Iterator[_SourceRead]:
         """Yield the reads of all slices: those that share chunks are read together, in pieces."""
         for slices in self._slices.values():
             leaf = slices[0].leaf
@@ -313,7 +313,7 @@ class Plan:
             yield from _reads_of(group, hull)
 
 
-def _are_together(one: Index, other: Index, leaf: Leaf) -> bool:
+def _are_together(one: Index, other: Index, leaf: SourceNode) -> bool:
     """Return True if two slices of a source cost no more together than alone.
 
     Slices that share no chunk are joined up to the size of a piece.
@@ -325,20 +325,20 @@ def _are_together(one: Index, other: Index, leaf: Leaf) -> bool:
     return together < apart or (together == apart and nbytes <= PIECE_BYTES)
 
 
-def _reads_of(slices: list[_Slice], hull: Index) -> Iterator[_Read]:
+def _reads_of(slices: list[_Slice], hull: Index) -> Iterator[_SourceRead]:
     """Yield the reads of slices that lie together: one into its memory, or pieces of their hull."""
     leaf = slices[0].leaf
     if len(slices) == 1 and slices[0].memory is not None:
-        yield _Read(hull, slices, slices[0].memory)
+        yield _SourceRead(hull, slices, slices[0].memory)
         return
     most_elements = max(PIECE_BYTES // max(leaf.dtype.itemsize, 1), 1)
     for piece in boxes_of_chunks(hull, leaf.chunks, most_elements):
         if parts := [part for each in slices for part in each.parts_at(piece)]:
-            yield _Read(hull_of([part.index for part in parts]), parts)
+            yield _SourceRead(hull_of([part.index for part in parts]), parts)
 
 
 @dataclass
-class _Read:
+class _SourceRead:
     """A read of one source, and the slices that it has."""
 
     index: Index

@@ -1,1 +1,1 @@
-"""Data of one host to global arrays: ``partitions``, ``host_local``, ``prefetch``."""
+"""Batches of a training loop: ``prefetch``; and ``compat``, names of other libraries."""

@@ -121,11 +121,11 @@ class Prefetched(Iterator[Any]):
 
     def __init__(self, source: Iterator[Any], place: Callable[[Any], Any], size: int) -> None:
         x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-        self._start = partial(_Run, source, place, size, x64)
+        self._start = partial(_BatchThread, source, place, size, x64)
         self._source = source
         self._state = _state_of(source)
         self._is_closed = False
-        self._run: _Run | None = self._start()
+        self._run: _BatchThread | None = self._start()
 
     def __iter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class _Made(NamedTuple):
     error: BaseException | None = None
 
 
-class _Run:
+class _BatchThread:
     """A thread that makes batches, until the iterator ends, an error or ``stop``.
 
     The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
@@ -335,7 +335,7 @@ def _close(source: Any) -> None:
 
 
 # A thread that uses JAX while the interpreter takes it apart may crash.
-_running: weakref.WeakSet[_Run] = weakref.WeakSet()
+_running: weakref.WeakSet[_BatchThread] = weakref.WeakSet()
 
 
 @atexit.register

@@ -19,7 +19,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.dtypes import is_extended
-from gda.arrays.liveness import kind_error
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
@@ -42,7 +41,6 @@ from gda.trees.leaves import (
     as_dicts,
     grid_of_leaf,
     held_by,
-    is_array,
     is_container,
     is_source,
     note_writing,
@@ -52,18 +50,15 @@ from gda.trees.leaves import (
 from gda.trees.matching import targets_for
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
-_OTHERWISE = (
-    "for a tree use gda.store_tree; for a NumPy array that every process has, let one process "
-    "assign it to the target"
-)
+_OTHERWISE = "for a NumPy array that every process has, let one process assign it to the target"
 
 
 @set_module("gda")
 @public
-@communicates("store", lambda given: [given["g"]] if given["wait_for_all"] else None)
+@communicates("store", lambda given: _waiting(given["tree"], given["wait_for_all"]))
 def store(
-    g: Any,
-    target: SliceTarget,
+    tree: Any,
+    targets: SliceTarget | Any,
     *,
     max_workers: int | None = None,
     max_bytes: int | None = None,
@@ -72,25 +67,30 @@ def store(
     wait_for_all: bool = False,
     timeout: float | None = None,
 ) -> None:
-    """Write an array or a source to ``target``: over all processes each block once, by one of them.
+    """Write an array, or every array of a tree, to its target: each block once, by one process.
 
-    Processes share replicated blocks out evenly, and only the blocks that this process writes are
-    copied to its host. All processes that hold a part of the array must call this. An array that
-    only this process holds is written by this process. Returns when the blocks of this process are
-    in the target: durable in a TensorStore, or in its transaction if it has one. In other targets
-    they are as after an assignment; call ``target.flush()`` yourself.
+    All leaves are checked before the first is written. Processes share replicated blocks out by
+    their bytes, and only the blocks that this process writes are copied to its host. All processes
+    that hold a part of an array must call this. An array that only this process holds is written by
+    this process. Returns when the blocks of this process are in the targets: durable in a
+    TensorStore, or in its transaction if it has one. In other targets they are as after an
+    assignment; call ``target.flush()`` yourself.
 
-    Does not communicate, so other processes may still be writing when it returns. To read the
-    target afterwards, in process 0 for instance, pass ``wait_for_all=True``.
+    Does not communicate, so other processes may still be writing when it returns. To read a target
+    afterwards, in process 0 for instance, pass ``wait_for_all=True``.
 
     Args:
-      g: the array, with a mesh and a spec or on one device. Of a ``PaddedArray`` the elements
-        without the padding are written. Or a source, as in ``gda.checkpoint.save``: all processes
-        of the program share its blocks out, which consist of whole chunks of the target.
-      target: a target of the shape of ``g``, and of its dtype or one that holds each of its values
-        exactly. Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as
-        ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens
-        its own.
+      tree: an array, with a mesh and a spec or on one device, or a pytree of them, the same in
+        every process. Of a ``PaddedArray`` the elements without the padding are written. Or
+        sources, as in ``gda.checkpoint.save``: all processes of the program share their blocks out,
+        which consist of whole chunks of the target.
+      targets: a target, or a tree of them of the same structure, or a mapping such as
+        ``zarr.Group`` or ``h5py.Group``. In a mapping that is not a pytree a leaf is found by the
+        text of its key, also if the tree has a list or a dataclass there; other entries of the
+        mapping are ignored. A target has the shape of the array, and its dtype or one that holds
+        each of its values exactly: anything with ``shape``, ``dtype`` and NumPy's slice assignment,
+        such as ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process
+        opens its own.
       max_workers: number of threads that write. By default the caller's thread alone writes block
         after block, because not every library is thread-safe. A TensorStore writes concurrently by
         itself.
@@ -107,17 +107,17 @@ def store(
       timeout: with ``wait_for_all``, seconds to wait for the other processes, which may have more
         to write; by default as ``gda.check_processes_agree``.
 
-    Raises, before anything is written:
-      TypeError: ``g`` is not an array or a source, is traced or has PRNG keys, or ``target`` is not
+    Raises, before anything is written, with a note of the leaf's path:
+      TypeError: a leaf is not an array or a source, is traced or has PRNG keys, or something is not
         a target.
-      RuntimeError: the array was deleted or donated.
+      RuntimeError: an array was deleted or donated.
       ImportError: ``progress=True`` without rich.
-      ValueError: shapes differ, the dtype of the target cannot hold the values, the target is
-        read-only, or several processes, or threads, would write into one of its chunks. The message
-        has a shape of chunks that fits.
+      ValueError: targets are missing or surplus, or one is for two leaves; shapes differ, the dtype
+        of a target cannot hold the values, it is read-only, or several processes, or threads, would
+        write into one of its chunks. The message has a shape of chunks that fits.
 
     Raises, afterwards:
-      Exception: any error of the target or the source, with a note of the index. No block is begun
+      Exception: any error of a target or a source, with a note of path and index. No block is begun
         after it, and no thread is left.
       DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
         ``gda.check_processes_agree``.
@@ -126,93 +126,35 @@ def store(
     >>> from jax.sharding import PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> data = np.arange(16, dtype=np.float32).reshape(8, 2)
-    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, P('x'), lambda index: data[index])
+    >>> g = gda.GlobalArray.from_source(data, mesh, P('x'))
     >>> target = np.empty((8, 2), np.float32)
     >>> gda.store(g, target)
     >>> np.array_equal(target, data)
     True
+    >>> targets = {'w': target, 'step': np.empty((), int)}
+    >>> gda.store({'w': g + 1, 'step': jax.numpy.int32(3)}, targets)
+    >>> targets['w'][:2].tolist(), targets['step']
+    ([[1.0, 2.0], [3.0, 4.0]], array(3))
     """
     options = Options(max_workers, max_bytes, progress, retry)
-    if not (is_array(g) or is_source(g)):
-        raise kind_error(g, _OTHERWISE)
-    _store("store", g, [g], lambda: [target], options, wait_for_all, timeout)
-
-
-@set_module("gda")
-@public
-@communicates("store_tree", lambda given: _waiting(given["tree"], given["wait_for_all"]))
-def store_tree(
-    tree: Any,
-    targets: Any,
-    *,
-    max_workers: int | None = None,
-    max_bytes: int | None = None,
-    retry: Retry | None = None,
-    progress: ProgressLike = False,
-    wait_for_all: bool = False,
-    timeout: float | None = None,
-) -> None:
-    """Write every array of a tree to the target at the same place in ``targets``; see ``store``.
-
-    All leaves are checked before the first is written. Processes share replicated leaves out by
-    their bytes, the largest first, so that no process writes much more than another.
-
-    Args:
-      tree: a pytree of arrays and sources as ``store`` takes, the same in every process.
-      targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
-        In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
-        has a list or a dataclass there; other entries of the mapping are ignored.
-      max_workers, max_bytes, retry, progress, wait_for_all, timeout: as for ``store``;
-        ``max_bytes`` is for the whole tree.
-
-    Raises:
-      ValueError: targets are missing or surplus, or one is for two leaves. The message names all
-        missing targets.
-      Exception: any error of ``store``, with a note of the leaf's path.
-
-    >>> import gda, jax, numpy as np
-    >>> from jax.sharding import PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> batch = {'tokens': np.arange(8), 'step': np.int32(3)}
-    >>> specs = {'tokens': P('x'), 'step': P()}
-    >>> tree = gda.host_local_array_to_global_array(batch, mesh, specs)
-    >>> targets = {'tokens': np.empty(8, int), 'step': np.empty((), int)}
-    >>> gda.store_tree(tree, targets)
-    >>> targets
-    {'tokens': array([0, 1, 2, 3, 4, 5, 6, 7]), 'step': array(3)}
-    """
-    options = Options(max_workers, max_bytes, progress, retry)
-    tree = as_dicts(tree)
-    leaves = jax.tree.leaves(tree, is_leaf=is_container)
-    find = partial(targets_for, tree, targets)
-    _store("store_tree", tree, leaves, find, options, wait_for_all, timeout)
-
-
-def _store(
-    name: str,
-    tree: Any,
-    leaves: Sequence[Any],
-    find_targets: Callable[[], Sequence[Any]],
-    options: Options,
-    wait_for_all: bool,
-    timeout: float | None,
-) -> None:
     if timeout is not None and not wait_for_all:
         raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
+    tree = as_dicts(tree)
+    leaves = jax.tree.leaves(tree, is_leaf=is_container)
 
     def jobs() -> list[_Job]:
-        return _jobs(tree, leaves, find_targets(), options)
+        return _jobs(tree, leaves, targets_for(tree, targets), options)
 
     def write(jobs: list[_Job]) -> None:
         if wait_for_all:
-            wait_for_arrays(name, tree)
-        _write(name, tree, jobs, options)
+            wait_for_arrays("store", tree)
+        _write(tree, jobs, options)
 
     if not wait_for_all:
         write(jobs())
         return
     together(
-        name,
+        "store",
         _common_mesh(leaves),
         write,
         prepare=jobs,
@@ -349,8 +291,8 @@ def _shared_chunk_text(
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The place of a block: an index of the target of a leaf."""
+class _Destination:
+    """The index of the target of a leaf at which a block is written."""
 
     index: Index
     target: Target
@@ -358,13 +300,13 @@ class _Place:
     note: Callable[[Exception], None]  # adds the leaf and the index to an error
 
 
-_Block: TypeAlias = HostBlock[_Place]
+_Block: TypeAlias = HostBlock[_Destination]
 
 
-def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
+def _write(tree: Any, jobs: Sequence[_Job], options: Options) -> None:
     max_bytes = options.max_bytes or MAX_BYTES
     total = sum(job.nbytes_of(block) for job in jobs for block in job.leaf.numbers)
-    with counting(options.progress, name, total) as add:
+    with counting(options.progress, "store", total) as add:
 
         def finish(block: _Block) -> None:
             add(block.nbytes)
@@ -375,28 +317,28 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
         run(tasks, replace(options, max_bytes=max_bytes))
 
 
-def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, Any, int]]:
+def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any, int]]:
     for number, job in enumerate(jobs):
         for block, data in job.leaf.blocks().items():
             index = job.leaf.index(block)
             note = partial(note_writing, tree=tree, number=number, index=index)
             is_read = isinstance(data, SourceBlock)
-            yield _Place(index, job.target, is_read, note), data, job.nbytes_of(block)
+            yield _Destination(index, job.target, is_read, note), data, job.nbytes_of(block)
 
 
 def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> Task | AsyncTask:
-    place = block.key
+    to = block.key
 
     def work() -> None:
         try:
-            place.target.handle[place.index] = _values(block)
+            to.target.handle[to.index] = _values(block)
         except Exception as error:
-            place.note(error)
+            to.note(error)
             raise
 
     # An AsyncTask begins in the caller's thread, and would read there.
-    if place.target.is_asynchronous and not (place.is_read and options.are_for_threads):
-        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), place.note)
+    if to.target.is_asynchronous and not (to.is_read and options.are_for_threads):
+        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), to.note)
     return Task(block.nbytes, work, lambda _: finish(block))
 
 

@@ -15,7 +15,6 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
-from counting_store import CountingStore
 from jax.sharding import PartitionSpec as P
 from links import as_links
 from meshes import batch, cut, mesh_of, one_folder
@@ -26,6 +25,7 @@ from s3_server import ENVIRONMENT, Server, open_kv, spec_of
 
 import gda
 from gda.storage.orbax_runs.run_folder import OrbaxFolder
+from gda.storage.stores.object_store import KvStore
 
 
 class Pair(NamedTuple):
@@ -178,12 +178,10 @@ def test_a_run_in_an_object_store_is_read(runs: Path, monkeypatch: pytest.Monkey
 def test_the_keys_of_a_run_are_not_listed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed: list[bytes] = []
-    opened = OrbaxFolder._opened
-
-    monkeypatch.setattr(
-        OrbaxFolder, "_opened", lambda self, spec: CountingStore(opened(self, spec), listed)
-    )
+    listed: list[str] = []
+    keys = KvStore._listed
+    monkeypatch.setattr(KvStore, "directory", None)  # the driver of files as any other
+    monkeypatch.setattr(KvStore, "_listed", lambda *args: listed.extend(args[1:]) or keys(*args))
 
     def stored(path: Path, item: str | None = None) -> Any:
         return gda.storage.open_orbax({"driver": "file", "path": f"{path}/"}, item=item)
@@ -219,14 +217,14 @@ def test_files_of_processes_are_read_at_the_same_time(
     for number in range(1, 40):
         last = {36: keys[:1], 38: keys[1:]}.get(number, [])
         (folder / f"process_{number}").write_text(json.dumps({"array_metadatas": last}))
-    together, read = threading.Barrier(8), OrbaxFolder.__subclasses__()[0].read
+    together, read = threading.Barrier(8), OrbaxFolder.read
 
     def waiting(self: Any, name: str, *most: int) -> bytes | None:
         if name in [f"array_metadatas/process_{number}" for number in range(1, 9)]:
             together.wait(60)
         return read(self, name, *most)
 
-    monkeypatch.setattr(OrbaxFolder.__subclasses__()[0], "read", waiting)
+    monkeypatch.setattr(OrbaxFolder, "read", waiting)
     tree = gda.storage.open_orbax(tmp_path / "run")
     for name in ("key", "keys"):
         np.testing.assert_array_equal(
@@ -376,7 +374,7 @@ def test_other_folders_are_named(tmp_path: Path) -> None:
             gda.storage.open_orbax(tmp_path)
     with pytest.raises(NotADirectoryError):
         gda.storage.open_orbax(tmp_path / "other.txt")
-    with pytest.raises(TypeError, match="path must be that of an Orbax run: .* not a int"):
+    with pytest.raises(TypeError, match="must be the path of a checkpoint: .* not a int"):
         gda.storage.open_orbax(3)  # pyright: ignore[reportArgumentType]
 
 

@@ -236,7 +236,7 @@ def test_views_of_tensorstores_read_all_of_them_at_once(auto_mesh: Mesh) -> None
 
 def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
     view = lazy(open_tensorstore(numbers(8, 6))).T[::-1]
-    plan = reads.Plan()
+    plan = reads.ReadPlan()
     out = np.zeros((6, 8), np.float32)
     plan.add(view._node, (slice(0, 6), slice(0, 8)), out)
     (read,) = plan.reads()
@@ -250,7 +250,7 @@ def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
     monkeypatch.setattr(reads, "PIECE_BYTES", 256)
     monkeypatch.setattr(reads, "_BUFFERS_BYTES", 512)
     held: list[int] = []
-    begin, deliver = reads._Read.begin, reads._Read.deliver
+    begin, deliver = reads._SourceRead.begin, reads._SourceRead.deliver
 
     def counted(read: Any) -> Any:
         held.append(read.buffer_bytes)
@@ -261,8 +261,8 @@ def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
         deliver(read)
         held.remove(read.buffer_bytes)
 
-    monkeypatch.setattr(reads._Read, "begin", counted)
-    monkeypatch.setattr(reads._Read, "deliver", released)
+    monkeypatch.setattr(reads._SourceRead, "begin", counted)
+    monkeypatch.setattr(reads._SourceRead, "deliver", released)
     data = numbers(64, 12)
     view = lazy(open_tensorstore(data)).T.astype("bf16")
     assert source_of(view).buffer_bytes == 512
@@ -365,7 +365,7 @@ def test_a_stack_that_is_cast_needs_no_memory_for_a_second_block(
     monkeypatch.setattr(reads, "READ_BYTES", 64)
     layers = [Counting(numbers(64, 16) + i) for i in range(3)]
     up = stack([lazy(layer).T for layer in layers], axis=1).astype("bf16")
-    plan = reads.Plan()
+    plan = reads.ReadPlan()
     plan.add(up._node, (slice(0, 16), slice(0, 3), slice(0, 64)), np.empty(up.shape, up.dtype))
     assert not plan.copies
     assert all(read.buffer_bytes <= 512 for read in plan.reads())

@@ -528,7 +528,7 @@ def test_each_process_gives_its_rows(order: list[int], kind: AxisType) -> None:
     assert [each["step"].shape for each in made] == [()] * 4
     for given_, got in zip(host, made, strict=True):
         assert got["rows"].shape == (16, 2)
-        expected = gda.host_local_array_to_global_array(given_, mesh, spec)
+        expected = gda.compat.host_local_array_to_global_array(given_, mesh, spec)
         for a, b in zip(got["rows"].local_shards, expected["rows"].local_shards, strict=True):
             assert (a.device, a.index) == (b.device, b.index)
             np.testing.assert_array_equal(a.data, b.data)

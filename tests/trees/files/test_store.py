@@ -239,7 +239,7 @@ def test_progress_counts_the_bytes_that_this_process_writes(
     seen.clear()
     tree = {"a": cut(DATA, auto_mesh, P()), "b": cut(DATA, auto_mesh, P("x"))}
     targets = {"a": np.zeros((16, 8)), "b": open_tensorstore(tmp_path, "zarr3")}
-    gda.store_tree(tree, targets, progress=lambda *both: seen.append(both))
+    gda.store(tree, targets, progress=lambda *both: seen.append(both))
     assert seen[-1] == (1024 + 512, 1024 + 512)
     before = set(threading.enumerate())
     gda.store(cut(DATA, auto_mesh, P("x")), np.zeros_like(DATA), progress=True)
@@ -268,7 +268,7 @@ def test_an_error_names_the_index_and_ends_the_writing(
     assert set(threading.enumerate()) == before
     tree = {"w": [cut(DATA, auto_mesh, P("x"))]}
     with pytest.raises(OSError, match="No space left") as raised:
-        gda.store_tree(tree, {"w": [target]}, max_workers=max_workers)
+        gda.store(tree, {"w": [target]}, max_workers=max_workers)
     assert raised.value.__notes__ == ["gda: while writing index [8:12, :] of ['w'][0]"]
 
 
@@ -278,7 +278,7 @@ def test_an_error_of_a_tensorstore_names_the_index(auto_mesh: Mesh, tmp_path: Pa
     for row in range(4):
         (tmp_path / "t" / "c" / str(row) / "0").mkdir(parents=True)
     with pytest.raises(Exception, match="(?i)directory") as raised:
-        gda.store_tree({"w": cut(DATA, auto_mesh, P("x"))}, {"w": target})
+        gda.store({"w": cut(DATA, auto_mesh, P("x"))}, {"w": target})
     assert raised.value.__notes__[0].startswith("gda: while writing index [")
     assert raised.value.__notes__[0].endswith(" of ['w']")
     # The next attempt does not meet the last.
@@ -303,7 +303,7 @@ def test_a_tree(auto_mesh: Mesh) -> None:
         "step": np.zeros((), np.int64),
         "nothing": None,
     }
-    gda.store_tree(tree, targets)
+    gda.store(tree, targets)
     for i, target in enumerate(targets["layers"]):
         np.testing.assert_array_equal(target.values, DATA + i)
         assert (target.counts == 1).all()
@@ -314,7 +314,7 @@ def test_targets_that_tree_map_made(auto_mesh: Mesh) -> None:
     # It keeps the containers of the tree, around what is no array of JAX.
     tree = {"w": cut(DATA, auto_mesh, P("x")), "step": jnp.int32(7)}
     targets = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)
-    gda.store_tree(tree, targets)
+    gda.store(tree, targets)
     np.testing.assert_array_equal(targets["w"].array, DATA)
     assert targets["step"] == 7
 
@@ -329,10 +329,10 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
         (DATA, np.zeros((16, 8)), TypeError, "expected a GlobalArray or a jax.Array"),
     ]:
         with pytest.raises(error, match=message) as raised:
-            gda.store_tree({"a": good, "b": {"c": bad}}, {"a": first, "b": {"c": target}})
+            gda.store({"a": good, "b": {"c": bad}}, {"a": first, "b": {"c": target}})
         assert raised.value.__notes__ == ["gda: at ['b']['c'] of the tree"]
     with pytest.raises(ValueError, match=r"targets has nothing for \['b'\]"):
-        gda.store_tree({"a": good, "b": good}, {"a": first})
+        gda.store({"a": good, "b": good}, {"a": first})
     assert not first.indices
 
 
@@ -341,9 +341,12 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
 
 def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
     target = Counting((16, 8))
-    message = r"not \w+; for a tree use gda\.store_tree"
-    for other in (DATA, {"a": cut(DATA, auto_mesh, P())}, None, [1.0]):
+    message = r"not \w+; for a NumPy array that every process has, let one"
+    for other in (DATA, 1.0):
         with pytest.raises(TypeError, match=message):
+            gda.store(other, target)
+    for other in ({"a": cut(DATA, auto_mesh, P())}, None):
+        with pytest.raises(ValueError, match="targets must have the structure of the tree"):
             gda.store(other, target)
     from_array = gda.GlobalArray.from_array
     for store in (
@@ -370,7 +373,7 @@ def test_bad_options(auto_mesh: Mesh) -> None:
         with pytest.raises((TypeError, ValueError), match=message):
             gda.store(g, target, **options)
         with pytest.raises((TypeError, ValueError), match=message):
-            gda.store_tree([g], [target], **options)
+            gda.store([g], [target], **options)
     assert not target.indices
 
 
@@ -508,7 +511,7 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
     with gda.checking_agreement(False):
         g = cut(data, mesh, case.spec)
         targets = [Counting(g.shape, np.int32) for _ in range(3)]
-        gda.store_tree([g] * 3, targets, max_workers=2)
+        gda.store([g] * 3, targets, max_workers=2)
     for target in targets:
         np.testing.assert_array_equal(target.values, np.where(target.counts, data, 0))
     return np.stack([target.counts for target in targets])
@@ -528,7 +531,7 @@ def bytes_written(sizes: list[int], spec: P) -> int:
     mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
     tree = [cut(batch(size, 8), mesh, spec) for size in sizes]
     targets = [Counting((size, 8)) for size in sizes]
-    gda.store_tree(tree, targets)
+    gda.store(tree, targets)
     return sum(int(target.counts.sum()) * 4 for target in targets)
 
 
@@ -564,7 +567,7 @@ def test_with_wait_for_all_everything_is_there_on_return(shared_tmp_path: Path) 
         (shared_tmp_path / str(index[0].start)).touch()
 
     target = Counting((16, 8), before=late_in_process_1)
-    gda.store_tree({"a": eight_blocks()}, {"a": target}, wait_for_all=True)
+    gda.store({"a": eight_blocks()}, {"a": target}, wait_for_all=True)
     assert {path.name for path in shared_tmp_path.iterdir()} == set(map(str, range(0, 16, 2)))
 
 

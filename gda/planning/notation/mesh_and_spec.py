@@ -1,4 +1,4 @@
-"""The parsers for meshes and specs on a command line.
+"""The parsers for a mesh and a spec on a command line.
 
 A text that cannot be read raises ``MisreadError``. ``ShardGrid`` checks that a spec fits a shape
 and a mesh, and suggests specs that do.
@@ -6,10 +6,8 @@ and a mesh, and suggests specs that do.
 
 from __future__ import annotations
 
-import itertools
-import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from gda.planning.notation.mistakes import MisreadError
@@ -24,9 +22,8 @@ T = TypeVar("T")
 NOT_SHARDED = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
-_LONGEST = 72  # characters of a suggestion
 _CLOSING = {"(": ")", "[": "]"}
-_AXES = "xyzw"  # in suggestions
+_AXES = "xyzw"  # in a mesh that is suggested
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -76,25 +73,19 @@ def parse_spec(text: str) -> tuple[SpecEntry, ...]:
 
     An entry is an axis (``data``), several that shard one dimension (``data+model``), or ``_`` for
     a dimension that is not sharded. Dimensions at the end may be omitted; an empty text shards
-    none. Literals of Python and JSON are read as well; in these, names are in quotes. The error
-    suggests a spec if one is likely.
+    none. ``P(...)`` of Python may be pasted.
     """
     scan = _Scanner(text)
-    try:
-        return _literal(scan) if scan.is_call or scan.is_opening else _entries(scan)
-    except MisreadError as error:
-        message = f"{error.message}{_right_way(text)}"
-        raise MisreadError(message, text, error.position) from None
+    entries = () if scan.is_done else _pasted(scan) if scan.is_call else _entries(scan)
+    if not scan.is_done:
+        scan.fail("the spec ends before this; entries have a comma between them")
+    return entries
 
 
 def _entries(scan: _Scanner) -> tuple[SpecEntry, ...]:
-    if scan.is_done:
-        return ()
     entries = [_entry(scan)]
     while scan.skip(","):
         entries.append(_entry(scan))
-    if not scan.is_done:
-        scan.fail("a comma and the next entry were expected")
     return tuple(entries)
 
 
@@ -111,24 +102,27 @@ def _entry(scan: _Scanner) -> SpecEntry:
 
 def _name(scan: _Scanner) -> str:
     name = scan.next
-    if name.is_quoted:
-        scan.fail("a name in quotes must be in brackets, as in Python and JSON")
+    if name.is_quoted or scan.is_opening:
+        scan.fail(
+            "axes have no quotes and no brackets, except in P('data', None): write data,model, or "
+            "data+model if both shard one dimension"
+        )
     if name.kind != "word" or name.text in NOT_SHARDED:
         scan.fail("the name of a mesh axis was expected, or _ for a dimension that is not sharded")
     scan.advance()
     return name.text
 
 
-def _literal(scan: _Scanner) -> tuple[SpecEntry, ...]:
-    start = scan.next
-    if scan.is_call:
-        scan.advance()
-    entries = _items(scan, _literal_entry)
-    if not scan.is_done:
-        scan.fail("the spec ends before this")
-    if start.is_mark("(") and len(entries) == 1 and not scan.tokens[-2].is_mark(","):
-        raise MisreadError("this is not a tuple in Python", scan.text, start.position)
-    return tuple(entries)
+def _pasted(scan: _Scanner) -> tuple[SpecEntry, ...]:
+    scan.advance()
+    return tuple(_items(scan, _pasted_entry))
+
+
+def _pasted_entry(scan: _Scanner) -> SpecEntry:
+    if scan.is_opening:
+        names = _items(scan, _quoted_name)
+        return names[0] if len(names) == 1 else tuple(names) or None
+    return None if scan.skip("None") else _quoted_name(scan)
 
 
 def _items(scan: _Scanner, item: Callable[[_Scanner], T]) -> list[T]:
@@ -142,71 +136,12 @@ def _items(scan: _Scanner, item: Callable[[_Scanner], T]) -> list[T]:
     return items
 
 
-def _literal_entry(scan: _Scanner) -> SpecEntry:
-    if scan.is_opening:
-        names = _items(scan, _quoted_name)
-        return names[0] if len(names) == 1 else tuple(names) or None
-    if scan.skip("null" if _is_json(scan.text) else "None"):
-        return None
-    return _quoted_name(scan)
-
-
 def _quoted_name(scan: _Scanner) -> str:
     name = scan.next
     if not name.is_quoted or not name.text or name.text in NOT_SHARDED:
-        scan.fail("in brackets, the name of a mesh axis in quotes was expected, or None")
+        scan.fail("in P(...), the name of a mesh axis in quotes was expected, or None")
     scan.advance()
     return name.text
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _right_way(text: str) -> str:
-    """Return a hint with the likely spec for a text that cannot be read, if there is one."""
-    scan = _Scanner(text)
-    tokens = scan.tokens[scan.is_call :]
-    steps = [(token.text in _CLOSING) - (token.text in _CLOSING.values()) for token in tokens]
-    depths = list(itertools.accumulate(steps))
-    is_around = bool(tokens) and depths[0] == 1 and 0 not in depths[:-1]
-    ways = [_in_notation(tokens, depths, outermost=int(is_around))]
-    if is_around and tokens[0].is_mark("(") and max(depths) == 1 and not scan.is_call:
-        ways.insert(0, _in_notation(tokens, depths, outermost=0))
-    ways = [way for way in dict.fromkeys(ways) if way and way != text.strip()]
-    uses = ("if all of these shard one dimension", "if each shards its own")
-    if len(ways) == 2:
-        ways = [f"{way} {use}" for way, use in zip(ways, uses, strict=True)]
-    return f"; write {', or '.join(ways)}" if ways else ""
-
-
-def _in_notation(tokens: Sequence[_Token], depths: Sequence[int], outermost: int) -> str:
-    """Return the spec whose entries end at commas in at most ``outermost`` brackets, or nothing."""
-    entries: list[list[str]] = []
-    before = ","
-    for token, depth in zip(tokens, depths, strict=True):
-        if token.kind != "mark":
-            if before != "+" or not entries:  # also where a comma is missing
-                entries.append([])
-            entries[-1] += [token.text] if token.text not in NOT_SHARDED else []
-            before = "a name"
-        elif token.text in ",+":
-            separates = token.text == "," and depth <= outermost
-            if separates and before == ",":
-                entries.append([])  # between two commas
-            before = "," if separates else "+"
-        elif token.text in "{}=:":
-            return ""
-    text = ",".join("+".join(names) or "_" for names in entries)
-    try:
-        _entries(_Scanner(text))
-    except MisreadError:
-        return ""
-    return text if text.isprintable() and len(text) <= _LONGEST else ""
 
 
 class _Token(NamedTuple):

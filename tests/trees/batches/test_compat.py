@@ -1,10 +1,14 @@
-"""Batches to the devices of the current mesh and back."""
+"""The names of ``multihost_utils``, against those, and of axlearn.
+
+The examples of the documentation of ``multihost_utils`` are in ``test_many_processes.py``, in every
+split of 8 devices.
+"""
 
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +16,269 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda import DataPartitionType as Partition
 from gda.testing import Pool
 
-put = gda.host_to_global_array
-get = gda.global_to_host_array
-constrain = gda.with_sharding_constraint
+to_global = gda.compat.host_local_array_to_global_array
+to_local = gda.compat.global_array_to_host_local_array
+put = gda.compat.host_to_global_array
+get = gda.compat.global_to_host_array
+constrain = gda.compat.with_sharding_constraint
+Partition = gda.compat.DataPartitionType
+
+
+def test_the_names_are_reachable_without_being_listed() -> None:
+    assert dir(gda.compat) == sorted(gda.compat.__all__)
+    assert "compat" not in gda.__all__
+    assert gda.compat.host_to_global_device_array is put  # its former name
+    with pytest.raises(
+        AttributeError, match=r"its successor is gda\.compat\.host_to_global_array$"
+    ):
+        gda.host_to_global_array  # pyright: ignore  # noqa: B018
+
+
+# Host-local arrays in one process.
+
+
+class Batch(NamedTuple):
+    tokens: Any
+    step: Any
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert ours.shape == theirs.shape
+    assert ours.dtype == theirs.dtype
+    assert ours.sharding.is_equivalent_to(theirs.sharding, ours.ndim)
+    for mine, other in zip(ours.addressable_shards, theirs.addressable_shards, strict=True):
+        assert (mine.device, mine.index) == (other.device, other.index)
+        np.testing.assert_array_equal(mine.data, other.data)
+
+
+def test_every_leaf_gets_its_spec(mesh: Mesh) -> None:
+    tree = {"a": batch(8, 4), "b": Batch([batch(16), batch(4, 4)], np.float32(3)), "none": None}
+    specs = {"a": P("x", "y"), "b": Batch(P("y"), P()), "none": None}
+    globals_ = to_global(tree, mesh, specs)
+    assert isinstance(globals_["b"], Batch)
+    shapes = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), globals_)
+    leaves = jax.tree.leaves(shapes, is_leaf=lambda x: type(x) is tuple)
+    assert leaves == [(2, 2), (8,), (2, 4), ()]
+    jax.tree.map(np.testing.assert_array_equal, to_local(globals_, mesh, specs), tree)
+    everywhere = to_global(tree, mesh, P())
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(everywhere))
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype"), [(P(), np.bool_), (P("x", "y"), jnp.bfloat16), (P(("y", "x")), np.int8)]
+)
+def test_one_process_as_jax_does(auto_mesh: Mesh, spec: P, dtype: Any) -> None:
+    data = batch(8, 4).astype(dtype)
+    theirs = multihost_utils.host_local_array_to_global_array(data, auto_mesh, spec)
+    ours = to_global(data, auto_mesh, spec)
+    assert isinstance(ours, gda.GlobalArray)
+    assert_same(ours.array, theirs)
+    assert to_local(ours, auto_mesh, spec) is ours.array
+    float0 = np.zeros((8, 4), jax.dtypes.float0)
+    assert_same(
+        to_global(float0, auto_mesh, spec).array,
+        multihost_utils.host_local_array_to_global_array(float0, auto_mesh, spec),
+    )
+
+
+def test_a_container_of_this_process_is_placed_as_any_array(auto_mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_process_local(batch(8), auto_mesh, P())
+    assert to_global(batch(8), auto_mesh, P(), check_replicas=True).is_fully_replicated
+    placed = to_global({"a": g}, auto_mesh, P("x"))["a"]
+    assert placed.spec == P("x")
+    assert isinstance(placed.array, jax.Array)
+    np.testing.assert_array_equal(np.asarray(placed), batch(8))
+
+
+@pytest.mark.parametrize("convert", [to_global, to_local])
+def test_specs_that_do_not_match_the_tree(auto_mesh: Mesh, convert: Any) -> None:
+    tree = {"a": [jnp.zeros(8), jnp.zeros(8)], "b": jnp.zeros(8)}
+    for specs, error, message in [
+        (None, ValueError, r"pspecs is None.* write PartitionSpec\(\)"),
+        ({"a": [P(), None], "b": P()}, ValueError, r"pspecs\['a'\]\[1\] is None.* write Partit"),
+        ({"a": [P()], "b": P()}, ValueError, r"pspecs\['a'\] is a list of 1, and the tree has"),
+        ({"a": ("x", "y"), "b": P()}, TypeError, r"pspecs\['a'\]\[0\] is 'x', not a Partition"),
+    ]:
+        with pytest.raises(error, match=message):
+            convert(tree, auto_mesh, specs)
+    g = gda.GlobalArray.from_array(jnp.zeros(8))
+    with pytest.raises(ValueError, match=r"pspecs is a list of 1, and the tree has a GlobalArray"):
+        convert(g, auto_mesh, [P()])
+
+
+def test_errors_have_the_path_of_the_leaf(auto_mesh: Mesh) -> None:
+    with pytest.raises(ValueError, match="not divisible by 4") as raised:
+        to_global({"a": batch(8), "b": [batch(8), batch(6)]}, auto_mesh, P("x"))
+    assert raised.value.__notes__[-1] == "gda: at ['b'][1] of the tree"
+    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray") as e:
+        to_local({"a": batch(8)}, auto_mesh, P())
+    assert e.value.__notes__ == ["gda: at ['a'] of the tree"]
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
+        to_global(batch(8), None, P())
+
+
+# Host-local arrays in several. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_contiguous_meshes_as_jax_does(kind: AxisType) -> None:
+    me = jax.process_index()
+    specs = [P(), P("a"), P("b"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, ("a", "b"))]
+    for shape, order in [
+        ({"a": 2, "b": 4}, ORDERS["contiguous"]),
+        ({"a": 4, "b": 2}, ORDERS["contiguous"]),
+        ({"a": 4, "b": 2}, [0, 4, 1, 5, 2, 6, 3, 7]),
+        ({"a": 2, "b": 4}, [7, 6, 5, 4, 3, 2, 1, 0]),
+        ({"a": 4, "b": 2}, [2, 3, 0, 1, 6, 7, 5, 4]),
+    ]:
+        mesh = ordered_mesh(order, shape, kind)
+        for spec in specs:
+            data = batch(8, 8) + 100 * me
+            local = jax.device_put(data, NamedSharding(mesh.local_mesh, spec))
+            for inputs in (data, jnp.asarray(data), local):
+                ours = to_global(inputs, mesh, spec)
+                theirs = multihost_utils.host_local_array_to_global_array(inputs, mesh, spec)
+                assert_same(ours.array, theirs)
+            back = to_local(ours, mesh, spec)
+            their_back = multihost_utils.global_array_to_host_local_array(theirs, mesh, spec)
+            assert_same(back, their_back)
+            assert back.sharding == their_back.sharding
+            np.testing.assert_array_equal(back, data)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_array_that_is_cut_otherwise_is_moved_first() -> None:
+    mesh = ordered_mesh(ORDERS["contiguous"], {"a": 2, "b": 4})
+    whole = batch(8, 8)
+    rows = whole[4 * jax.process_index() :][:4]
+    g = to_global(rows, mesh, P("a"))
+    theirs = multihost_utils.global_array_to_host_local_array(g.array, mesh, P("b"))
+    ours = to_local(g, mesh, P("b"))
+    assert_same(ours, theirs)
+    np.testing.assert_array_equal(ours, whole)
+    np.testing.assert_array_equal(to_local(g, mesh, P()), whole)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_the_mesh_of_a_local_array_where_devices_form_no_subcube() -> None:
+    # Process 0 is at (0, 0), (0, 2), (2, 0) and (2, 2) of the first two axes.
+    order = [0, 4, 1, 5, 2, 6, 3, 7]
+    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+    mesh = Mesh(mesh.devices.reshape(2, 4), ("x", "y"))
+    me = jax.process_index()
+    local = to_local(to_global(batch(2, 4) + me, mesh, P("x", "y")), mesh, P("x", "y"))
+    assert dict(local.sharding.mesh.shape) == {"dim0": 2, "dim1": 2, "replica": 1}
+    assert local.sharding.spec == P("dim0", "dim1")
+    np.testing.assert_array_equal(local, batch(2, 4) + me)
+    local = to_local(to_global(batch(2, 4), mesh, P(None, "y")), mesh, P(None, "y"))
+    assert dict(local.sharding.mesh.shape) == {"dim1": 2, "replica": 2}
+    np.testing.assert_array_equal(local, batch(2, 4))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_devices_that_hold_a_block_once_more_are_left_out() -> None:
+    # Process 0 holds block 0 twice and blocks 1 and 2 once each.
+    mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
+    me = jax.process_index()
+    data = jnp.asarray(batch(3) if me == 0 else batch(3) + 1)
+    g = to_global(data, mesh, P("x"))
+    local = to_local(g, mesh, P("x"))
+    assert dict(local.sharding.mesh.shape) == {"dim0": 3, "replica": 1}
+    np.testing.assert_array_equal(local, data)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_blocks_that_form_no_regular_grid_are_shown() -> None:
+    mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
+    with pytest.raises(ValueError, match="do not form a regular grid") as raised:
+        to_global({"a": np.zeros((4, 4))}, mesh, P("x", "y"))
+    assert "holds the blocks (" in str(raised.value)
+    assert raised.value.__notes__ == ["gda: at ['a'] of the tree"]
+    whole = batch(4, 2)
+    g = gda.GlobalArray.from_callback((4, 2), mesh, P("x", "y"), lambda index: whole[index])
+    with pytest.raises(ValueError, match="do not form a regular grid"):
+        to_local(g, mesh, P("x", "y"))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_global_arrays_are_passed_through() -> None:
+    mesh = ordered_mesh(ORDERS["contiguous"], {"a": 2, "b": 4})
+    g = to_global(batch(4), mesh, P("a"))
+    again = to_global({"g": g, "array": g.array, "local": batch(4)}, mesh, P("b"))
+    assert again["g"] is g
+    assert isinstance(again["array"], gda.GlobalArray)
+    assert again["array"].array is g.array
+    assert again["local"].spec == P("b")
+    local = jnp.arange(4)
+    assert to_local({"a": local}, mesh, P("a"))["a"] is local
+
+
+@pytest.mark.processes(2, devices=4)
+def test_keys_there_and_back() -> None:
+    keys = jax.random.split(jax.random.key(jax.process_index()), 4)
+    for order in (ORDERS["contiguous"], ORDERS["shuffled"]):
+        mesh = ordered_mesh(order, {"x": 8})
+        g = to_global(keys, mesh, P("x"))
+        assert (g.shape, g.dtype) == ((8,), keys.dtype)
+        local = to_local(g, mesh, P("x"))
+        assert local.dtype == keys.dtype
+        np.testing.assert_array_equal(jax.random.key_data(local), jax.random.key_data(keys))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_replicas_that_differ_are_found() -> None:
+    mesh = ordered_mesh(ORDERS["contiguous"], {"host": 2, "dev": 4})
+    me = jax.process_index()
+    good = {"rows": batch(4) + me, "table": batch(8), "key": jax.random.key(0), "step": 3}
+    specs = {"rows": P("host"), "table": P("dev"), "key": P(), "step": P()}
+    to_global(good, mesh, specs, check_replicas=True)
+    table = batch(8)
+    table[5] += me
+    bad = {**good, "table": table, "key": jax.random.key(me)}
+    to_global(bad, mesh, specs)
+    with pytest.raises(gda.DisagreementError) as raised:
+        to_global(bad, mesh, specs, check_replicas=True)
+    text = str(raised.value)
+    assert "at ['table'], block [4:6]: process 0, and other bytes in process 1" in text
+    assert "at ['key'], block [()]" in text
+    assert "['rows']" not in text
+    assert "['step']" not in text
+    # All processes are in step afterwards.
+    to_global(good, mesh, specs, check_replicas=True)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_the_minority_is_named_first_and_only_some_blocks() -> None:
+    mesh, me = ordered_mesh(ORDERS["contiguous"], {"host": 4, "dev": 2}), jax.process_index()
+    data = batch(4)
+    data[3] += me == 2
+    with pytest.raises(gda.DisagreementError) as raised:
+        to_global(data, mesh, P("dev"), check_replicas=True)
+    assert (
+        "): blocks that several processes hold differ: block [2:4]:"
+        " process 2, and other bytes in processes 0, 1, 3. Give every process the same data there"
+    ) in str(raised.value)
+    with pytest.raises(
+        gda.DisagreementError, match=r"differ: at \[0\], .*; and 12 more\. G"
+    ) as raised:
+        to_global([batch(2) + me] * 10, mesh, P("dev"), check_replicas=True)
+    assert str(raised.value).count("block [") == 8
+    # An array that is global already is not compared.
+    other = to_global(batch(4) + me, mesh, P("dev"))
+    to_global({"passed": other, "a": batch(4)}, mesh, P("dev"), check_replicas=True)
+
+
+# The current mesh.
 
 
 @contextlib.contextmanager
@@ -45,9 +300,6 @@ def under(request: pytest.FixtureRequest) -> Callable[[Mesh], AbstractContextMan
     return request.param
 
 
-# The current mesh.
-
-
 def test_arrays_are_placed_on_the_current_mesh(mesh: Mesh, under: Any) -> None:
     other = Mesh(mesh.devices[::-1], ("a", "b"), axis_types=mesh.axis_types)
     for each in (mesh, other, mesh, Mesh(np.array(jax.devices()[3:4]), ("x",))):
@@ -60,7 +312,7 @@ def test_arrays_are_placed_on_the_current_mesh(mesh: Mesh, under: Any) -> None:
         put(batch(8))
 
 
-# In one process.
+# Batches in one process.
 
 
 def test_partitions(mesh: Mesh) -> None:
@@ -85,7 +337,6 @@ def test_partitions(mesh: Mesh) -> None:
     host[...] = -1  # new memory of the caller's own
     np.testing.assert_array_equal(np.asarray(full["tokens"]), tree["tokens"])
     assert get(replicated, partition=Partition.REPLICATED)["step"] == 3
-    assert gda.host_to_global_device_array is put  # its former name
     with jax.set_mesh(mesh):
         of_float0 = put(np.zeros((8, 2), jax.dtypes.float0))
     np.testing.assert_array_equal(of_float0, np.zeros((8, 2), bool))
@@ -137,7 +388,7 @@ def test_a_batch_that_does_not_fit() -> None:
             put({"a": 3}, partition=Partition.BATCH)
 
 
-@pytest.mark.parametrize("partition", [None, "full", 3, {"a": "x"}, object])
+@pytest.mark.parametrize("partition", [None, "full", {"a": "x"}])
 def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object) -> None:
     with jax.set_mesh(auto_mesh), pytest.raises(NotImplementedError, match=r"PartitionSpec"):
         put({"a": batch(8)}, partition=partition)
@@ -150,12 +401,9 @@ def test_misfits_are_named_with_numbers_and_path(auto_mesh: Mesh) -> None:
     with jax.set_mesh(auto_mesh):
         with pytest.raises(
             ValueError,
-            match="the array has a local batch of 12 rows, and this process has 8 devices .* "
-            r"pass 8 or 16 rows\ngda: at \['b'\]\[0\] of the tree$",
+            match=r"dimension 0 of (.|\n)*not divisible by 8(.|\n)*at \['b'\]\[0\] of the tree$",
         ):
             put({"a": batch(8), "b": [batch(12, 3)]})
-        with pytest.raises(ValueError, match="pass 8 rows$"):
-            put(batch(3))
         with pytest.raises(ValueError, match=r"a scalar, and .*FULL.*REPLICATED(.|\n)*\['step'\]"):
             put({"a": batch(8), "step": 3})
         with pytest.raises(ValueError, match=r"partition is a dict with the keys \['a'\]"):
@@ -226,10 +474,9 @@ def test_a_sharding_brings_its_mesh(mesh: Mesh) -> None:
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("size", [1, 8])
-def test_a_sharding_brings_its_memory(kind: AxisType, size: int) -> None:
-    mesh = mesh_of({"x": size}, kind)
+def test_a_sharding_brings_its_memory(size: int) -> None:
+    mesh = mesh_of({"x": size})
     pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
     x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
     moved = constrain({"a": x, "g": gda.GlobalArray.from_array(x)}, pinned)
@@ -242,28 +489,10 @@ def test_a_sharding_brings_its_memory(kind: AxisType, size: int) -> None:
         assert constrain(moved["a"], P("x")).sharding.memory_kind == "pinned_host"
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX moves no memory inside jit on CPU")
-def test_a_sharding_brings_its_memory_inside_jit(kind: AxisType) -> None:
-    mesh = mesh_of({"x": 8}, kind)
-    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
-    x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
-    assert jax.jit(lambda x: constrain(x + 1, pinned))(x).sharding == pinned
-    on_device = NamedSharding(mesh, P("x"))
-    back = jax.jit(lambda x: constrain(x, on_device))(jax.device_put(x, pinned))
-    assert back.sharding == on_device
-
-
 def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
     x = jax.device_put(batch(8), NamedSharding(explicit_mesh, P()))
     y = jax.jit(lambda x: constrain(x, P("x")))(x)
     assert y.sharding.is_equivalent_to(NamedSharding(explicit_mesh, P("x")), 1)
-
-
-def test_a_constraint_under_a_gradient(auto_mesh: Mesh, under: Any) -> None:
-    with under(auto_mesh):
-        gradient = jax.grad(lambda x: (constrain(x, P("x")) ** 2).sum())(jnp.arange(8.0))
-    np.testing.assert_array_equal(gradient, 2 * np.arange(8))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -291,10 +520,7 @@ def test_bad_constraints(auto_mesh: Mesh) -> None:
             constrain({"a": float}, P("x"))
 
 
-# Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
-
-
-NO_DEVICE = r"process 0 has no device of the mesh {'x': 4}.* the mesh has devices of process 1"
+# Batches of several processes.
 
 
 @pytest.mark.processes(2, devices=4)
@@ -397,22 +623,17 @@ def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) ->
         max_size=4,
     ),
 )
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
 def test_arrays_of_any_sharding_and_size_in_one_call(
-    process_pool: Callable[..., Pool],
-    processes: int,
-    devices: int,
-    order: list[int],
-    mesh_shape: dict[str, int],
-    specs: list[P],
+    process_pool: Callable[..., Pool], order: list[int], mesh_shape: dict[str, int], specs: list[P]
 ) -> None:
-    process_pool(processes, devices=devices).run(check_local, order, mesh_shape, specs)
+    process_pool(2, devices=4).run(check_local, order, mesh_shape, specs)
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("partition", [Partition.FULL, Partition.REPLICATED, P("x"), P()], ids=str)
+@pytest.mark.parametrize("partition", [Partition.FULL, P()], ids=str)
 def test_a_process_without_a_device_of_the_mesh_is_told(partition: Any) -> None:
     mesh = ordered_mesh([4, 5, 6, 7], {"x": 4})
+    no_device = r"process 0 has no device of the mesh {'x': 4}.* the mesh has devices of process 1"
     data = batch(8, 2)
     with jax.set_mesh(mesh):
         if jax.process_index() == 1:
@@ -421,12 +642,11 @@ def test_a_process_without_a_device_of_the_mesh_is_told(partition: Any) -> None:
             np.testing.assert_array_equal(get(g, partition=partition)["a"], data)
             return
         for tree in ({"a": data}, {"a": data[:3]}):
-            with pytest.raises(ValueError, match=NO_DEVICE) as raised:
+            with pytest.raises(ValueError, match=no_device) as raised:
                 put(tree, partition=partition)
             assert raised.value.__notes__ == ["gda: at ['a'] of the tree"]
-    specs = {Partition.FULL: P("x"), Partition.REPLICATED: P()}
-    g = cut(data, mesh, specs.get(partition, partition))
-    with pytest.raises(ValueError, match=NO_DEVICE):
+    g = cut(data, mesh, P("x") if partition is Partition.FULL else partition)
+    with pytest.raises(ValueError, match=no_device):
         get({"a": g}, partition=partition)
 
 
@@ -449,22 +669,22 @@ def test_replicated_and_specs_there_and_back() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_layouts_without_rows_are_refused() -> None:
-    me = jax.process_index()
     mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
 
     def array(spec: P) -> jax.Array:
         return cut(batch(8, 8), mesh, spec).array
 
-    rows = "0:4" if me == 0 else "4:8"
     for layouts, partition, message in [
         (
-            {"a": P("x"), "b": P("y")},
+            {"a": P(None, "x")},
             Partition.FULL,
-            rf"this process has the rows {rows} of the array at \['a'\], and the rows 0:8 of this "
-            r"one(.|\n)*gda: at \['b'\] of the tree$",
+            r"\(8, 4\) of it; under .*FULL it must have whole rows",
         ),
-        ({"a": P(None, "x")}, Partition.FULL, r"only parts of its rows, \(8, 4\) in all"),
-        ({"a": P("x")}, Partition.REPLICATED, r"shape \(8, 8\), and this process has \(4, 8\)"),
+        (
+            {"a": P("x")},
+            Partition.REPLICATED,
+            r"shape \(8, 8\), and this process has \(4, 8\) of it",
+        ),
         ({"a": P("x")}, P("y"), "is sharded by .*'x'.*, and partition says .*'y'"),
         ({"a": P("x")}, Partition.BATCH, r"DataPartitionType\.BATCH .* has neither; rename one of"),
     ]:

@@ -139,12 +139,12 @@ def test_a_golden_file_has_devices_peak_and_communication(
 def test_differences_are_in_words(golden: Path, silent: gda.Rehearsal) -> None:
     (peak, gone) = differences(silent, golden)
     assert re.fullmatch(r"peak: [\d.]+ KiB before, [\d.]+ KiB now \(\+\d+%\)", peak)
-    assert gone == "all-reduce over y is gone: 512 B"
+    assert gone == "all-reduce over y: 512 B before, 0 B now (gone)"
     turned = rehearsed(mesh_of({"x": 2, "y": 4}), P("x"), P("y", "x"))
     assert differences(turned, golden)[0] == "the mesh is x=2,y=4, not x=4,y=2"
     assert differences(turned, golden)[-2:] == [
-        "all-reduce over y is gone: 512 B",
-        "all-reduce over x is new: 512 B",
+        "all-reduce over y: 512 B before, 0 B now (gone)",
+        "all-reduce over x: 0 B before, 512 B now (new)",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The golden files of rehearsals: the memory and communication that a function should have."""
+"""The changes of a rehearsal: of its bytes by kind of collective, and against a golden file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gda.compiled.hlo import Collective, format_axes, format_size, summed
 from gda.layout.text import format_mesh
 from gda.storage.golden_files import check_golden
+
+if TYPE_CHECKING:
+    from gda.compiled.rehearsal import Rehearsal
 
 
 def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], int | None]:
@@ -29,14 +32,24 @@ def format_change(before: float | None, after: float | None) -> str:
     return "new" if before == 0 else f"{after / before - 1:+.0%}" if after else "gone"
 
 
-def check(name: str, found: dict[str, Any], path: Path, tolerance: float) -> None:
-    """Compare the document of the rehearsal of a function with a golden file, or write the file.
-
-    ``Rehearsal.check`` describes it.
-    """
+def check(rehearsal: Rehearsal, path: Path, tolerance: float) -> None:
+    """Compare a rehearsal with a golden file, or write the file, as ``Rehearsal.check`` tells."""
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a part of the bytes, such as 0.05, not {tolerance!r}")
-    check_golden(name, found, path, partial(_differences, tolerance=tolerance))
+    sums = None if rehearsal.collectives is None else bytes_by_kind(rehearsal.collectives)
+    document = {
+        "device_kind": rehearsal.device_kind,
+        "mesh": dict(rehearsal.mesh_shape),
+        "fits": rehearsal.fits,
+        "peak_bytes": rehearsal.peak_bytes,
+        "collectives": None
+        if sums is None
+        else [
+            {"kind": kind, "axes": axes, "nbytes": nbytes}
+            for (kind, axes), nbytes in sorted(sums.items())
+        ],
+    }
+    check_golden(rehearsal.name, document, path, partial(_differences, tolerance=tolerance))
 
 
 def _differences(
@@ -53,30 +66,20 @@ def _differences(
             False: "it does not fit any more",
             None: "the capacity of the devices is unknown now",
         }[after["fits"]]
-    if not _is_near(before["peak_bytes"], after["peak_bytes"], tolerance):
-        yield f"peak: {_sentence(before['peak_bytes'], after['peak_bytes'])}"
-    if before["collectives"] is None or after["collectives"] is None:
-        return  # a program that does not fit has none
-    sums = [
-        {(each["kind"], each["axes"]): each["nbytes"] for each in document["collectives"]}
-        for document in (before, after)
-    ]
-    for kind, axes in {**sums[0], **sums[1]}:
-        old, new = (each.get((kind, axes), 0) for each in sums)
-        if (kind, axes) not in sums[1]:
-            yield f"{kind} over {axes} is gone: {format_size(old)}"
-        elif (kind, axes) not in sums[0]:
-            yield f"{kind} over {axes} is new: {format_size(new)}"
-        elif not _is_near(old, new, tolerance):
-            yield f"{kind} over {axes}: {_sentence(old, new)}"
+    pairs = {"peak": (before["peak_bytes"], after["peak_bytes"])}
+    if before["collectives"] is not None and after["collectives"] is not None:
+        old, new = (
+            {f"{each['kind']} over {each['axes']}": each["nbytes"] for each in some["collectives"]}
+            for some in (before, after)
+        )
+        pairs |= {name: (old.get(name, 0), new.get(name, 0)) for name in {**old, **new}}
+    for name, pair in pairs.items():
+        if not _is_near(*pair, tolerance):
+            change = f" ({words})" if (words := format_change(*pair)) else ""
+            yield f"{name}: {format_size(pair[0])} before, {format_size(pair[1])} now{change}"
 
 
 def _is_near(before: int | None, after: int | None, tolerance: float) -> bool:
-    if before is None or after is None:
-        return before == after
-    return abs(after - before) <= tolerance * before
-
-
-def _sentence(before: int | None, after: int | None) -> str:
-    change = f" ({words})" if (words := format_change(before, after)) else ""
-    return f"{format_size(before)} before, {format_size(after)} now{change}"
+    if before and after:
+        return abs(after - before) <= tolerance * before
+    return before == after  # none, new, gone or unknown
