@@ -225,7 +225,7 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        with contextlib.closing(Background("gda-offer-answer")) as thread:
+        with contextlib.closing(Background(f"answer to {peer}")) as thread:
             thread.begin(partial(self._serve, connection))
 
     def _serve(self, connection: Connection) -> None:

@@ -25,10 +25,6 @@ def loaded(data: Any, dtype: Any, mesh: Mesh, path: Path) -> None:
     gda.load_tree({"a": {"w": data}}, mesh, P("x"), dtype={"a": {"w": dtype}})
 
 
-def loaded_from_devices(data: Any, dtype: Any, mesh: Mesh, path: Path) -> None:
-    gda.load_tree({"a": {"w": jnp.asarray(data)}}, mesh, P("x"), dtype={"a": {"w": dtype}})
-
-
 def loaded_padded(data: Any, dtype: Any, mesh: Mesh, path: Path) -> None:
     gda.load_tree({"a": {"w": data[:7]}}, mesh, P("x"), dtype={"a": {"w": dtype}}, pad=True)
 
@@ -51,7 +47,6 @@ def restored_as_numpy(data: Any, dtype: Any, mesh: Mesh, path: Path) -> None:
 
 TREES = [
     loaded,
-    loaded_from_devices,
     loaded_padded,
     loaded_views,
     restored,

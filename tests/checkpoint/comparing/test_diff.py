@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.saved_arrays import ChunkCache
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
 
@@ -407,13 +405,3 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
     monkeypatch.setattr(Files, "loaded", replacing)
     assert diff(a, b, values=True).are_equal
-
-
-def test_cached_chunks_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Files, "checked", lambda files, where: np.zeros(4, np.int8))
-    chunks = ChunkCache(Files(None, None), most_bytes=4 * 10_000)
-    begun = time.process_time()
-    for number in [*range(30_000)]:
-        assert chunks[0, number].nbytes == 4
-    assert time.process_time() - begun < 3  # counting all of the cache each time took 25 s
-    assert (len(chunks._slots), chunks._held) == (10_000, 40_000)
