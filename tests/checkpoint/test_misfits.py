@@ -313,7 +313,7 @@ def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
         while not told.exists():
             time.sleep(0.01)
         with pytest.raises(gda.LateProcessError):  # the next check tells who was late
-            gda.check_processes_agree(0, name="later")
+            gda.check_processes_agree(0, name="later", timeout=1)
 
 
 def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
