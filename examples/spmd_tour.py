@@ -43,7 +43,7 @@ jax.devices()
 # ## An array on one device
 #
 # The sharding of an array is the place of its elements. By default, the whole array is on the first
-# device. `visualize_sharding` draws it.
+# device. `gda.show` draws it.
 
 # %%
 data = np.arange(24, dtype=np.float32).reshape(3, 8)
@@ -52,7 +52,7 @@ whole = jnp.asarray(data)
 assert whole.devices() == {jax.devices()[0]}
 assert whole.sharding.shard_shape(whole.shape) == (3, 8)
 
-gda.visualize_sharding(whole)
+gda.show(whole)
 
 # %% [markdown]
 # ## A sharded array
@@ -82,7 +82,7 @@ for i, shard in enumerate(g.local_shards):
     assert shard.data.shape == (1, 8)
     assert np.array_equal(shard.data, data[i : i + 1])
 
-gda.visualize_sharding(g)
+gda.show(g)
 
 # %% [markdown]
 # In a notebook, an array at the end of a cell is drawn too. No picture reads or moves the data.
@@ -100,13 +100,13 @@ wrapped = gda.GlobalArray.from_array(sharded)
 assert wrapped.array is sharded
 assert wrapped.grid.indices() == g.grid.indices()
 
-gda.visualize_sharding(wrapped)
+gda.show(wrapped)
 
 # %% [markdown]
 # A picture needs no array and no device: shape, mesh and spec are enough.
 
 # %%
-gda.visualize_sharding((3, 8), {"x": 3}, P("x"), dtype=np.float32)
+gda.show((3, 8), {"x": 3}, P("x"), dtype=np.float32)
 
 # %% [markdown]
 # ## Computing: the layout follows the data
@@ -121,7 +121,7 @@ assert isinstance(y, jax.Array)
 assert y.sharding.is_equivalent_to(g.sharding, y.ndim)
 assert np.allclose(y, 2 * np.sin(data) + 1, atol=1e-6)
 
-gda.visualize_sharding(y)
+gda.show(y)
 
 # %% [markdown]
 # `sum(axis=0)` adds up rows, which are on different devices: these must communicate, and then every
@@ -137,7 +137,7 @@ assert np.array_equal(column_sums, data.sum(axis=0))
 for shard in column_sums.local_shards:
     assert np.array_equal(shard.data, data.sum(axis=0))
 
-gda.visualize_sharding(column_sums)
+gda.show(column_sums)
 
 # %% [markdown]
 # `sum(axis=1)` adds up each row, which is on one device. No device communicates, and each sum stays
@@ -151,7 +151,7 @@ assert row_sums.shape == (3,)
 assert not row_sums.is_fully_replicated
 assert [shard.data.tolist() for shard in row_sums.local_shards] == [[28], [92], [156]]
 
-gda.visualize_sharding(row_sums)
+gda.show(row_sums)
 
 # %% [markdown]
 # ## Inside `jit`: the layout of a result
@@ -174,7 +174,7 @@ everywhere = sums_everywhere(gda.constrain(g, P("x"), mesh=auto).array)
 assert everywhere.is_fully_replicated
 assert [shard.data.tolist() for shard in everywhere.addressable_shards] == [[28, 92, 156]] * 3
 
-gda.visualize_sharding(everywhere)
+gda.show(everywhere)
 
 # %% [markdown]
 # Over Explicit axes the layout is part of an array's type, which JAX finds while it traces, and
@@ -192,7 +192,7 @@ def sums_everywhere_again(x):
     specs.append(jax.typeof(x).sharding.spec)
     sums = x.sum(axis=1)
     specs.append(jax.typeof(sums).sharding.spec)
-    gda.visualize_sharding(sums)
+    gda.show(sums)
     return jax.sharding.reshard(sums, NamedSharding(explicit, P()))
 
 
@@ -202,7 +202,7 @@ assert specs == [P("x", None), P("x")]
 assert everywhere.is_fully_replicated
 assert everywhere.tolist() == [28, 92, 156]
 
-gda.visualize_sharding(everywhere)
+gda.show(everywhere)
 
 # %% [markdown]
 # `gda.constrain` works over both kinds of axes. Outside `jit` it moves the data.
@@ -215,7 +215,7 @@ assert everywhere.is_fully_replicated
 assert gda.constrain(row_sums, P()).is_fully_replicated
 assert np.array_equal(everywhere, data.sum(axis=1))
 
-gda.visualize_sharding(everywhere)
+gda.show(everywhere)
 
 # %% [markdown]
 # ## `shard_map`: the program of one device
@@ -240,7 +240,7 @@ assert z.shape == (24,)
 assert z.grid.indices() == numbers.grid.indices()
 assert np.allclose(z, 2 * np.sin(np.arange(24)) + 1, atol=1e-6)
 
-gda.visualize_sharding(z)
+gda.show(z)
 
 # %% [markdown]
 # Here a device has its own numbers only, so `sum` adds up 8 of them: 28, 92 and 156. `psum` adds up
@@ -259,8 +259,8 @@ assert np.asarray(partial_sums).tolist() == [28, 92, 156]
 assert int(total) == 276 == sum(range(24))
 assert [int(shard.data) for shard in total.local_shards] == [276] * 3
 
-gda.visualize_sharding(partial_sums)
-gda.visualize_sharding(total)
+gda.show(partial_sums)
+gda.show(total)
 
 # %% [markdown]
 # ## Communication

@@ -25,10 +25,9 @@ _MODULE_OF = {
     "to_numpy": "gda.trees.to_numpy",
     "to_jax": "gda.trees.to_jax",
     "fingerprint": "gda.trees.digests",
-    "visualize_sharding": "gda.show.visualize",
     "show": "gda.show",
-    "memory": "gda.trees.memory.live_arrays",
-    "explaining_oom": "gda.trees.memory.live_arrays",
+    "memory": "gda.trees.live_arrays",
+    "explaining_oom": "gda.trees.live_arrays",
     "MemoryReport": "gda.show.memory_report",
     "ArrayMemory": "gda.show.memory_report",
     "DeviceMemory": "gda.show.memory_report",
@@ -59,7 +58,6 @@ _MODULE_OF = {
     # Many processes.
     "launch": "gda.launch",
     "check_processes_agree": "gda.multihost.agreement",
-    "checking_agreement": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
     "check_replicas_agree": "gda.trees.replicas",
@@ -96,8 +94,8 @@ _MODULE_OF = {
     "get_shard_indices_replica_ids": "gda.mesh",
 }
 
-# As public as the others: types of results and options, which a reader meets where the functions are
-# documented, and names for code that comes from other libraries.
+# As public as the others: types of results and options, which a reader meets where the functions
+# are documented, and names for code that comes from other libraries.
 _UNLISTED = {
     "compat",
     "Prefetched",

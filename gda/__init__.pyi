@@ -12,10 +12,9 @@ from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
 from gda.trees.to_jax import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
-from gda.show.visualize import visualize_sharding as visualize_sharding
-from gda import show as show
-from gda.trees.memory.live_arrays import memory as memory
-from gda.trees.memory.live_arrays import explaining_oom as explaining_oom
+from gda.show import this_module as show
+from gda.trees.live_arrays import memory as memory
+from gda.trees.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory
@@ -49,7 +48,6 @@ from gda.trees.files.store import store as store
 # Many processes.
 from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
-from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree
@@ -99,7 +97,6 @@ __all__ = [  # noqa: RUF022
     "to_numpy",
     "to_jax",
     "fingerprint",
-    "visualize_sharding",
     "show",
     "memory",
     "explaining_oom",
@@ -123,7 +120,6 @@ __all__ = [  # noqa: RUF022
     # Many processes.
     "launch",
     "check_processes_agree",
-    "checking_agreement",
     "DisagreementError",
     "LateProcessError",
     "check_replicas_agree",

@@ -30,6 +30,7 @@ import costs
 import jax
 import pytest
 from costs import (  # noqa: F401, hooks
+    pytest_runtest_protocol_costs,
     pytest_sessionfinish,
     pytest_terminal_summary_costs,
     pytest_testnodedown,

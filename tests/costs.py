@@ -1,10 +1,10 @@
 """The costs of a run, in its last lines, and the folder that saves some of them."""
 
 import os
-import resource
 import sys
 import zlib
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,13 @@ import pytest
 from gda.testing import forking
 
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
-DEAREST = 10
+DEAREST = 25
 
 started: Counter[str] = Counter()
+seconds_of: Counter[str] = Counter()  # CPU seconds of a file
 compiled_before = 0
 omitted = 0  # tests, by order.choose_axes
+_measured: list[Any] = ["", 0.0]  # the file whose tests run, and the CPU seconds before them
 
 
 def cache_folder() -> str:
@@ -38,11 +40,36 @@ def begin() -> None:
     sys.addaudithook(lambda event, _: started.update([event]) if event in STARTS else None)
 
 
+def cpu_seconds(process: object = "self") -> float:
+    """Return the CPU seconds of a process, of its children that ended, and of those that live."""
+    folder = Path(f"/proc/{process}")
+    with suppress(OSError):
+        fields = (folder / "stat").read_text().rpartition(") ")[2].split()
+        lists = [each.read_text() for each in folder.glob("task/*/children")]
+        own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        return own + sum(map(cpu_seconds, " ".join(lists).split()))
+    return 0.0
+
+
+def measure(file: str) -> None:
+    """Begin with the tests of a file; what was spent since the last call was for the one before."""
+    now = cpu_seconds()
+    seconds_of[_measured[0]] += now - _measured[1]
+    _measured[:] = file, now
+
+
+@pytest.hookimpl(tryfirst=True, specname="pytest_runtest_protocol")
+def pytest_runtest_protocol_costs(item: pytest.Item) -> None:
+    if item.location[0] != _measured[0]:
+        measure(item.location[0])
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     forking.end_servers()
+    measure("")
     if (output := getattr(session.config, "workeroutput", None)) is not None:
-        output.update(started=started.total(), omitted=omitted)
+        output.update(started=started.total(), omitted=omitted, seconds_of=dict(seconds_of))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,6 +77,7 @@ def pytest_testnodedown(node: Any) -> None:
     global omitted
     output = getattr(node, "workeroutput", {})
     started["workers"] += output.get("started", 0)
+    seconds_of.update(output.get("seconds_of", {}))
     omitted = max(omitted, output.get("omitted", 0))  # each worker collects all tests
 
 
@@ -62,21 +90,15 @@ def num_programs() -> int:
 def pytest_terminal_summary_costs(terminalreporter: Any, config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or config.pluginmanager.hasplugin("gda-process"):
         return
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    seconds = sum(each.ru_utime + each.ru_stime for each in used)
-    durations: Counter[str] = Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                durations[report.location[0]] += report.duration
     terminalreporter.section("costs")
     terminalreporter.line(
-        f"{seconds:.0f} CPU s of this process and all that it started; {started.total()} processes "
-        f"started by tests; {num_programs() - compiled_before} programs compiled that JAX's cache "
-        "did not have"
+        f"{cpu_seconds():.0f} CPU s of this process and all that it started; {started.total()} "
+        f"processes started by tests; {num_programs() - compiled_before} programs compiled that "
+        "JAX's cache did not have"
     )
-    dearest = [f"{file} {time:.1f} s" for file, time in durations.most_common(DEAREST)]
-    terminalreporter.line(f"dearest files: {', '.join(dearest)}")
+    del seconds_of[""]  # imports and collection
+    dearest = [f"{file} {time:.1f}" for file, time in seconds_of.most_common(DEAREST)]
+    terminalreporter.line(f"dearest files, in CPU s: {', '.join(dearest)}")
     if omitted:
         terminalreporter.line(
             f"omitted: {omitted} tests that differ from another only in the axes of their mesh, "

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint.writing import packing, writer
+from gda.checkpoint.writing import writer
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -45,7 +45,7 @@ def limit_sizes(patch: pytest.MonkeyPatch, packed_below: int, chunk: int, pack: 
     """Make small arrays take the ways of large ones: arrays of their own, and several chunks."""
     patch.setattr(writer, "PACKED_BELOW", packed_below)
     patch.setattr(writer, "CHUNK_BYTES", chunk)
-    patch.setattr(packing, "PACK_BYTES", pack)
+    patch.setattr(writer, "PACK_BYTES", pack)
 
 
 def save_tiny(path: Path, tree: Any, compression: str | None = None, **options: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from gda.launch import __main__ as launcher
 from gda.launch import child
+from gda.launch import run as launch_run
 from gda.launch.children import Children
 
 
@@ -26,14 +27,20 @@ def run(*words: str) -> None:
 
 def launch(*words: str) -> NoReturn:
     """Run ``python -m gda.launch`` with these words; it forks its processes."""
+    sys.path.insert(0, os.getcwd())
     Children.start = _fork
     try:
         sys.exit(launcher.main(words))
     except _InChild as started:
         report, kind, *sys.argv[:] = started.args
-    sys.path.insert(0, os.getcwd())
     child.run(int(report), kind, sys.argv[0])
     sys.exit()
+
+
+def launch_impatiently(*words: str) -> NoReturn:
+    """Run ``python -m gda.launch`` with 1 s for the exit of processes, and 2 s for their stacks."""
+    launch_run._EXIT_SECONDS, launch_run._SILENT_SECONDS = 1, 2
+    launch(*words)
 
 
 class _InChild(BaseException):

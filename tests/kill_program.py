@@ -11,12 +11,14 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -68,11 +70,11 @@ Arguments = tuple[Any, ...]
 Works = Mapping[str, Callable[..., None]]
 Join = Callable[[int, int, int], None]
 
-STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "rmdir", "listdir")
+STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "listdir")
 
 
 class Disk:
-    """The module ``os`` as directory.py has it, but before one of its steps something happens.
+    """``os`` and ``shutil`` as directory.py has them, but before a step something happens.
 
     Args:
       fault: called before that step and every later one, with whether it is the first, the name of
@@ -97,7 +99,7 @@ class Disk:
 
     def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **options: Any) -> Any:
-            path = self._path(args[0], options)
+            path = self._paths.get(args[0], args[0])
             with self._guard:
                 number = len(self.steps)
                 self.steps.append((name, path))
@@ -111,14 +113,10 @@ class Disk:
 
         return step
 
-    def _path(self, target: Any, options: dict[str, Any]) -> str:
-        if isinstance(target, int):
-            return self._paths[target]
-        directory = options.get("dir_fd")
-        return target if directory is None else os.path.join(self._paths[directory], target)
-
     def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+        rmtree = self._counted("rmtree", shutil.rmtree)
         set_attribute(directory, "os", self)
+        set_attribute(directory, "shutil", SimpleNamespace(rmtree=rmtree))
 
 
 # What the processes do.
@@ -255,7 +253,7 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
     """Save twice; in the second save one process is killed, at a step of all or of its disk."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
     gda.checkpoint.save(path, tree_of(first, mesh), overwrite=True, timeout=30)
-    save_step: Any = saving.save_step
+    all_do: Any = saving.all_do
 
     def dies_at_step(is_first: bool, name: str, arguments: Arguments) -> None:
         if name == where:
@@ -264,11 +262,11 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
     def dies_together(work: Any, *, what: str, **arguments: Any) -> Any:
         if what.startswith(where):
             os.kill(os.getpid(), signal.SIGKILL)
-        return save_step(work, what=what, **arguments)
+        return all_do(work, what=what, **arguments)
 
     if jax.process_index() == victim:
         Disk(dies_at_step).install()
-        saving.save_step = dies_together  # pyright: ignore[reportAttributeAccessIssue]
+        saving.all_do = dies_together  # pyright: ignore[reportAttributeAccessIssue]
     try:
         gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=2)
         say("returned")

@@ -64,6 +64,8 @@ def _part(*, stable: bool) -> Iterator[str]:
             value = getattr(module, name)
             if isinstance(value, ModuleType):
                 yield f"module {module_name}.{name}"
+                if callable(value):
+                    yield from _function(f"{module_name}.{name}", value)
             elif inspect.isclass(value):
                 # That of an enumeration is Python's, and another in each version of it.
                 signature = "" if issubclass(value, Enum) else _signature(value)

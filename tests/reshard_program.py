@@ -1,25 +1,24 @@
 """One of four processes, as if on four machines; process 1 is killed while they move an array.
 
-Arguments: the number of the process, and the address of process 0.
+Arguments: the number of the process, the address of process 0, and a folder for notes of the end.
 """
 
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-os.environ["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] = "10"
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from running import wait_for
 
 import gda
 from gda.arrays.transport import staging
 from gda.multihost import places
 
-process, address = int(sys.argv[1]), sys.argv[2]
+process, address, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 places.machine = lambda: f"machine {process}"
 jax.distributed.initialize(address, 4, process)
 
@@ -42,7 +41,8 @@ try:
     g.reshard([None, "x"], max_bytes=800)
 except gda.LateProcessError as error:
     print(f"\n{error.processes} {error}", flush=True)
-if process == 0:
-    sys.stdin.read()  # without its service JAX would end the others
+(folder / str(process)).touch()
+if process == 0:  # without its service JAX would end the others
+    wait_for([folder / "2", folder / "3"])
 # Not as usual: JAX would wait for the process that is gone.
 os._exit(0)

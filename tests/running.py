@@ -51,6 +51,7 @@ def python(
     *words: object,
     how: str = "run",
     interrupt_after: str = "",
+    interrupt_with: int = signal.SIGINT,
     cwd: Path | None = None,
     timeout: float = 60,
     **more: str,
@@ -59,12 +60,14 @@ def python(
 
     Args:
       how: a function of ``forked_program``.
-      interrupt_after: text; after it was written the process gets a Ctrl-C.
+      interrupt_after: text; after it was written the process gets a signal, by default a Ctrl-C.
       more: variables.
+
+    Bytes of its output that are no text become surrogates.
     """
     with (
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as err,
+        tempfile.TemporaryFile("w+", errors="surrogateescape") as out,
+        tempfile.TemporaryFile("w+", errors="surrogateescape") as err,
         open(os.devnull) as nothing,
     ):
         process = Forked(
@@ -84,7 +87,7 @@ def python(
                     assert time.monotonic() < limit, f"no {interrupt_after!r}"
                     time.sleep(0.01)
                 time.sleep(0.1)  # in which it begins to wait
-                process.send_signal(signal.SIGINT)
+                process.send_signal(interrupt_with)
             process.wait(timeout)
         except BaseException:
             process.send_signal(signal.SIGKILL)
@@ -111,8 +114,11 @@ def fresh_python(
 
 
 def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m gda.launch`` in a forked process, which forks the others."""
-    return python(*words, how="launch", **options)
+    """Run ``python -m gda.launch`` in a forked process, which forks the others.
+
+    At their end they do not wait for JAX, because they imported it before ``gda.launch`` began.
+    """
+    return python(*words, **{"how": "launch", "XLA_FLAGS": "", **options})
 
 
 def ignoring(command: Sequence[str]) -> list[str]:

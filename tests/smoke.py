@@ -46,7 +46,7 @@ def core() -> None:
 def nothing() -> None:
     g = gda.GlobalArray.from_source(DATA, MESH, P("x", "y"))
     for extra, use in {
-        "show": lambda: gda.visualize_sharding(g),
+        "show": lambda: gda.show(g),
         "progress": lambda: gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True),
         "checkpoint": lambda: gda.checkpoint.save("unused", {"g": g}),
         "rehearse": lambda: gda.rehearsal_mesh("v5e:2x2", {"x": 4}),
@@ -72,7 +72,7 @@ def progress() -> None:
 
 
 def show() -> None:
-    gda.visualize_sharding((8, 2), {"x": 4}, ("x",))
+    gda.show((8, 2), {"x": 4}, ("x",))
 
 
 def all_of_them() -> None:

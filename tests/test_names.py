@@ -129,9 +129,3 @@ def test_names_of_2022_lead_to_their_successors(name: str, successor: str) -> No
     with pytest.raises(AttributeError, match=message):
         getattr(gda, name)
     assert not hasattr(gda, name)
-
-
-def test_module_of_pictures_is_not_callable() -> None:
-    message = r"gda\.show is a module; gda\.visualize_sharding\(x\) shows the picture"
-    with pytest.raises(TypeError, match=message):
-        gda.show((8,), {"x": 2}, ("x",))  # pyright: ignore[reportCallIssue]

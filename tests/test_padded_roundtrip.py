@@ -22,7 +22,7 @@ from trials import Trials, rarely, tried
 import gda
 from gda import PaddedArray
 from gda.checkpoint import restore, save, verify
-from gda.checkpoint.writing import packing, writer
+from gda.checkpoint.writing import writer
 from gda.testing.strategies import meshes, partition_specs
 
 MESHES = [
@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make some arrays files of their own, of several chunks."""
     monkeypatch.setattr(writer, "PACKED_BELOW", 1024)
     monkeypatch.setattr(writer, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(packing, "PACK_BYTES", 2048)
+    monkeypatch.setattr(writer, "PACK_BYTES", 2048)
 
 
 def spec_for(data: np.ndarray, spec: P) -> P:

@@ -106,7 +106,7 @@ def test_every_picture_is_drawn(executed: list[Cell]) -> None:
         if cell["cell_type"] == "code":
             drawn = [o for o in cell["outputs"] if o["output_type"] == "display_data"]
             assert all("<svg" in output["data"]["text/html"] for output in drawn)
-            assert len(drawn) == cell["source"].count("gda.visualize_sharding("), cell["source"]
+            assert len(drawn) == cell["source"].count("gda.show("), cell["source"]
             numbers.append(len(drawn))
     assert sum(numbers) >= 12
 

@@ -23,7 +23,7 @@ import gda
 from benchmarks.checkpoint.checkpoints import begin_peak, peak_bytes, peak_of
 from benchmarks.pairs import Side
 from benchmarks.work import Faster, OfSpeed, Within, WithinMiB, Work
-from gda.exchange.pieces import Needed, number_at, pulled_pieces
+from gda.exchange.pieces import Needed, pulled_pieces
 from gda.layout.reshard.flow import tiling_of
 from gda.testing.pool import Pool
 
@@ -232,7 +232,7 @@ def plan() -> int:
                 tuple(each.indices(size)[0] for each, size in zip(index, shape, strict=True))
                 for index, _ in target.shards_at(range(_PER_PROCESS))
             ]
-            distinct = tuple({number_at(tiling, start): start for start in starts}.values())
+            distinct = tuple({tiling.block_at(start): start for start in starts}.values())
             needed = Needed(tiling, distinct, (0,) * len(distinct), _DEVICES[1] // _PER_PROCESS)
             count += len(pulled_pieces(source, needed))
     return count

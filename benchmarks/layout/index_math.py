@@ -18,7 +18,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.pairs import Side
 from benchmarks.work import AtMost, Faster, Floor, Within, Work
-from gda.layout import numbering
 
 P = PartitionSpec
 CUT = P("x", "y")
@@ -204,26 +203,6 @@ def _padded_million(answer: Callable[[gda.ShardGrid], object]) -> list[Side]:
     return [side(missing=1000), side(missing=0)]
 
 
-def _list_or_array(sizes: tuple[int, int]) -> list[Side]:
-    weights = (sizes[1], 1)
-    repeats = range(max(1, 4096 // prod(sizes)))
-
-    def side(numbers: Callable[[], Any]) -> Side:
-        def run() -> None:
-            for _ in repeats:
-                numbers()
-
-        return Side(run, calls=len(repeats))
-
-    spread_list, spread = numbering._spread_list, numbering._spread
-    assert spread_list(sizes, weights) == spread(sizes, weights).tolist()
-    return [
-        side(lambda: spread_list(sizes, weights)),
-        side(lambda: spread(sizes, weights)),
-        side(lambda: spread(sizes, weights).tolist()),
-    ]
-
-
 _SIZES = {(4, 2): Faster(4), (8, 8): Faster(8), (32, 32): Faster(8)}
 _MAP = "devices_indices_map of a new NamedSharding"
 _PRIVATE = "op_sharding_to_indices over an AbstractMesh (private), "
@@ -272,7 +251,7 @@ WORKS = [
             ("the view of one process", _view, 1.1),
         ]
     ],
-    # For information: the next arrays over a mesh, and what `numbering.SMALL` relies on.
+    # For information: the next arrays over a mesh.
     *[
         Work(
             f"the same, of a new shape over a known mesh and spec, {prod(sizes):,} devices",
@@ -281,14 +260,5 @@ WORKS = [
             devices=prod(sizes),
         )
         for sizes in _SIZES
-    ],
-    *[
-        Work(
-            f"numbers of {prod(sizes):,} devices",
-            partial(_list_or_array, sizes),
-            {"NumPy": None, "NumPy, then tolist": None},
-            ours="lists",
-        )
-        for sizes in [(4, 2), (8, 8), (32, 16), (64, 64)]
     ],
 ]

@@ -59,7 +59,7 @@ def _text(spec: PartitionSpec) -> list[Side]:
             draw(array)
         return out.getvalue()
 
-    sides = [gda.visualize_sharding, jax.debug.visualize_array_sharding]
+    sides = [gda.show, jax.debug.visualize_array_sharding]
     for draw in sides:
         assert "63" in printed(draw, *fresh())
     return [Side(partial(printed, draw), fresh) for draw in sides]

@@ -27,7 +27,8 @@ from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, start_of
+from gda.layout.indices import start_of
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
 from gda.mesh import (
     MeshLike,
     after_spec,

@@ -19,7 +19,8 @@ from gda.arrays.buffers import aligned_empty
 from gda.arrays.dtypes import is_extended
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike, shape_at
+from gda.layout.indices import shape_at
+from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
     Device,
     grid_of,

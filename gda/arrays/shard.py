@@ -9,7 +9,8 @@ import jax
 from gda.arrays.bits import without_padding
 from gda.arrays.liveness import deleted_error, describe, traced_error
 from gda.layout.boundary import set_module
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.indices import shape_at
+from gda.layout.spec import Index, Shape
 from gda.layout.text import counted
 from gda.mesh import Device, is_tracer, not_an_array_error
 

@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
-import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Self
 
 import jax
 
 from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading.files import Files, group_of
+from gda.checkpoint.format.manifest import Manifest, group_of
 from gda.checkpoint.reading.manifest_at import load_manifest
 from gda.checkpoint.writing.claim import Claim, claimed, remove
 from gda.checkpoint.writing.writer import Share, Writer
@@ -33,15 +29,12 @@ from gda.layout.distribution import DISTRIBUTION
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
-from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import SaveError
-from gda.storage.stores.opening import Store, open_store, options_for
+from gda.storage.stores.opening import open_store, options_for
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.trees.records.structure import flatten
-
-T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
 
@@ -121,10 +114,11 @@ def save(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, progress, retry)
-    with contextlib.ExitStack() as stack:
-        saving, share = _begin("gda.checkpoint.save", path, tree, agreed, timeout, options, stack)
-        parts = saving.write(share)
-        saving.commit(share, parts)
+    with _Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
+        saving.check_same_call(tree)
+        saving.begin(tree)
+        saving.write()
+        saving.commit()
 
 
 # Saves that failed in the background without a call of result().
@@ -157,14 +151,13 @@ class Pending:
     def __init__(self, path: str) -> None:
         self._path = path
         self._thread: threading.Thread | None = None
-        self._is_over = False
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_over = threading.Event()
         self._error: BaseException | None = None
         self._failure = ""
 
     def done(self) -> bool:
         """Return True if the save has ended, with or without an error."""
-        return self._is_over
+        return self._is_over.is_set()
 
     @public
     def result(self, timeout: float | None = None) -> None:
@@ -178,14 +171,9 @@ class Pending:
           Exception: any error of ``save``.
         """
         seconds = None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
-        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended. And in one
-        # call of C code, between whose parts no Ctrl-C comes: the news stay for the next caller.
-        try:
-            deque(map(self._news.put, map(self._news.get, [True], [seconds])), maxlen=0)
-        except queue.Empty:
-            raise TimeoutError(
-                f"saving to {self._path} goes on after {timeout:g} s; wait longer"
-            ) from None
+        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended.
+        if not self._is_over.wait(seconds):
+            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
@@ -210,8 +198,7 @@ class Pending:
             finally:
                 if self._thread is not None:
                     forget()  # its name is that of one save
-                self._is_over = True
-                self._news.put(None)
+                self._is_over.set()
 
         if not threading.main_thread().is_alive():
             # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
@@ -219,7 +206,7 @@ class Pending:
             return
         # Not a daemon: a program that ends finishes the save first.
         self._thread = threading.Thread(target=run, name=name)
-        tasks.start(self._thread)
+        self._thread.start()
 
 
 @set_module("gda.checkpoint")
@@ -264,171 +251,166 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
-    # Taken by the thread that ends the save: Ctrl-C may come when the other one has begun.
-    held = {"stack": contextlib.ExitStack()}
-
-    def finish() -> None:
-        stack = held.pop("stack", None)
-        if stack is not None:
-            with stack:
-                parts = saving.write(share)
-                saving.commit(share, parts)
-
-    try:
-        name = "gda.checkpoint.save_async"
-        begun = _begin(name, path, tree, agreed, timeout, options, held["stack"], keeps=True)
-        saving, share = begun
+    with contextlib.ExitStack() as stack:
+        saving = stack.enter_context(
+            _Save("gda.checkpoint.save_async", path, agreed, options, timeout)
+        )
+        saving.check_same_call(tree)
+        saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
-        pending._start(finish, f"gda-save-{saving.claim.data}")
-        return pending
-    except BaseException as error:
-        stack = held.pop("stack", None)
-        if stack is None:
-            error.add_note(f"gda: the save to {path} has begun; it goes on in the background")
-            raise
-        with stack:
-            raise
+        pending._start(saving.finish, f"gda-save-{saving.claim.data}")
+        stack.pop_all()  # finish() leaves it
+    return pending
 
 
-# All processes raise the same error if a caller may want to catch it.
-save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
+class _Save:
+    """One save, in this process. Its methods stand in the order of its steps.
 
+    Each of ``check_same_call``, ``begin``, ``write`` and ``commit`` is a step that all processes do
+    together: all succeed, or all raise. The context keeps other saves out, and after an error it
+    removes the new data.
 
-def _begin(
-    name: str,
-    path: Any,
-    tree: Any,
-    agreed: dict[str, Any],
-    timeout: float,
-    options: Options,
-    stack: contextlib.ExitStack,
-    keeps: bool = False,
-) -> tuple[_Saving, Share]:
-    """Agree on the call and the directory; keep other saves out until ``stack`` ends.
-
-    ``agreed`` has the options that must be the same in all processes. With ``keeps``, the caller
-    may do anything with the arrays afterwards.
+    Args:
+      name: of the public function.
+      agreed: the options that must be the same in all processes.
     """
-    compression = agreed["compression"]
-    if compression not in (None, "zstd"):
-        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-    checksums.require_crc32c()
-    if compression:
-        zarr_format.require_zstd()
-    store = open_store(path, timeout)
-    # The first step of all processes, so that nothing slow comes before it.
-    seconds = min(timeout, timeout_of_checks())
-    try:
-        check_same_call(name, tree, {"path": store.url, **agreed}, timeout=seconds)
-    except LateProcessError as error:
-        error.add_note("gda: every process of the program must call save, not process 0 alone")
-        raise
 
-    def claim() -> _Begun:
-        structure, leaves = flatten(tree)
-        share = Share(saved_leaves(leaves, options))
-        values = values_of(share.leaves) if jax.process_count() > 1 else {}
-        mine = None
+    claim: Claim  # after begin(): the new directory
+    _writer: Writer
+    _share: Share
+    _structure: Any  # of the tree, as JSON
+    _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
+
+    def __init__(
+        self, name: str, path: Any, agreed: dict[str, Any], options: Options, timeout: float
+    ) -> None:
+        compression = agreed["compression"]
+        if compression not in (None, "zstd"):
+            raise ValueError(f'compression must be None or "zstd", not {compression!r}')
+        checksums.require_crc32c()
+        if compression:
+            zarr_format.require_zstd()
+        self.store = open_store(path, timeout)
+        self._name, self._agreed, self._timeout = name, agreed, timeout
+        self._options = options
+        self._lock = contextlib.ExitStack()
+        self._has_begun = False
+        self._may_be_committed = False  # True as soon as the new manifest may be there
+
+    def __enter__(self) -> Self:
+        return self
+
+    def check_same_call(self, tree: Any) -> None:
+        """Check that all processes save the same tree; the first step, with nothing slow before."""
+        arguments = {"path": self.store.url, **self._agreed}
+        seconds = min(self._timeout, timeout_of_checks())
+        try:
+            check_same_call(self._name, tree, arguments, timeout=seconds)
+        except LateProcessError as error:
+            error.add_note("gda: every process of the program must call save, not process 0 alone")
+            raise
+
+    def begin(self, tree: Any, keeps: bool = False) -> None:
+        """Take the values; process 0 claims the path and names the new directory.
+
+        With ``keeps``, the caller may do anything with the arrays afterwards.
+        """
+        data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).verdict
+        if jax.process_index() != 0:
+            self.claim = Claim(data, ())
+        self._writer = Writer(
+            store=self.store,
+            data=data,
+            codec=self._agreed["compression"] or "bytes",
+            fingerprints=self._agreed["fingerprint"],
+            # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
+            options=options_for(self.store, self._options, least=4),
+        )
+        self._has_begun = True
+
+    def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
+        """Return what process 0 compares, and from process 0 the new directory."""
+        self._structure, leaves = flatten(tree)
+        self._share = Share(saved_leaves(leaves, self._options))
+        values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
+        data = None
         if jax.process_index() == 0:
-            mine = stack.enter_context(claimed(store, agreed["overwrite"]))
+            claim = claimed(self.store, self._agreed["overwrite"])
+            self.claim = self._lock.enter_context(claim)
+            data = self.claim.data
         if keeps:
-            share = share.kept(agreed["fingerprint"])
-        return _Begun(structure, share, values, mine)
+            self._share = self._share.kept(self._agreed["fingerprint"])
+        return {"values": values, "data": data}
 
-    def tell(begun: _Begun) -> dict[str, Any]:
-        return {"values": begun.values, "data": begun.claim and begun.claim.data}
+    def finish(self) -> None:
+        """Do the rest of the steps, and leave the context."""
+        with self:
+            self.write()
+            self.commit()
 
-    def judge(parts: dict[int, Any]) -> str:
-        check_same_values([part["values"] for part in parts.values()])
-        return parts[0]["data"]
+    def write(self) -> None:
+        """Write the chunks of this process."""
+        self._parts = self._together("writing", self._write).parts
 
-    what = f"beginning the checkpoint {store.url}"
-    begun = save_step(claim, what=what, timeout=timeout, tell=tell, judge=judge)
-    (structure, share, _, mine), data = begun.mine, begun.verdict
-    writer = Writer(
-        store=store,
-        data=data,
-        codec=compression or "bytes",
-        fingerprints=agreed["fingerprint"],
-        # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
-        options=options_for(store, options, least=4),
-    )
-    saving = _Saving(writer, structure, mine or Claim(data, ()), timeout)
-    stack.push(saving.abandon_after)
-    return saving, share
+    def _write(self) -> dict[str, Any]:
+        return self._writer.write(self._share)
 
-
-class _Begun(NamedTuple):
-    """The part of this process in the beginning of a save."""
-
-    structure: Any  # of the tree, as JSON
-    share: Share
-    values: dict[str, str]  # by path, of what must be the same in all processes
-    claim: Claim | None  # of process 0
-
-
-@dataclass
-class _Saving:
-    """One save, in this process."""
-
-    writer: Writer
-    structure: Any  # of the tree, as JSON
-    claim: Claim
-    timeout: float
-    may_be_committed: bool = False  # True as soon as the new manifest may be there
-
-    @property
-    def store(self) -> Store:
-        return self.writer.store
-
-    def write(self, share: Share) -> list[Any]:
-        """Write a share. When all processes have, return in process 0 the parts of all."""
-        return self._step(lambda: self.writer.write(share), "writing").parts
-
-    def commit(self, share: Share, parts: list[Any]) -> None:
-        """Write the manifest; when every process knows, remove the data that it replaces."""
+    def commit(self) -> None:
+        """Process 0 writes the manifest; when every process knows, it removes the old data."""
         is_first = jax.process_index() == 0
-        self.may_be_committed = not is_first
-        self._step(lambda: self._seal(share, parts) if is_first else None, "committing")
+        self._may_be_committed = not is_first
+        self._together("committing", self._commit if is_first else _nothing)
         for name in self.claim.replaced:
             remove(self.store, name)
 
-    def _seal(self, share: Share, parts: list[Any]) -> None:
-        arrays, leaves = self.writer.records(share, parts)
+    def _commit(self) -> None:
+        arrays, leaves = self._writer.records(self._share, self._parts)
         group = group_of(arrays)
         # Makes the arrays of all processes one zarr group.
-        self.store.write(f"{self.claim.data}/zarr.json", [group])
+        self.store.write(f"{self.claim.data}/zarr.json", group)
         self.store.flush()
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
             leaves=leaves,
-            structure=self.structure,
+            structure=self._structure,
             about=_about(),
             group=checksums.size_and_crc(group),
         )
-        files, options = Files(self.store, manifest), self.writer.options
         file = manifest_json.dump(manifest)
-        self.may_be_committed = True
+        self._may_be_committed = True
         try:
-            self.store.replace(
-                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(options)
-            )
+            with self.store.replacing(manifest_json.NAME, file, self.claim.version):
+                self._writer.check_written(manifest)
         except SaveError:
-            self.may_be_committed = False
+            self._may_be_committed = False
             raise
 
-    def _step(
-        self, work: Callable[[], T], what: str, tell: Callable[[T], Any] = lambda done: done
-    ) -> Done[T]:
-        what = f"{what} the checkpoint {self.store.url}"
-        return save_step(work, what=what, timeout=self.timeout, tell=tell)
+    def _together(
+        self,
+        step: str,
+        work: Callable[[], Any],
+        judge: Callable[[dict[int, Any]], Any] = lambda parts: None,
+    ) -> Done[Any]:
+        """Do a step of all processes; ``judge`` gets in process 0 what ``work`` returns in each."""
+        return all_do(
+            work,
+            judge=judge,
+            what=f"{step} the checkpoint {self.store.url}",
+            timeout=self._timeout,
+            # All processes raise the same error if a caller may want to catch it.
+            failed=SaveError,
+            shared=(FileExistsError, DisagreementError),
+        )
 
-    def abandon_after(self, _: object, error: BaseException | None, __: object) -> None:
-        """After an error, remove the new data if possible; add a note of the state of the path."""
-        if error is None:
-            return
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with self._lock:
+            if error is not None and self._has_begun:
+                self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Remove the new data if possible; add a note of the state of the path."""
         url, is_committed = self.store.url, self._is_committed(error)
         if is_committed:
             note = f"the checkpoint {url} is complete despite the error"
@@ -446,7 +428,8 @@ class _Saving:
 
     def _is_committed(self, error: BaseException) -> bool | None:
         """Return True if the manifest is there; ``None`` if that is unknown or may change."""
-        if jax.process_index() == 0 and not self.may_be_committed:
+        is_first = jax.process_index() == 0
+        if is_first and not self._may_be_committed:
             return False
         try:
             is_there = load_manifest(self.store).data == self.claim.data
@@ -456,9 +439,19 @@ class _Saving:
             return None
         # An object store may still write a manifest that it did not confirm, and so may process 0
         # when the others no longer wait for it.
-        is_heard = jax.process_index() == 0 or isinstance(error, SaveError)
+        is_heard = is_first or isinstance(error, SaveError)
         is_decided = is_heard and not self.store.is_remote
-        return is_there or (None if self.may_be_committed and not is_decided else False)
+        return is_there or (None if self._may_be_committed and not is_decided else False)
+
+
+def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
+    """Check that processes have the same values; return the directory that process 0 names."""
+    check_same_values([part["values"] for part in parts.values()])
+    return parts[0]["data"]
+
+
+def _nothing() -> None:
+    """Do nothing, while process 0 commits."""
 
 
 def _about() -> dict[str, Any]:

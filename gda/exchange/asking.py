@@ -19,7 +19,8 @@ from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.exchange.versions import OfferVersion
-from gda.multihost.background import Background
+from gda.layout.indices import index_at, within
+from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival, saved_type
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
 
@@ -44,9 +45,8 @@ class PieceToPull(NamedTuple):
         """The part of the array that the piece fills."""
         assert self.arrival is not None
         block = self.arrival.needed[self.piece.block]
-        sides = zip(self.piece.start, block.start, self.piece.shape, strict=True)
-        within = [slice(first - begin, first - begin + size) for first, begin, size in sides]
-        return self.arrival.blocks[self.piece.block][(*within, ...)]
+        place = within(index_at(self.piece.start, self.piece.shape), block.start)
+        return self.arrival.blocks[self.piece.block][(*place, ...)]
 
 
 Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them
@@ -180,17 +180,14 @@ class OfferToPull:
                 receive(connection, of_question)
 
         # This thread asks too, so that a small pull starts none.
-        threads = min(_MOST_CONNECTIONS, len(questions)) - 1
-        helpers = [Background("gda-pull") for _ in range(threads)]
-        asking = [each.begin(ask_following) for each in helpers]
+        helpers = min(_MOST_CONNECTIONS, len(questions)) - 1
+        asking = [in_thread("gda-pull", ask_following) for _ in range(helpers)]
         try:
             ask_following()
             wait(asking)
         finally:
             stop_after(-1)  # those that run, after Ctrl-C
             wait(asking)
-            for each in helpers:
-                each.close()
         if errors:
             raise errors[min(errors)]
 

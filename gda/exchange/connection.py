@@ -19,13 +19,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from gda.layout.strict_json import parse_json
-from gda.multihost.background import Background
+from gda.multihost.background import in_thread
 
 Elements = np.ndarray[Any, Any]
 Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
@@ -370,9 +371,10 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
     places: list[Any] = [address]
     if not _is_numeric(address.host):
-        with closing(Background("gda-resolver")) as resolver:  # which has no deadline
-            found = resolver.begin(lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-            places = [place[:2] for *_, place in found.result(deadline.left())]
+        # In a thread, because it has no deadline.
+        resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+        found = in_thread("gda-resolver", resolve)
+        places = [place[:2] for *_, place in found.result(deadline.left())]
     while True:
         place = places.pop(0)
         try:

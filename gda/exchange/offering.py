@@ -187,7 +187,7 @@ class Offer:
         oldest fail.
 
         Args:
-          tree: as before in structure, shapes and dtypes. LayoutNumbers, numbers and strings may differ.
+          tree: as before in structure, shapes and dtypes. Layouts, numbers and strings may differ.
 
         Raises:
           ValueError: the tree is not as before; it names the leaf.

@@ -17,12 +17,13 @@ import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import is_empty, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Pieces
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Shape, start_of
+from gda.layout.spec import Shape
 from gda.layout.tiling import Tiling
 from gda.mesh import processes_of
 
@@ -65,7 +66,7 @@ def needed_blocks(plan: LocalBlocks) -> Needed:
     holders = holders_of(grid, processes_of(mesh))
     starts = tuple([start_of(index) for index in plan.distinct])
     tiling = tiling_of(grid)
-    turns = [holders[number_at(tiling, start)].index(jax.process_index()) for start in starts]
+    turns = [holders[tiling.block_at(start)].index(jax.process_index()) for start in starts]
     return Needed(tiling, starts, tuple(turns), max(map(len, holders), default=1))
 
 
@@ -73,20 +74,8 @@ def all_blocks(grid: ShardGrid) -> Needed:
     """Return the blocks of a grid, without the empty ones, as needed by one process."""
     tiling = tiling_of(grid)
     indices = map(tiling.index, range(grid.num_shards))
-    starts = [start_of(index) for index in indices if not any(map(_is_empty, index))]
+    starts = [start_of(index) for index in indices if not is_empty(index)]
     return Needed(tiling, tuple(starts), (0,) * len(starts), 1)
-
-
-def _is_empty(part: slice) -> bool:
-    return part.start is not None and part.start == part.stop
-
-
-def number_at(tiling: Tiling, start: Shape) -> int:
-    """Return the number of the block that begins at an element."""
-    number = 0
-    for dimension, first in zip(tiling.dimensions, start, strict=True):
-        number = number * dimension.parts + (first // dimension.step if dimension.step else 0)
-    return number
 
 
 def pulled_pieces(
@@ -101,7 +90,7 @@ def pulled_pieces(
     if 0 in source.global_shape or not needed.starts:
         return []
     pieces = Pieces(tiling_of(source), needed.tiling)
-    numbers = np.array([number_at(needed.tiling, start) for start in needed.starts])
+    numbers = np.array([needed.tiling.block_at(start) for start in needed.starts])
     # In the order of the numbers, as Pieces lists them.
     listed = pieces.listed(numbers)
     turns = np.array(needed.turns)[listed.rows]

@@ -30,7 +30,7 @@ from gda.exchange.connection import Address, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
-from gda.multihost.background import Background
+from gda.multihost.background import in_thread
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
 from gda.trees.records.recorded_leaves import ValueLeaf
@@ -163,8 +163,7 @@ class OfferServer:
         # In the order in which they came, with the moment, or None after their proof.
         self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
-        self._listener = Background("gda-offer")
-        self._listening: Future[None] | None = self._listener.begin(self._listen)
+        self._listening: Future[None] | None = in_thread("gda-offer", self._listen)
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -183,7 +182,6 @@ class OfferServer:
         self._socket.close()
         if self._listening is not None:
             wait([self._listening])
-            self._listener.close()
         for connection in [*self._connections]:
             connection.close()
 
@@ -225,8 +223,7 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        with contextlib.closing(Background(f"answer to {peer}")) as thread:
-            thread.begin(partial(self._serve, connection))
+        in_thread(f"answer to {peer}", partial(self._serve, connection))
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.boundary import hide_own_frames, set_module
-from gda.layout.numbering import IntArray, Layout, layout_of, read_only
+from gda.layout.numbering import IntArray, Layout, layout_of, numbers_of, read_only
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes, ProcessOf, check_process_of
 from gda.layout.spec import (
@@ -31,7 +31,7 @@ from gda.layout.spec import (
     indivisible_error,
     integers,
 )
-from gda.layout.tiling import Dimension, Tiling, slices_of
+from gda.layout.tiling import Dimension, Tiling
 
 
 @set_module("gda")
@@ -243,12 +243,11 @@ class ShardGrid:
         >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
-        if type(positions) is not range:  # most are, and one is compared at once
+        if type(positions) is not range:
             positions = tuple(map(operator.index, positions))
-        held = self._layout.held(positions)
-        slices = map(slices_of, self.global_shape, self._layout.parts, held.parts)
-        indices = [*held.combine(*slices)]
-        return [(indices[block], replica) for block, replica in held.shards]
+        shards = numbers_of(self._layout, positions)
+        indices = {block: self._tiling.index(block) for block in dict(shards)}
+        return [(indices[block], replica) for block, replica in shards]
 
     def locate(self, point: Sequence[int]) -> IntArray:
         """Return the flat positions of the devices that hold the element at ``point``.
@@ -271,31 +270,28 @@ class ShardGrid:
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):
             raise IndexError(f"point {given} is outside the global shape {self.global_shape}")
-        block = 0
-        for p, step, parts in zip(given, self.shard_shape, self._layout.parts, strict=True):
-            block = block * parts + p // step
-        return self._layout.holders(block)
+        return self._layout.holders(self._tiling.block_at(given))
 
     def _position(self, i: int | Sequence[int]) -> int:
         # Not by type: coordinates may come in a NumPy array, and positions as NumPy integers.
         is_one = hasattr(i, "__index__") and not hasattr(i, "__len__")
         return operator.index(i) if is_one else self._layout.position(i)  # pyright: ignore
 
-    # All devices: O(devices), vectorised, cached.
+    # All devices: O(devices), vectorised. Numbers are kept for all grids of a mesh and spec.
 
     def indices(self) -> list[Index]:
         """Return the index of every device, in device order; equal indices are one object."""
         blocks = self.blocks()
-        return [blocks[number] for number in self._layout.block_list]
+        return [blocks[number] for number in self.block_ids.tolist()]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
         """Return ``(index, replica_id)`` of every device, in device order."""
-        return list(zip(self.indices(), self._layout.replica_list, strict=True))
+        return list(zip(self.indices(), self.replica_ids.tolist(), strict=True))
 
     def blocks(self) -> list[Index]:
         """Return the index of every block once, in the order of the block numbers."""
-        layout = self._layout
-        return [*product(*map(slices_of, self.global_shape, layout.parts, layout.coordinates))]
+        dimensions = self._tiling.dimensions
+        return [*product(*[map(each.slice_of, range(each.parts)) for each in dimensions])]
 
     @cached_property
     def starts(self) -> IntArray:
@@ -321,33 +317,19 @@ class ShardGrid:
                 f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
             )
         ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
-        dimensions = zip(self._tiling.dimensions, layout.axes, strict=True)
-        for number, (dimension, names) in enumerate(dimensions):
-            # The parts of a few axes, which are spread over the others at the end.
-            parts: Any = 0
-            ways = 1
-            for name in reversed(names):
-                size = layout.mesh_shape[name]
-                shape = [size if axis == name else 1 for axis in layout.mesh_shape]
-                parts = parts + np.arange(size).reshape(shape) * ways
-                ways *= size
-            ends[..., number] = ends_of(dimension, parts)
+        for number, dimension in enumerate(self._tiling.dimensions):
+            ends[..., number] = ends_of(dimension, layout.parts_along(number))
         return read_only(ends.reshape(self.num_devices, len(self.global_shape)))
 
     @property
     def replica_ids(self) -> IntArray:
         """Replica id of every device: int64 ``[num_devices]``, read-only."""
-        layout = self._layout
-        return layout.small_replica_ids if layout.is_small else self._replica_ids
+        return self._layout.replica_ids
 
-    @cached_property
-    def _replica_ids(self) -> IntArray:
-        return read_only(self._layout.spread(self._layout.replica_weights))
-
-    @cached_property
+    @property
     def block_ids(self) -> IntArray:
         """Number of the block that every device holds: int64 ``[num_devices]``, read-only."""
-        return read_only(self._layout.spread(self._layout.block_weights))
+        return self._layout.block_ids
 
     # One process.
 

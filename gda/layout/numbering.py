@@ -20,12 +20,9 @@ coordinate times a weight.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from itertools import product
 from types import MappingProxyType
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -40,28 +37,7 @@ from gda.layout.spec import (
     integers,
 )
 
-# Below this many devices a list is filled by Python about as quickly as by NumPy and `tolist`, with
-# 64 devices in a third of the time (benchmarks/results.json, "numbers of"), and is small enough to
-# keep with the layout.
-SMALL = 512
-
 IntArray = npt.NDArray[np.int64]
-
-
-class Held(NamedTuple):
-    """The blocks that some devices hold, in the order of the block numbers.
-
-    Attributes:
-      positions: of the devices.
-      combine: ``product`` if the blocks are all combinations of some parts, else ``zip``.
-      parts: for each dimension the parts that ``combine`` makes blocks of.
-      shards: for each device the place of its block among these, and its replica id.
-    """
-
-    positions: Sequence[int]
-    combine: Callable[..., Iterable[tuple[Any, ...]]]
-    parts: Sequence[Sequence[int]]
-    shards: Sequence[tuple[int, int]]
 
 
 class Layout:
@@ -71,7 +47,6 @@ class Layout:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
       axes: for each dimension the names of the axes that shard it.
       parts: the number of parts along each dimension.
-      coordinates: for each dimension the parts that differ, from 0; all of size 0 are equal.
       num_devices, num_shards, num_replicas: devices, distinct blocks, devices per block.
       block_weights, replica_weights: per mesh axis; 0 where the axis does not count.
     """
@@ -98,15 +73,11 @@ class Layout:
             replica_weights.append(0 if weight else replicas)
             replicas *= 1 if weight else size
         self.parts = tuple(reversed(parts))
-        sides = zip(empty, self.parts, strict=True)
-        self.coordinates = tuple([range(1 if is_empty else ways) for is_empty, ways in sides])
         self.block_weights = tuple(weights.values())
         self.replica_weights = tuple(reversed(replica_weights))
         self.num_shards = blocks
         self.num_replicas = replicas
         self.num_devices = blocks * replicas
-        self.is_small = self.num_devices < SMALL
-        self._held = Held((), zip, [()] * len(axes), ())
 
     def numbers(self, position: int) -> tuple[int, int]:
         """Return block number and replica id of one device, O(axes)."""
@@ -125,25 +96,6 @@ class Layout:
     @cached_property
     def _from_fastest(self) -> tuple[tuple[int, int, int], ...]:
         return tuple(zip(self.sizes, self.block_weights, self.replica_weights, strict=True))[::-1]
-
-    def held(self, positions: Sequence[int]) -> Held:
-        """Return the blocks of the devices at these positions, a tuple or a range."""
-        held = self._held
-        if held.positions != positions:
-            numbers = [self.numbers(position) for position in positions]
-            blocks = sorted({block for block, _ in numbers})
-            columns, rest = [], blocks
-            for parts in reversed(self.coordinates):
-                columns.insert(0, [block % parts.stop for block in rest])
-                rest = [block // parts.stop for block in rest]
-            parts = [sorted(set(column)) for column in columns]
-            is_regular = math.prod(map(len, parts)) == len(blocks)
-            place_of = {block: place for place, block in enumerate(blocks)}
-            shards = [(place_of[block], replica) for block, replica in numbers]
-            held = Held(positions, *((product, parts) if is_regular else (zip, columns)), shards)
-            if len(positions) <= SMALL:
-                self._held = held  # a process asks for its own devices, of array after array
-        return held
 
     def position(self, coordinates: Sequence[int]) -> int:
         """Return the flat position of mesh coordinates."""
@@ -176,38 +128,32 @@ class Layout:
             else:
                 counts.append(size)
                 strides.append(stride)
-        return first + _spread(counts, strides)
+        return first + spread(counts, strides).ravel()
 
-    # All devices. A layout lives long, so it keeps what is small; a grid keeps what it needs.
-
-    def spread(self, weights: Sequence[int]) -> IntArray:
-        """Return the sum of coordinate times weight for every device, in device order."""
-        return _spread(self.sizes, weights)
-
-    @property
-    def block_list(self) -> list[int]:
-        """Block number of every device, in device order; not to be changed."""
-        return self._small_blocks if self.is_small else self.spread(self.block_weights).tolist()
-
-    @property
-    def replica_list(self) -> list[int]:
-        """Replica id of every device, in device order; not to be changed."""
-        if self.is_small:
-            return self._small_replicas
-        return self.spread(self.replica_weights).tolist()
+    # All devices: once for all arrays of the layout.
 
     @cached_property
-    def small_replica_ids(self) -> IntArray:
-        """``replica_list`` as an array, read-only."""
-        return read_only(np.array(self.replica_list, np.int64))
+    def block_ids(self) -> IntArray:
+        """Block number of every device: int64 ``[num_devices]``, read-only."""
+        return self._of_all(self.block_weights)
 
     @cached_property
-    def _small_blocks(self) -> list[int]:
-        return _spread_list(self.sizes, self.block_weights)
+    def replica_ids(self) -> IntArray:
+        """Replica id of every device: int64 ``[num_devices]``, read-only."""
+        return self._of_all(self.replica_weights)
 
-    @cached_property
-    def _small_replicas(self) -> list[int]:
-        return _spread_list(self.sizes, self.replica_weights)
+    def parts_along(self, dimension: int) -> IntArray:
+        """Return the part of every device in a dimension, in an array that ``spread`` makes."""
+        weights, ways = dict.fromkeys(self.mesh_shape, 0), 1
+        for name in reversed(self.axes[dimension]):
+            weights[name] = ways
+            ways *= self.mesh_shape[name]
+        return spread(self.sizes, tuple(weights.values()))
+
+    def _of_all(self, weights: Sequence[int]) -> IntArray:
+        numbers = np.empty(self.sizes, np.int64)
+        numbers[...] = spread(self.sizes, weights)
+        return read_only(numbers.reshape(-1))
 
 
 @lru_cache(maxsize=1024)
@@ -220,27 +166,26 @@ def layout_of(
     return Layout(mesh_shape, axes_by_dimension(entries, len(empty), mesh_shape), empty)
 
 
+@lru_cache(maxsize=64)  # a process asks for its own devices, of array after array
+def numbers_of(layout: Layout, positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return block number and replica id of some devices; a tuple or a range has them."""
+    return [layout.numbers(position) for position in positions]
+
+
 def read_only(array: IntArray) -> IntArray:
     """Mark ``array`` as not writeable and return it."""
     array.flags.writeable = False
     return array
 
 
-def _spread(sizes: Sequence[int], weights: Sequence[int]) -> IntArray:
-    """Return the sum of coordinate times weight for all coordinates, row-major."""
-    if not any(weights):
-        return np.zeros(math.prod(sizes), np.int64)
-    values = np.zeros(1, np.int64)
-    for size, weight in zip(sizes, weights, strict=True):
-        if size > 1:
-            along = np.arange(size, dtype=np.int64) * weight
-            values = (values[:, np.newaxis] + along).ravel()
-    return values
+def spread(sizes: Sequence[int], weights: Sequence[int]) -> IntArray:
+    """Return the sum of coordinate times weight for all coordinates.
 
-
-def _spread_list(sizes: Sequence[int], weights: Sequence[int]) -> list[int]:
-    values = [0]
-    for size, weight in zip(sizes, weights, strict=True):
-        along = range(0, size * weight, weight) if weight else (0,) * size
-        values = [value + step for value in values for step in along]
-    return values
+    An array that broadcasts to the shape ``sizes``: its length is 1 along axes of weight 0.
+    """
+    along = [
+        np.arange(0, size * weight, weight).reshape(-1, *(1,) * (len(sizes) - axis - 1))
+        for axis, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+        if weight and size > 1
+    ]
+    return sum(along[1:], along[0]) if along else np.zeros((), np.int64)

@@ -41,8 +41,8 @@ class ProcessView:
 
     ``ShardGrid.view`` returns one. A process without devices in the mesh has an empty view. Nothing
     here communicates. Every attribute costs O(devices of the process). The first view of a mesh and
-    the first call of ``written_blocks`` cost O(devices of the mesh), or a sort of the devices if
-    their process numbers do not ascend.
+    spec, and the first call of ``written_blocks``, cost O(devices of the mesh), or a sort of the
+    devices if their process numbers do not ascend.
 
     Attributes:
       process: the number of the process.
@@ -85,15 +85,7 @@ class ProcessView:
     @cached_property
     def block_ids(self) -> tuple[int, ...]:
         """Numbers of its distinct blocks, in the order of the first device that holds each."""
-        layout, positions = self._layout, self.positions
-        blocks: Any = np.zeros(len(positions), np.int64)
-        stride = 1
-        weights = layout.block_weights
-        for size, weight in zip(layout.sizes[::-1], weights[::-1], strict=True):
-            if weight:
-                blocks += positions // stride % size * weight
-            stride *= size
-        return tuple(dict.fromkeys(blocks.tolist()))
+        return tuple(dict.fromkeys(self._layout.block_ids[self.positions].tolist()))
 
     @property
     def indices(self) -> list[Index]:

@@ -203,7 +203,7 @@ def writing_of(layout: Layout, processes: Processes) -> Writing:
     # One number for a block and a process that holds it, however many of its devices do. These come
     # in runs, on which a stable sort is quick: 3 to 70 ms for a million; np.unique of NumPy 2.4
     # takes 700 ms.
-    held = layout.spread(layout.block_weights) * len(numbers) + processes.ranks
+    held = layout.block_ids * len(numbers) + processes.ranks
     held.sort(kind="stable")
     held = held[np.diff(held, prepend=-1) != 0]
     blocks, ranks = np.divmod(held, len(numbers))

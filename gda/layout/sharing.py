@@ -145,11 +145,3 @@ def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterato
         yield tuple(
             [slice(max(s.start, first), min(first + step, s.stop)) for s, first, step in sides]
         )
-
-
-def common_box(one: Index, other: Index) -> Index | None:
-    """Return the elements that two boxes have in common; ``None`` if there are none."""
-    both = [
-        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
-    ]
-    return tuple(both) if all(s.start < s.stop for s in both) else None

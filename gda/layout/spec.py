@@ -34,51 +34,11 @@ _NOT_A_SPEC = (str, set, frozenset, dict)
 _NOT_INTEGERS = (set, frozenset, dict, bytes, bytearray)
 
 
-def shape_at(index: Index, block_shape: Shape) -> Shape:
-    """Return the shape of the block at an index; ``block_shape`` has the sizes not sharded."""
-    sides = zip(index, block_shape, strict=True)
-    return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
-
-
-def start_of(index: Index) -> Shape:
-    """Return the first element of the block at an index, which is a key of the block.
-
-    All blocks of a grid have other first elements. Slices are not hashable before Python 3.12.
-    """
-    return tuple([s.start or 0 for s in index])
-
-
-def index_at(start: Shape, shape: Shape) -> Index:
-    """Return the index of a block, with every start and stop."""
-    return tuple([slice(first, first + n) for first, n in zip(start, shape, strict=True)])
-
-
-def bounded(index: Index, shape: Shape) -> Index:
-    """Return an index with every start and stop."""
-    sides = zip(index, shape, strict=True)
-    return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
-
-
 def integers(values: Iterable[Any]) -> tuple[int, ...]:
     """Return a sequence of integers as a tuple of Python's; ``TypeError`` if it is none."""
     if isinstance(values, _NOT_INTEGERS):
         raise TypeError(f"{values!r} is not a sequence of integers, such as (8, 2)")
     return tuple(map(operator.index, values))
-
-
-def sizes_of(index: Index) -> Shape:
-    """Return the shape of the block at an index that has every start and stop."""
-    return tuple([s.stop - s.start for s in index])
-
-
-def hull_of(indices: Iterable[Index]) -> Index:
-    """Return the smallest index that has all others; they have every start and stop."""
-    return tuple(
-        [
-            slice(min([s.start for s in along]), max([s.stop for s in along]))
-            for along in zip(*indices, strict=True)
-        ]
-    )
 
 
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,17 +24,17 @@ class Dimension:
     """A size divided into parts of one length; immutable.
 
     If that length does not divide the size, the last parts are shorter or empty. All parts of a
-    size of 0 are equal and count as one. ``step`` is the length of the largest part; ``parts`` the
-    number of parts that differ.
+    size of 0 are equal and count as one. ``step`` is the length of the largest part, by default the
+    least that does; ``parts`` the number of parts that differ.
     """
 
     __slots__ = ("parts", "size", "step", "ways")
 
-    def __init__(self, size: int, ways: int) -> None:
+    def __init__(self, size: int, ways: int, step: int | None = None) -> None:
         self.size = size
         self.ways = ways
-        self.step = -(-size // ways)
-        self.parts = ways if size else 1
+        self.step = -(-size // ways) if step is None else step
+        self.parts = ways if size else min(ways, 1)
 
     def slice_of(self, part: int) -> slice:
         """Return the elements of a part, as they stand in an index."""
@@ -76,10 +76,22 @@ class Tiling:
     Blocks are numbered row-major over their *coordinates*, one part per dimension.
     """
 
-    def __init__(self, global_shape: Shape, ways: Sequence[int]) -> None:
+    def __init__(
+        self, global_shape: Shape, ways: Sequence[int], steps: Sequence[int | None] | None = None
+    ) -> None:
         self.global_shape = global_shape
         self.ways = ways
-        self.dimensions = tuple(map(Dimension, global_shape, ways))
+        self.dimensions = tuple(map(Dimension, global_shape, ways, steps or (None,) * len(ways)))
+
+    @classmethod
+    def of_blocks(cls, global_shape: Shape, block_shape: Shape) -> Tiling:
+        """Return the tiling in blocks of this shape, of which those at the edge are smaller.
+
+        >>> Tiling.of_blocks((5, 0), (2, 3)).parts
+        (3, 0)
+        """
+        sides = zip(global_shape, block_shape, strict=True)
+        return cls(global_shape, [-(-n // step) if n else 0 for n, step in sides], block_shape)
 
     @cached_property
     def shard_shape(self) -> Shape:
@@ -98,11 +110,23 @@ class Tiling:
 
     def index(self, block: int) -> Index:
         """Return the elements of a block as one slice per dimension."""
+        # Not by ``columns``, which takes a third longer.
         slices = []
         for dimension in reversed(self.dimensions):
             block, part = divmod(block, dimension.parts)
             slices.append(dimension.slice_of(part))
         return tuple(slices[::-1])
+
+    def block_at(self, point: Sequence[int]) -> int:
+        """Return the block that has an element.
+
+        >>> Tiling((8, 2, 6), (4, 1, 2)).block_at((2, 0, 5))
+        3
+        """
+        block = 0
+        for dimension, first in zip(self.dimensions, point, strict=True):
+            block = block * dimension.parts + first // max(dimension.step, 1)
+        return block
 
     def columns(self, blocks: Numbers) -> list[Numbers]:
         """Return, for each dimension, the coordinate of a block, or those of some blocks.
@@ -110,7 +134,8 @@ class Tiling:
         >>> Tiling((8, 2, 6), (4, 1, 2)).columns(3)
         [1, 0, 1]
         """
-        columns, rest = [], cast(Any, blocks)
+        columns: list[Any] = []
+        rest: Any = blocks
         for dimension in reversed(self.dimensions):
             rest, column = divmod(rest, dimension.parts)
             columns.append(column)
@@ -138,13 +163,3 @@ def indices_of(
         return [()] * count
     chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]
     return zip(*chosen, strict=True)
-
-
-def slices_of(size: int, ways: int, parts: Sequence[int]) -> Sequence[slice]:
-    """Return some parts of a ``Dimension`` as ``slice_of`` does, without making one."""
-    if ways == 1:
-        return (_WHOLE,) * len(parts)
-    step = -(-size // ways)
-    if step * ways == size:
-        return [slice(part * step, part * step + step) for part in parts]
-    return [slice(min(part * step, size), min(part * step + step, size)) for part in parts]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -48,6 +48,7 @@ T = TypeVar("T")
 
 _DEFAULT_TIMEOUT = 60.0
 _LONG_WAIT = 1800.0
+_NO_TREE: Any = object()
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
@@ -116,23 +117,43 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
     refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
 
 
+@overload
+def check_processes_agree(*, timeout: float | None = None) -> AbstractContextManager[None]: ...
+@overload
+def check_processes_agree(
+    tree: Any, *, name: str = "tree", timeout: float | None = None
+) -> None: ...
+
+
 @set_module("gda")
 @public
-@communicates("check {name!r}")
-def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
+@communicates("check {name!r}", lambda given: None if given["tree"] is _NO_TREE else ())
+def check_processes_agree(
+    tree: Any = _NO_TREE, *, name: str = "tree", timeout: float | None = None
+) -> AbstractContextManager[None] | None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
 
     Communicates through JAX's coordination service, not through devices, so that a disagreement
     never hangs. Every process must call it, in the same order of checks. Values of arrays are not
     compared. It takes about a millisecond, or no time in a program of one process.
 
+    Without a tree it is a context: inside ``with gda.check_processes_agree():`` every constructor
+    checks. One with a callback compares shape, dtype, mesh and spec over the processes of the mesh
+    before it reads. After building, all constructors, those of trees too, compare their results, so
+    that all processes hear of a failure in one at once; ``from_array``, which only wraps, does not.
+    Functions that communicate, such as ``gather`` and ``reshard``, check in any case, and wait
+    longer outside such a block. Only the main thread checks: other threads may run in another order
+    in each process. A process that failed raises its own exception. The environment variable
+    ``GDA_CHECK_AGREEMENT=1`` switches this on for the whole program, and ``0`` off; the launcher
+    and the pytest plugin switch it on.
+
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared by axes, sizes and order of
         devices.
       name: name of the tree in messages; processes that check different names disagree.
-      timeout: seconds to wait for the other processes; by default the environment variable
-        ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
+      timeout: seconds to wait for the other processes, slow reads included; by default the
+        environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
       DisagreementError: the processes differ. It names the processes in the minority, the path and
@@ -142,39 +163,23 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
       ConnectionError: process 0, which runs the service, has ended.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
-    >>> import gda, jax
+    >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> with gda.check_processes_agree(timeout=30):
+    ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
+    if tree is _NO_TREE:
+        return checking_agreement(timeout=timeout)
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
     done_by_all(lambda: tree, describe, "check", timeout=seconds, label=repr(name))
+    return None
 
 
-@set_module("gda")
-@public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
 ) -> AbstractContextManager[None]:
-    """Switch the check inside every constructor on or off, for the block.
-
-    While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
-    processes of the mesh before it reads. After building, all constructors, those of trees too,
-    compare their results, so that all processes hear of a failure in one at once; ``from_array``,
-    which only wraps, does not. Functions that communicate, such as ``gather`` and ``reshard``,
-    check in any case, and wait longer where this is off. Only the main thread checks: other threads
-    may run in another order in each process. A check raises the errors of
-    ``check_processes_agree``; a process that failed raises its own exception. The environment
-    variable ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the
-    pytest plugin do.
-
-    Args:
-      enabled: ``False`` switches it off.
-      timeout: seconds to wait for the other processes, slow reads included.
-
-    >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> with gda.checking_agreement(timeout=30):
-    ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
-    """
+    """Switch the check inside every constructor on or off, for the block."""
     seconds = None if timeout is None else _seconds(timeout, "timeout")
     return _switched(_Switch(bool(enabled), seconds))
 
@@ -352,10 +357,10 @@ def done_by_all(
     if difference := done.verdict:
         mine = text if jax.process_index() in difference["spokesmen"] else b""
         judge = functools.partial(say_difference, difference["groups"])
-        said = meet(
+        differences = meet(
             mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
-        raise DisagreementError(f"{what}: {said.decode()}{difference['places']}")
+        raise DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
     return result
 
 
@@ -492,7 +497,7 @@ def _differences(
             holders.setdefault(value or "missing", []).extend(group)
         if len(holders) > 1:
             minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
-            said = f"{format_processes(minority[1])}: {field} {minority[0]}"
+            first = f"{format_processes(minority[1])}: {field} {minority[0]}"
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
-            differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
+            differences.append(", ".join([f"at {path}, {first}" if path else first, *others]))
     return differences

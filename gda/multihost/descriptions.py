@@ -113,8 +113,8 @@ def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
 @lru_cache(maxsize=64)
 def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
     kinds = [kind.name for kind in mesh.axis_types]
-    said = kinds[:1] if len(set(kinds)) == 1 else kinds
-    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(said)} axes")]
+    named = kinds[:1] if len(set(kinds)) == 1 else kinds
+    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(named)} axes")]
     if isinstance(mesh, AbstractMesh):
         return axes
     ids = [device.id for device in mesh.devices.flat]

@@ -14,16 +14,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
-from gda.multihost.background import Background, wait_and_look
+from gda.multihost.background import in_thread, wait_and_look
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.places import Place, ended, one_line, places, text_of_end
 
@@ -57,7 +57,7 @@ class FailureWatch:
         self._number = _begun[processes]
         self._service = coordination.service() if len(processes) > 1 else None
         self._folder = f"{_FOLDER}/{coordination.short_name(processes)}"
-        self._background = Background("gda-watch")
+        self._last: Future[Any] | None = None
 
     @contextmanager
     def called(self) -> Iterator[None]:
@@ -85,12 +85,11 @@ class FailureWatch:
             raise
         else:
             self._post_state("")
-        finally:
-            self._background.close()
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
         """Begin some work that may wait for other processes; after that which was begun before."""
-        return self._background.begin(work)
+        self._last = begun = in_thread("gda-watch", work, self._last)
+        return begun
 
     def result(self, future: Future[T]) -> T:
         """Return the result of work that was begun, unless another process fails meanwhile."""
@@ -218,9 +217,8 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
         if gone := ended(service, found, processes):
             raise _ended(what, gone)
 
-    with closing(Background("gda-wait")) as background:
-        waiting = background.begin(lambda: jax.block_until_ready(arrays))
-        wait_and_look(waiting, look)
+    waiting = in_thread("gda-wait", lambda: jax.block_until_ready(arrays))
+    wait_and_look(waiting, look)
     if error := waiting.exception():
         # The transport fails a moment before the process is gone.
         for _ in range(_LOOKS):

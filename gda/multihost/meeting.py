@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +28,7 @@ import jax
 from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
-from gda.multihost.background import Background, is_done
+from gda.multihost.background import in_thread, is_done
 from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
 T = TypeVar("T")
@@ -40,7 +39,6 @@ _SECONDS_AT_EXIT = 5.0
 _SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
-_MOST_REMOVED = 100
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
@@ -171,12 +169,12 @@ def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
         places.setdefault(kind, {}).setdefault(what, []).append(process)
     if len(places) == 1:
         return b"+" + judge(payloads)
-    said = [
+    groups = [
         f"{format_processes(group)} at {what}"
         for of_kind in sorted(places.values(), key=lambda kind: sum(map(len, kind.values())))
         for what, group in of_kind.items()
     ]
-    return f"-the processes are at different places: {'; '.join(said)}".encode()
+    return f"-the processes are at different places: {'; '.join(groups)}".encode()
 
 
 def _open(verdict: bytes, what: str) -> bytes:
@@ -236,13 +234,11 @@ class _Meeting:
                 )
             return future.result()
 
-        # Few meetings last until the second thread starts, which looks while the first one waits.
-        waiter, looker = Background("gda-meeting"), Background("gda-look")
-        with closing(waiter), closing(looker):
-            coming = waiter.begin(lambda: self._come(entry))
-            while not is_done(coming):
-                answer(looker.begin(lambda: self._look(coming)))
-            return answer(waiter.begin(lambda: self._verdict(coming, judge)))
+        # Few meetings last until a second thread starts, which looks while the first one waits.
+        coming = in_thread("gda-meeting", lambda: self._come(entry))
+        while not is_done(coming):
+            answer(in_thread("gda-look", lambda: self._look(coming)))
+        return answer(in_thread("gda-meeting", lambda: self._verdict(coming, judge)))
 
     def _come(self, entry: bytes) -> bytes:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
@@ -273,14 +269,12 @@ class _Meeting:
                 raise failure  # others have come and left, before the last one came
             verdict = _judged(self._entries(), judge)
             self.service.put(self._key(f"{self.number}/verdict"), verdict)
-            # All processes are here, so all have read the verdicts and errors before. Many errors
-            # are removed in several meetings, so that none takes long.
+            # All processes are here, so all have read the verdicts and errors before.
             group = self.thread, self.processes
-            first = _removed[group]
-            for number in range(first, min(self.number, first + _MOST_REMOVED)):
+            for number in range(_removed[group], self.number):
                 with contextlib.suppress(RuntimeError):
                     self.service.delete(self._key(f"{number}/"))
-                _removed[group] = number + 1
+            _removed[group] = self.number
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
@@ -294,45 +288,42 @@ class _Meeting:
         post(self.service, Place(f"{self.what}, which failed: {reason}"))
         message = f"{self.what}: process {jax.process_index()} failed: {reason}"
         if self._claims(self._group, self.number):
-            self._say(_Failure(message, is_late=False, calls=[_call_of(self.what)]))
+            failure = _FailedMeeting(message, is_late=False, calls=[_call_of(self.what)])
+            self.service.put(self._key(f"{self.number}/failure"), json.dumps(failure).encode())
         _release(self.service, self._group, self.number)
 
-    def _say(self, failure: _Failure) -> None:
-        said = json.dumps(failure).encode()
-        self.service.put(f"{_folder_of(self._group, self.number)}said", said)
-
-    def _failed(self, describe: Callable[[], _Failure]) -> Exception:
+    def _failed(self, describe: Callable[[], _FailedMeeting]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
         with contextlib.suppress(ConnectionError):
             post(self.service, Place(self.what))  # which no longer waits
         if not self._claims(self._group, self.number):
             with contextlib.suppress(TimeoutError):
-                self.service.get(f"{_folder_of(self._group, self.number)}said", timeout=10)
+                self.service.get(self._key(f"{self.number}/failure"), timeout=10)
             return self._failure_heard() or describe().error
         failure = describe()
-        said = json.dumps(failure).encode()
+        message = json.dumps(failure).encode()
         for processes, number in failure.also:
             group = _group_of(self.thread, tuple(processes))
             if self._claims(group, number):
-                self.service.put(f"{_folder_of(group, number)}said", said)
-        self._say(failure)
+                self.service.put(f"{_FOLDER}/{group}/{number}/failure", message)
+        self.service.put(self._key(f"{self.number}/failure"), message)
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
         """Return True if this process is the first to give up a meeting."""
         try:
-            self.service.put(f"{_folder_of(group, number)}by", b"", overwrite=False)
+            self.service.put(f"{_FOLDER}/{group}/{number}/by", b"", overwrite=False)
         except KeyError:
             return False
         return True
 
     def _failure_heard(self) -> Exception | None:
         """Return the error that another process has written."""
-        folder = _folder_of(self._group, self.number)
-        said = self.service.list(folder).get(f"{folder}said")
-        return None if said is None else self._taken_in(_Failure(*json.loads(said)))
+        folder = self._key(f"{self.number}/")
+        failure = self.service.list(folder).get(f"{folder}failure")
+        return None if failure is None else self._taken_in(_FailedMeeting(*json.loads(failure)))
 
-    def _taken_in(self, failure: _Failure) -> Exception:
+    def _taken_in(self, failure: _FailedMeeting) -> Exception:
         """Return the error, after counting the meetings that fail with this one as held.
 
         If this process makes another call than those that met here, it came too late for that call,
@@ -347,7 +338,7 @@ class _Meeting:
                 _release(self.service, _group_of(*key), number)
         return failure.error
 
-    def _failure_seen(self) -> Callable[[], _Failure] | None:
+    def _failure_seen(self) -> Callable[[], _FailedMeeting] | None:
         """Return what describes a failure, if the meeting seems unable to take place."""
         me = jax.process_index()
         # The first process looks at all and the others at the first, to ask little of the service.
@@ -369,18 +360,18 @@ class _Meeting:
             and place.number > _held[self.thread, place.processes]
         )
 
-    def _elsewhere(self, process: int, place: Place) -> _Failure:
-        mine, theirs = format_processes(self.processes), format_processes(place.processes)
+    def _elsewhere(self, process: int, place: Place) -> _FailedMeeting:
+        there, here = format_processes(place.processes), format_processes(self.processes)
         message = (
             f"{self.what}: the processes are at different places: process {process} waits at "
-            f"{place.what} for {theirs}; process {jax.process_index()} waits at {self.what} for "
-            f"{mine}. Give all processes the same mesh and the same order of calls"
+            f"{place.what} for {there}; process {jax.process_index()} waits at {self.what} for "
+            f"{here}. Give all processes the same mesh and the same order of calls"
         )
         also = [[list(self.processes), self.number], [list(place.processes), place.number]]
         calls = [*map(_call_of, [place.what, *self._waiting()])]
-        return _Failure(message, is_late=False, calls=calls, also=also)
+        return _FailedMeeting(message, is_late=False, calls=calls, also=also)
 
-    def _late(self, reason: Exception | None) -> _Failure:
+    def _late(self, reason: Exception | None) -> _FailedMeeting:
         found = places(self.service)
         gone = ended(self.service, found, self.processes)
         waiting = self._waiting(gone)
@@ -397,7 +388,7 @@ class _Meeting:
             f"{who}{'' if gone else self._because(reason, found, named)}"
         )
         calls = [*map(_call_of, waiting)]
-        return _Failure(message, is_late=True, calls=calls, processes=named)
+        return _FailedMeeting(message, is_late=True, calls=calls, processes=named)
 
     def _waiting(self, gone: Collection[int] = ()) -> dict[str, list[int]]:
         """Return the processes that have come, by their places."""
@@ -411,8 +402,7 @@ class _Meeting:
     def _because(
         self, reason: Exception | None, found: dict[int, Place], late: Sequence[int]
     ) -> str:
-        said = str(reason)
-        if "heartbeat" in said or "unhealthy" in said:
+        if any(word in str(reason) for word in ("heartbeat", "unhealthy")):
             return "; it has died: its heartbeats have stopped"
         if isinstance(reason, ValueError):
             return "; others wait there for another set of processes"
@@ -424,7 +414,7 @@ class _Meeting:
         )
 
 
-class _Failure(NamedTuple):
+class _FailedMeeting(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
     ``calls`` are the calls that met. ``also`` has processes and number of each meeting that fails
@@ -456,8 +446,7 @@ def _release(service: coordination.Service, group: str, number: int) -> None:
 
 def _wait_for_answers(work: Callable[[], None]) -> None:
     """Call the service; raise ``TimeoutError`` if it does not answer: its process is stopped."""
-    with closing(Background("gda-refusal")) as background:
-        background.begin(work).result(_SECONDS_FOR_ANSWERS)
+    in_thread("gda-refusal", work).result(_SECONDS_FOR_ANSWERS)
 
 
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
@@ -494,10 +483,6 @@ def _leave() -> None:
 
 
 os.register_at_fork(after_in_child=_leave)
-
-
-def _folder_of(group: str, number: int) -> str:
-    return f"{_FOLDER}/{group}/{number}/"
 
 
 def _call_of(what: str) -> str:

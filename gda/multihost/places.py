@@ -55,9 +55,9 @@ def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
     """Post the place of this process."""
     are_all = len(place.processes) == jax.process_count()
     fields = place._replace(machine=machine(), pid=os.getpid())._asdict()
-    said = fields | {"processes": "all" if are_all else place.processes}  # they may be many
+    fields |= {"processes": "all" if are_all else place.processes}  # they may be many
     key = f"{_FOLDER}/{jax.process_index()}/at"
-    service.put(key, json.dumps(said).encode(), overwrite=overwrite)
+    service.put(key, json.dumps(fields).encode(), overwrite=overwrite)
 
 
 def places(service: Service, process: int | None = None) -> dict[int, Place]:
@@ -65,10 +65,11 @@ def places(service: Service, process: int | None = None) -> dict[int, Place]:
     folder = f"{_FOLDER}/" if process is None else f"{_FOLDER}/{process}/"
     found = {}
     for key, value in service.list(folder).items():
-        said = json.loads(value)
-        those = said["processes"]
-        processes = tuple(range(jax.process_count()) if those == "all" else those)
-        found[int(key.split("/")[-2])] = Place(**said | {"processes": processes})
+        fields = json.loads(value)
+        if fields["processes"] == "all":
+            fields["processes"] = range(jax.process_count())
+        fields["processes"] = tuple(fields["processes"])
+        found[int(key.split("/")[-2])] = Place(**fields)
     return found
 
 
@@ -77,11 +78,11 @@ def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) 
 
     The value of each is its last error, or an empty text if that is unknown.
     """
-    said = {int(key.split("/")[-2]): error for key, error in service.list(_ENDS).items()}
+    errors = {int(key.split("/")[-2]): error for key, error in service.list(_ENDS).items()}
     return {
-        process: said.get(process, b"").decode()
+        process: errors.get(process, b"").decode()
         for process in processes
-        if process in said
+        if process in errors
         or ((place := places.get(process)) and is_near(place) and _is_gone(place.pid))
     }
 

@@ -69,10 +69,12 @@ def all_do(
             except Exception as error:
                 errors.append(error)
                 failures = {jax.process_index(): _failure(error)}
-        said = [f"process {process} failed: {each['failed']}" for process, each in failures.items()]
+        reasons = [
+            f"process {process} failed: {each['failed']}" for process, each in failures.items()
+        ]
         kinds = {each["kind"] for each in failures.values()}
         kind = kinds.pop() if len(kinds) == 1 else None
-        return json.dumps({"failed": join_some(said), "kind": kind}).encode()
+        return json.dumps({"failed": join_some(reasons), "kind": kind}).encode()
 
     bring = functools.partial(
         meet, judge=count, kind=kind or what, what=what, timeout=timeout, processes=processes

@@ -1,36 +1,56 @@
-"""Pictures of the layout of arrays: text for a terminal, SVG and HTML for a page.
+"""Print a picture of the layout of an array: ``gda.show(x)``.
 
-No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` prints or
-displays them.
+This module is that function too, and ``text``, ``svg`` and ``html`` return the picture. It shows
+each distinct block with its index, its devices and their processes, for arrays of any rank and
+meshes that exist or not; see ``text``. In a notebook it displays the drawing of ``html`` instead,
+unless ``file``, ``width`` or ``color`` asks for text. No data is moved, read or printed. It does
+not communicate: any process may call it alone, and sees the blocks of all.
 
-Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
-``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
-only module with JAX). ``memory_report`` is the answer of ``gda.memory``.
+It also works inside ``jit`` and other transformations. Over Explicit axes a traced array has a
+layout, which is shown at once. Over Auto axes JAX chooses the layout when it compiles; it is shown
+then, once for each compilation. Inside ``jax.vmap`` it shows the whole array, the mapped dimension
+first. Inside ``jax.shard_map`` an array is the block of one device, described in a line. There it
+stops no program: if there is no picture, a line gives the reason.
+
+Args:
+  x, mesh, spec, dtype: as for ``text``; an array may be traced.
+  file: a text file, by default the standard output. Characters that its encoding lacks are written
+    as their codes.
+  width: the most columns of a line, at least 20; by default those of the terminal, or 80.
+  color: ``True`` colours the blocks by process; by default if ``file`` is a terminal with colours
+    and NO_COLOR is not set.
+
+Raises:
+  TypeError, ValueError: as ``text``.
 
 >>> import gda
->>> print(gda.show.text((4,), {'x': 2}, ('x',)))
-plan (4,)
-mesh    x=2: 2 devices
+>>> gda.show((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
+plan (8, 2) float32
+mesh    x=2,y=2: 4 devices
 spec    P('x')
-blocks  2 of (2,), each on 1 device
+blocks  2 of (4, 2), each on 2 devices
+bytes   32 B per device, 128 B in all, 64 B without replicas
 <BLANKLINE>
-┌──────────┬──────────┐
-│ 0:2      │ 2:4      │
-│ device 0 │ device 1 │
-└──────────┴──────────┘
+┌───────────────────────┐
+│ 0:4, :   devices 0, 1 │
+├───────────────────────┤
+│ 4:8, :   devices 2, 3 │
+└───────────────────────┘
 """
+
+# Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
+# ``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
+# only module with JAX), ``array_table`` (tables of reports), ``memory_report`` (of ``gda.memory``).
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, TextIO, cast
 
 import numpy.typing as npt
 
 from gda.layout.boundary import public
-from gda.layout.distribution import install_command
 from gda.layout.spec import SpecLike
 from gda.show.subject import subject_of
 
@@ -77,7 +97,6 @@ def text(
       The picture, without a line break at the end.
 
     Raises:
-      ImportError: rich is not installed.
       TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
         integer.
       ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
@@ -98,9 +117,10 @@ def text(
     │ device 2 │ device 3 │
     └──────────┴──────────┘
     """
+    from gda.show.terminal import text_of
+
     subject = subject_of(x, mesh, spec, dtype=dtype)
-    color_system = "256" if color else None
-    return load_terminal().text_of(subject, width=width, color_system=color_system, header=header)
+    return text_of(subject, width=width, color=bool(color), header=header)
 
 
 @public
@@ -159,28 +179,28 @@ def html(
     return html_of(subject_of(x, mesh, spec, dtype=dtype))
 
 
-def load_terminal() -> ModuleType:
-    """Return ``gda.show.terminal``, which draws with rich; ``ImportError`` without it."""
-    try:
-        return import_module("gda.show.terminal")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "rich":
-            raise
-        raise ImportError(
-            "pictures as text need rich, which is not installed; install it with: "
-            f"{install_command('show')}",
-            name=error.name,
-        ) from error
+class Show(ModuleType):
+    """The type of this module, with which it can be called."""
+
+    # For type checkers; the module has them by itself.
+    text, svg, html = staticmethod(text), staticmethod(svg), staticmethod(html)
+
+    @public
+    def __call__(
+        self,
+        x: Any,
+        mesh: Any = None,
+        spec: SpecLike | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        file: TextIO | None = None,
+        width: int | None = None,
+        color: bool | None = None,
+    ) -> None:
+        from gda.show.visualize import print_or_display
+
+        print_or_display(x, mesh, spec, dtype, file, width, color)
 
 
-class _Show(ModuleType):
-    """The type of this module, for the message when it is called."""
-
-    def __call__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(
-            "gda.show is a module; gda.visualize_sharding(x) shows the picture of an array, and "
-            "gda.show.text(x), gda.show.svg(x) and gda.show.html(x) return it"
-        )
-
-
-sys.modules[__name__].__class__ = _Show
+sys.modules[__name__].__class__ = Show
+this_module = cast("Show", sys.modules[__name__])

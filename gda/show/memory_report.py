@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gda.layout.boundary import set_module
@@ -18,10 +19,10 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.show import markup
+from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.drawing.colors import colors_of
 from gda.show.drawing.sheet import escape
 
-_ROWS_SHOWN = 20
 UNNAMED = "unnamed"
 
 _WIDTH = 100
@@ -40,9 +41,9 @@ class ArrayMemory(NamedTuple):
       shape, dtype: of each global array, with its padding.
       layout: the spec and the mesh, or the device, as text.
       memory_kind: the kind of memory; None for the default of the devices.
-      nbytes: bytes of their buffers in this process, replicas included, without ``nbytes_shared``.
+      nbytes: bytes of their buffers in this process, replicas included, without those that an
+        earlier row counts.
       nbytes_per_device: those on the device that has the most of them.
-      nbytes_shared: bytes of their buffers that an earlier row counts.
 
     >>> import gda, jax.numpy as jnp
     >>> x = jnp.zeros((8, 2), jnp.float32)
@@ -59,7 +60,6 @@ class ArrayMemory(NamedTuple):
     memory_kind: str | None
     nbytes: int
     nbytes_per_device: int
-    nbytes_shared: int = 0
 
     @property
     def label(self) -> str:
@@ -121,8 +121,6 @@ class MemoryReport:
       arrays: a row for each named array, and for each group of unnamed ones.
       devices: the local devices, by platform and id.
       deleted: the names of arrays that were deleted or donated; they take no memory.
-      num_aliases: number of unnamed arrays whose memory other arrays count, such as the ``data`` of
-        a shard. They have no row.
       process_index, num_processes: the process that made the report, and the number of all.
 
     >>> import gda, jax.numpy as jnp
@@ -134,7 +132,6 @@ class MemoryReport:
     arrays: tuple[ArrayMemory, ...]
     devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
     deleted: tuple[str, ...] = ()
-    num_aliases: int = 0
     process_index: int = 0
     num_processes: int = 1
 
@@ -159,7 +156,8 @@ class MemoryReport:
         }
 
     def __repr__(self) -> str:
-        parts = [[self.headline], _table_of_devices(self), self._table_of_arrays(), self.notes]
+        arrays = _table_of_arrays(self).lines() if self.arrays else []
+        parts = [[self.headline], _table_of_devices(self), arrays, self.notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
@@ -180,42 +178,17 @@ class MemoryReport:
     @property
     def notes(self) -> list[str]:
         """The arrays that have no rows, in words."""
-        lines = []
-        if self.deleted:
-            lines.append(f"deleted or donated: {join_some(self.deleted)}")
-        if self.num_aliases:
-            lines.append(
-                f"{counted(self.num_aliases, 'more array')} in the memory of those above, such as "
-                "the data of shards"
-            )
-        return lines
-
-    def _table_of_arrays(self) -> list[str]:
-        if not self.arrays:
-            return []
-        rows, shared, more = _rows_of(self.arrays)
-        if any(shared):
-            rows = [
-                [*row, size and f"shares {size}"] for row, size in zip(rows, shared, strict=True)
-            ]
-        header = ["array", "", "layout", "per device", "in all", ""]
-        lines = table([header[: len(rows[0])], *rows], right={"per device", "in all"}, width=_WIDTH)
-        return [*lines, *more]
+        return [f"deleted or donated: {join_some(self.deleted)}"] if self.deleted else []
 
 
-def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str], list[str]]:
-    """Return the cells of the largest arrays, what each shares, and a line for the others."""
-    shown, left = arrays[:_ROWS_SHOWN], arrays[_ROWS_SHOWN:]
-    rows = [
-        [
-            *(row.label, row.kind, row.place),
-            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
-        ]
-        for row in shown
-    ]
-    shared = [format_bytes(row.nbytes_shared) if row.nbytes_shared else "" for row in shown]
-    nbytes = format_bytes(sum(row.nbytes for row in left))
-    return rows, shared, [f"{format_more(len(left))}, {nbytes}"] if left else []
+def _table_of_arrays(report: MemoryReport) -> ArrayTable:
+    header = ["array", "", "layout", "per device", "in all"]
+    return array_table(header, report.arrays, _cells_of_array, attrgetter("nbytes"))
+
+
+def _cells_of_array(row: ArrayMemory) -> list[str]:
+    sizes = map(format_bytes, (row.nbytes_per_device, row.nbytes))
+    return [row.label, row.kind, row.place, *sizes]
 
 
 def _table_of_devices(report: MemoryReport) -> list[str]:
@@ -224,11 +197,11 @@ def _table_of_devices(report: MemoryReport) -> list[str]:
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
         return []
-    rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:_ROWS_SHOWN]]
+    rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
-    left = len(report.devices) - sum(map(len, groups[:_ROWS_SHOWN]))
+    left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
     more = [format_more(left)] if left else []
     return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
 
@@ -258,8 +231,9 @@ def _devices_of(group: Sequence[DeviceMemory]) -> str:
 
 def _page_of(report: MemoryReport) -> str:
     """Return a report as one HTML element, light or dark, without network or script."""
-    tables = [_bars(report), _arrays(report)] if report.arrays else []
-    return markup.report([report.headline, *report.notes], tables)
+    table = _table_of_arrays(report)
+    tables = [_bars(report), table.html()] if report.arrays else []
+    return markup.report([report.headline, *table.more, *report.notes], tables)
 
 
 def _bars(report: MemoryReport) -> str:
@@ -294,11 +268,3 @@ def _numbers(device: DeviceMemory) -> str:
 
 def _parts(device: DeviceMemory) -> dict[str, int]:
     return device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}
-
-
-def _arrays(report: MemoryReport) -> str:
-    rows, shared, more = _rows_of(report.arrays)
-    cells = [[*map(escape, row), size] for row, size in zip(rows, shared, strict=True)]
-    cells += [[escape(line), "", "", "", "", ""] for line in more]
-    of_shared = "shared" if any(shared) else ""
-    return markup.html_table(["array", "", "layout", "per device", "in all", of_shared], cells)

@@ -136,7 +136,7 @@ def _refuse_tree(x: Any) -> NoReturn:
     """Raise the error for a container; its message omits the content, which may be data."""
     raise TypeError(
         f"there is a picture of one array at a time, not of a {type(x).__name__} of something; "
-        "for a tree: jax.tree.map(gda.visualize_sharding, tree). A shape is a sequence of "
+        "for a tree: jax.tree.map(gda.show, tree). A shape is a sequence of "
         "integers, such as (8, 2)"
     )
 
@@ -147,7 +147,7 @@ def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike |
     if mesh is None or spec is None:
         raise TypeError(
             f"a shape such as {shape} is shown with its mesh and its spec: "
-            f"gda.visualize_sharding({shape}, mesh, PartitionSpec('x'))"
+            f"gda.show({shape}, mesh, PartitionSpec('x'))"
         )
     if not isinstance(mesh, Mapping) and not isinstance(getattr(mesh, "shape", None), Mapping):
         raise TypeError(
@@ -167,7 +167,7 @@ def _subject_of_array(x: Any) -> Subject:
     if jax is not None and isinstance(array, jax.core.Tracer):
         raise TypeError(
             f"this {kind} is being traced, so that its layout may not be known yet; "
-            "gda.visualize_sharding shows it"
+            "gda.show shows it"
         )
     if not (hasattr(array, "shape") and hasattr(array, "sharding")):
         raise TypeError(

@@ -16,65 +16,24 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType
 
 from gda import show
-from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecLike
 from gda.layout.text import counted
 from gda.show.subject import Subject, subject_of, subject_on
+from gda.show.terminal import text_for
 
 Find = Callable[[], Subject | str | None]
 
 
-@set_module("gda")
-@public
-def visualize_sharding(
+def print_or_display(
     x: Any,
-    mesh: Any = None,
-    spec: SpecLike | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
-    file: TextIO | None = None,
-    width: int | None = None,
-    color: bool | None = None,
+    mesh: Any,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    file: TextIO | None,
+    width: int | None,
+    color: bool | None,
 ) -> None:
-    """Print a picture of the layout of an array; no data is moved, read or printed.
-
-    It shows each distinct block with its index, its devices and their processes, for arrays of any
-    rank and meshes that exist or not; see ``gda.show.text``. In a notebook it displays the drawing
-    of ``gda.show.html`` instead, unless ``file``, ``width`` or ``color`` asks for text. It does not
-    communicate: any process may call it alone, and sees the blocks of all.
-
-    It also works inside ``jit`` and other transformations. Over Explicit axes a traced array has a
-    layout, which is shown at once. Over Auto axes JAX chooses the layout when it compiles; it is
-    shown then, once for each compilation. Inside ``jax.vmap`` it shows the whole array, the mapped
-    dimension first. Inside ``jax.shard_map`` an array is the block of one device, described in a
-    line. There it stops no program: if there is no picture, a line gives the reason.
-
-    Args:
-      x, mesh, spec, dtype: as for ``gda.show.text``; an array may be traced.
-      file: a text file, by default the standard output. Characters that its encoding lacks are
-        written as their codes.
-      width: the most columns of a line, at least 20; by default those of the terminal, or 80.
-      color: ``True`` colours the blocks by process; by default if ``file`` is a terminal with
-        colours and NO_COLOR is not set.
-
-    Raises:
-      ImportError: rich is not installed, and this is not a notebook.
-      TypeError, ValueError: as ``gda.show.text``.
-
-    >>> import gda
-    >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
-    plan (8, 2) float32
-    mesh    x=2,y=2: 4 devices
-    spec    P('x')
-    blocks  2 of (4, 2), each on 2 devices
-    bytes   32 B per device, 128 B in all, 64 B without replicas
-    <BLANKLINE>
-    ┌───────────────────────┐
-    │ 0:4, :   devices 0, 1 │
-    ├───────────────────────┤
-    │ 4:8, :   devices 2, 3 │
-    └───────────────────────┘
-    """
+    """Do what ``gda.show`` says."""
     # The array of a traced container.
     array = x.array if isinstance(getattr(x, "array", None), Tracer) else x
     if not isinstance(array, Tracer):
@@ -184,7 +143,7 @@ def _say(
         return
     out = sys.stdout if file is None else file
     if isinstance(picture, Subject):
-        text: str = show.load_terminal().text_for(picture, out, width=width, color=color)
+        text = text_for(picture, out, width=width, color=color)
     else:
         text = picture
     encoding = getattr(out, "encoding", None) or "utf-8"

@@ -16,7 +16,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from gda.layout.dtype_names import dtype_named
-from gda.layout.spec import Index, Shape, bounded, sizes_of
+from gda.layout.indices import bounded, sizes_of
+from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, memory_kind_of
 from gda.storage.tasks import Future

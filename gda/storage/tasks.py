@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import queue
-import signal
 import threading
 import time
 from collections import deque
@@ -136,27 +135,6 @@ def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     _Crew(iter(tasks), options).run()
 
 
-def start(thread: threading.Thread) -> None:
-    """Start a thread; Ctrl-C that comes meanwhile is raised when it has started.
-
-    In the middle of ``Thread.start`` it would leave a thread that may run or not, or one that waits
-    forever for a lock.
-    """
-    # Only the main thread hears of signals. A handler of C code cannot be put back.
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is None:
-        thread.start()
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        thread.start()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came:
-        signal.raise_signal(signal.SIGINT)
-
-
 class _Attempt:
     """A task that was begun, and the number of its attempts."""
 
@@ -192,8 +170,6 @@ class _Crew:
         self._transfers: deque[tuple[int, Transfer]] = deque()
         self._asynchronous: set[_Attempt] = set()
         self._threads: list[threading.Thread] = []
-        # Not Condition or Event: they are written in Python, and Ctrl-C at the wrong moment leaves
-        # their lock held, or released twice.
         self._waiting: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         self._is_over = False
@@ -201,10 +177,8 @@ class _Crew:
     def run(self) -> None:
         try:
             self._direct()
+        finally:
             self._end()
-        except BaseException:
-            self._end()  # from its beginning, if Ctrl-C came in the middle of it
-            raise
 
     def _end(self) -> None:
         """Let no task begin; wait until those that run and the threads have ended."""
@@ -279,7 +253,7 @@ class _Crew:
         thread = threading.Thread(target=self._serve, name=name)
         self._threads.append(thread)
         try:
-            start(thread)
+            thread.start()
         except RuntimeError:
             # Python starts no threads at interpreter exit, but begun tasks must still finish.
             self._threads.remove(thread)

@@ -19,7 +19,6 @@ from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, format_layout, format_spec
-from gda.layout.tables import table
 from gda.layout.text import (
     counted,
     format_bytes,
@@ -33,14 +32,12 @@ from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import spec_for_json
 from gda.show import markup
+from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.drawing.colors import colors_of
-from gda.show.drawing.sheet import escape
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, with_paths
 from gda.trees.matching import names_of
 
-_ROWS_SHOWN = 20
-_WIDTH = 100
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array)
 _SHARDED, _WHOLE = "sharded", "whole on each device"
 _COLOR_OF: dict[str, str] = dict(zip((_SHARDED, _WHOLE), colors_of(2), strict=True))
@@ -126,13 +123,13 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
     if num_devices == 1 or not whole:
         return
     lines = [f"  {row.title}: {_of_whole(row.first, found.mesh)}" for row in _rows_of(whole)]
-    more = [f"  {format_more(len(lines) - _ROWS_SHOWN)}"] if len(lines) > _ROWS_SHOWN else []
+    more = [f"  {format_more(len(lines) - ROWS_SHOWN)}"] if len(lines) > ROWS_SHOWN else []
     first = (
         f"{counted(len(whole), 'array')} of more than {format_bytes(max_replicated_bytes)} "
         f"{'is' if len(whole) == 1 else 'are'} not sharded over the {num_devices:,} devices:"
     )
     last = "shard them, or pass max_replicated_bytes= if they are to be whole on every device"
-    raise AssertionError("\n".join([first, *lines[:_ROWS_SHOWN], *more, last]))
+    raise AssertionError("\n".join([first, *lines[:ROWS_SHOWN], *more, last]))
 
 
 def _of_whole(row: ArrayLayout, mesh: Mapping[str, int] | None) -> str:
@@ -203,7 +200,7 @@ class ArrayLayout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Alike:
     """Arrays of one shape, dtype and layout whose paths differ only in numbers."""
 
     path: str
@@ -348,56 +345,40 @@ class Layouts:
     def __repr__(self) -> str:
         if not self.arrays:
             return self.headline
-        header, cells, more = _cells_of(_rows_of(self.arrays), self.mesh)
-        lines = table([header, *cells], right={"replicas", "per device"}, width=_WIDTH)
-        return "\n".join([self.headline, "", *lines, *more])
+        return "\n".join([self.headline, "", *_table_of(_rows_of(self.arrays), self.mesh).lines()])
 
     def _repr_html_(self) -> str:
         rows = _rows_of(self.arrays)
-        header, cells, more = _cells_of(rows, self.mesh)
-        sizes = [
-            {_WHOLE if row.first.is_whole else _SHARDED: row.nbytes_per_device}
-            for row in rows[:_ROWS_SHOWN]
-        ]
+        table = _table_of(rows, self.mesh)
         longest = max([1, *(row.nbytes_per_device for row in rows)])
-        lines = [
-            [*map(escape, texts), markup.bar(size, _COLOR_OF, longest, width=12)]
-            for texts, size in zip(cells, sizes, strict=True)
-        ]
-        shown = markup.html_table([*header, markup.legend(_COLOR_OF)], lines)
-        return markup.report([self.headline, *more], [shown] if cells else [])
+        bars = []
+        for row in rows[:ROWS_SHOWN]:
+            part = {_WHOLE if row.first.is_whole else _SHARDED: row.nbytes_per_device}
+            bars.append(markup.bar(part, _COLOR_OF, longest, width=12))
+        shown = [table.html(markup.legend(_COLOR_OF), bars)] if rows else []
+        return markup.report([self.headline, *table.more], shown)
 
 
-def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_Row]:
+def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_Alike]:
     """Return arrays in rows, those with most bytes on a device first."""
     known = {(row.path, (row.kind, row.layout)): row for row in arrays}
     rows = [
-        _Row(path, len(names), known[names[0], of]) for path, names, of in alike_in_ranges(known)
+        _Alike(path, len(names), known[names[0], of]) for path, names, of in alike_in_ranges(known)
     ]
     return sorted(rows, key=lambda row: -row.nbytes_per_device)
 
 
-def _cells_of(
-    rows: Sequence[_Row], mesh: Mapping[str, int] | None
-) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the header of a table, the cells of the first rows, and a line for the others.
+def _table_of(rows: Sequence[_Alike], mesh: Mapping[str, int] | None) -> ArrayTable:
+    """Return a table; ``mesh`` is that of all arrays that have one: then a spec says the layout."""
+    on_mesh = f" on {format_mesh(mesh)}" if mesh else ""
 
-    ``mesh`` is that of all arrays that have one; then a spec says the layout.
-    """
-    cells = [
-        [
-            row.title,
-            row.first.kind,
-            row.first.layout.removesuffix(f" on {format_mesh(mesh)}") if mesh else row.first.layout,
-            f"{row.first.num_replicas:,}",
-            format_bytes(row.nbytes_per_device),
-        ]
-        for row in rows[:_ROWS_SHOWN]
-    ]
+    def cells(row: _Alike) -> list[str]:
+        first = row.first
+        layout, replicas = first.layout.removesuffix(on_mesh), f"{first.num_replicas:,}"
+        return [row.title, first.kind, layout, replicas, format_bytes(row.nbytes_per_device)]
+
     header = ["array", "", "spec" if mesh else "layout", "replicas", "per device"]
-    left = rows[_ROWS_SHOWN:]
-    nbytes = format_bytes(sum(row.nbytes_per_device for row in left))
-    return header, cells, [f"{format_more(len(left))}, {nbytes}"] if left else []
+    return array_table(header, rows, cells, lambda row: row.nbytes_per_device)
 
 
 # The layout of one leaf, and its place in a file.

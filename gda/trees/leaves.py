@@ -62,7 +62,9 @@ def as_dicts(tree: Any) -> Any:
     """Return the tree with dicts for mappings that JAX does not know, such as ``zarr.Group``."""
 
     def opened(node: Any) -> Any:
-        return {name: as_dicts(node[name]) for name in node} if is_group(node) else node
+        if is_array(node) or is_value(node) or not is_group(node):
+            return node
+        return {name: as_dicts(node[name]) for name in node}
 
     return jax.tree.map(opened, tree, is_leaf=is_container)
 

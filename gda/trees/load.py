@@ -68,7 +68,7 @@ def load_tree(
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
     shapes are checked. It communicates with ``read_once``. Without, processes only check that they
-    agree, once for the whole tree, where ``gda.checking_agreement`` is on.
+    agree, once for the whole tree, inside ``with gda.check_processes_agree()``.
 
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,

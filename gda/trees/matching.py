@@ -33,14 +33,14 @@ class Pair(NamedTuple):
 
 
 def pairs_of(
-    tree: Any, other: Any, is_for_all: Callable[[Any, Any], bool], keys: Keys = ()
+    tree: Any, other: Any, covers: Callable[[Any, Any], bool], keys: Keys = ()
 ) -> Iterator[Pair]:
     """Yield a pair for every leaf of ``tree``, in order, and for every surplus leaf of ``other``.
 
     ``other`` may have mappings that JAX does not know, whose surplus leaves are ignored.
-    ``is_for_all`` of a node of each is True if the second is for all leaves of the first.
+    ``covers(node, value)`` is True if the value is for all leaves of the node.
     """
-    if is_for_all(tree, other):
+    if covers(tree, other):
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
         return
     children = _children(tree)
@@ -49,7 +49,7 @@ def pairs_of(
     for name, (below, child) in children.items():
         path = (*keys, *below)
         if name in others:
-            yield from pairs_of(child, others[name][1], is_for_all, path)
+            yield from pairs_of(child, others[name][1], covers, path)
         else:
             yield from (Pair(path, leaf, NOTHING, parting) for path, leaf in _leaves(child, path))
     for name, (below, child) in others.items():

@@ -17,8 +17,9 @@ from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_repli
 from gda.arrays.liveness import kind_error, real
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import shape_at
 from gda.layout.numbering import IntArray
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape
 from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
@@ -75,15 +76,15 @@ class ReplicaMismatch:
         return tuple(device for group in self.groups[:-1] for device in group)
 
     def __str__(self) -> str:
-        said = [
+        named = [
             f"device{'s' * (len(group) > 1)} {format_numbers(group)} ({format_processes(of)})"
             for group, of in zip(self.groups, self.processes, strict=True)
         ]
         block = f"block {format_index(self.index)} of shape {self.shape}"
         where = f"at {self.path}, {block}" if self.path else block
         if not self.minority:
-            return f"{where}: {_listed(said)} have different bits, and there is no majority"
-        *others, majority = said
+            return f"{where}: {_listed(named)} have different bits, and there is no majority"
+        *others, majority = named
         verb = "each have" if len(others) > 1 else "has" if len(self.minority) == 1 else "have"
         return f"{where}: {_listed(others)} {verb} other bits than {majority}, the majority"
 

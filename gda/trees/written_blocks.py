@@ -16,21 +16,21 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from gda.arrays.bits import without_padding
-from gda.arrays.construction.placing import is_empty
 from gda.arrays.process_local import data_by_device, first_holders
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import bounded, index_at, is_empty, shape_at, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.processes import turns_of
 from gda.layout.sharing import writing_of_grid
-from gda.layout.spec import Index, Shape, bounded, index_at, shape_at, start_of
+from gda.layout.spec import Index, Shape
 from gda.mesh import sharding_of
 from gda.storage.read_boxes import writers_of
 
 
-class _Plan(NamedTuple):
+class _OwnBlocks(NamedTuple):
     """The blocks that this process writes of the arrays of one layout and turn."""
 
     indices: dict[int, Index]
@@ -147,7 +147,7 @@ def written_arrays(
     ]
     turns = turns_of([array.nbytes for array in arrays], kinds)
     has_others = are_copies and jax.process_count() > 1
-    plans: dict[tuple[int, int], _Plan] = {}
+    plans: dict[tuple[int, int], _OwnBlocks] = {}
     written = []
     for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
         is_source = isinstance(array, SourceArray)
@@ -164,25 +164,25 @@ def written_arrays(
     return written
 
 
-def _plan_of_local(array: Any, turn: int) -> _Plan:
+def _plan_of_local(array: Any, turn: int) -> _OwnBlocks:
     if turn % jax.process_count() != jax.process_index():
-        return _Plan({}, {}, {})
+        return _OwnBlocks({}, {}, {})
     start = (0,) * array.ndim
     (device,) = getattr(array, "devices", set)() or [None]
-    return _Plan({0: index_at(start, array.shape)}, {0: start}, {0: device})
+    return _OwnBlocks({0: index_at(start, array.shape)}, {0: start}, {0: device})
 
 
-def _plan_of_source(array: SourceArray, turn: int) -> _Plan:
+def _plan_of_source(array: SourceArray, turn: int) -> _OwnBlocks:
     writers = writers_of(array.num_blocks, jax.process_count(), turn)
     numbers = np.flatnonzero(writers == jax.process_index()).tolist()
     indices = {number: array.index(number) for number in numbers}
     starts = {number: start_of(index) for number, index in indices.items()}
-    return _Plan(indices, starts, dict.fromkeys(numbers))
+    return _OwnBlocks(indices, starts, dict.fromkeys(numbers))
 
 
-def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _Plan:
+def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _OwnBlocks:
     if not array.size:
-        return _Plan({}, {}, {})
+        return _OwnBlocks({}, {}, {})
     indices, view = {}, grid.view(jax.process_index())
     for number in view.block_ids if are_held else view.written_blocks(turn):
         index = grid.block_index(number)
@@ -190,7 +190,7 @@ def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _Plan:
             indices[number] = bounded(index, grid.global_shape)
     holders = first_holders(grid, sharding_of(array).mesh)
     starts = {number: start_of(index) for number, index in indices.items()}
-    return _Plan(indices, starts, {number: holders[number] for number in indices})
+    return _OwnBlocks(indices, starts, {number: holders[number] for number in indices})
 
 
 def _period_of(grid: Any) -> int:

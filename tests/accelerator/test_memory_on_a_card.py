@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from on_accelerator import Measured
 
 import gda
-from gda.trees.memory.addresses import name_of
+from gda.trees.live_arrays import name_of
 
 
 def test_the_report_agrees_with_the_device(

@@ -37,13 +37,13 @@ DATA = batch(16, 8)
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Nothing is written into a directory before it is set."""
     gate = threading.Event()
-    write = FileStore.write
+    write = FileStore.write_sealed
 
-    def write_later(store: FileStore, name: str, parts: Any) -> None:
+    def write_later(store: FileStore, name: str, payload: Any) -> int:
         assert gate.wait(30)
-        write(store, name, parts)
+        return write(store, name, payload)
 
-    monkeypatch.setattr(FileStore, "write", write_later)
+    monkeypatch.setattr(FileStore, "write_sealed", write_later)
     return gate
 
 

@@ -764,8 +764,8 @@ def test_many_pieces_take_no_quadratic_time() -> None:
     pieces[5][1] = 6
     with pytest.raises(CorruptionError, match="two leaves have one part"):
         load(pieces)
-    pieces[5] = pieces[6]
-    with pytest.raises(CorruptionError, match="each element once"):
+    del pieces[5]
+    with pytest.raises(CorruptionError, match="pieces have 19999 elements, not those of its shape"):
         load(pieces)
 
 

@@ -49,23 +49,20 @@ class Noted:
 @contextlib.contextmanager
 def noting(packed_below: int = 2**20, chunk: int = 2**24, pack: int = 2**22) -> Iterator[Noted]:
     """Note what saves and restores do; sizes are as said."""
-    noted, write, read_into = Noted(), FileStore.write, FileStore.read_into
+    noted, write, read_into = Noted(), FileStore.write_sealed, FileStore.read_into
 
-    def noted_write(store: FileStore, name: str, parts: Any) -> None:
-        written = [*parts]  # of an iterator that computes the last one
-        if not name.endswith("zarr.json"):
-            nbytes = sum(memoryview(part).nbytes for part in written)
-            noted.written[name.partition("/")[2]] += nbytes
-        write(store, name, written)
+    def noted_write(store: FileStore, name: str, payload: Any) -> int:
+        noted.written[name.partition("/")[2]] += payload.nbytes + 4
+        return write(store, name, payload)
 
-    def noted_read(store: FileStore, name: str, *buffers: Any) -> int:
+    def noted_read(store: FileStore, name: str, *buffers: Any) -> tuple[int, int]:
         if not name.endswith("zarr.json"):
             noted.reads[name] += 1
         return read_into(store, name, *buffers)
 
     with pytest.MonkeyPatch.context() as patch:
         limit_sizes(patch, packed_below, chunk, max(pack, packed_below))
-        patch.setattr(FileStore, "write", noted_write)
+        patch.setattr(FileStore, "write_sealed", noted_write)
         patch.setattr(FileStore, "read_into", noted_read)
         yield noted
 

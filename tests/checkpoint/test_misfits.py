@@ -30,7 +30,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reads: list[str] = []
     read_into = FileStore.read_into
 
-    def noted(store: FileStore, name: str, *buffers: Any) -> int:
+    def noted(store: FileStore, name: str, *buffers: Any) -> tuple[int, int]:
         reads.append(name)
         return read_into(store, name, *buffers)
 
@@ -298,7 +298,7 @@ def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
     path, told = shared_tmp_path / "run", shared_tmp_path / "told"
     if jax.process_index() == 0:
         with (
-            gda.checking_agreement(timeout=2),
+            gda.check_processes_agree(timeout=2),
             pytest.raises(
                 gda.LateProcessError, match="process 1 did not come within 2 s"
             ) as caught,

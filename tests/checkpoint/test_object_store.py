@@ -1,5 +1,6 @@
 """Checkpoints on an S3-compatible server, and on one that fails, is slow, lies or never answers."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -730,26 +731,28 @@ class Saver(threading.Thread):
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let savers go on step by step."""
-    write, replace = KvStore.write, KvStore.replace
+    write, replacing = KvStore.write, KvStore.replacing
 
     def stop() -> None:
         if isinstance(saver := threading.current_thread(), Saver):
             saver.stop()
 
-    def write_in_turn(store: KvStore, name: str, parts: Any) -> None:
+    def write_in_turn(store: KvStore, name: str, data: bytes) -> None:
         if name.count("/") == 1:  # the first object of a save
             stop()
-        write(store, name, parts)
+        write(store, name, data)
 
-    def replace_in_turn(store: KvStore, *args: Any) -> None:
+    @contextlib.contextmanager
+    def replacing_in_turn(store: KvStore, *args: Any) -> Iterator[None]:
         stop()
         try:
-            replace(store, *args)
+            with replacing(store, *args):
+                yield
         finally:
             stop()
 
     monkeypatch.setattr(KvStore, "write", write_in_turn)
-    monkeypatch.setattr(KvStore, "replace", replace_in_turn)
+    monkeypatch.setattr(KvStore, "replacing", replacing_in_turn)
 
 
 ORDERS_OF_STEPS = [

@@ -14,8 +14,8 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
-from gda.checkpoint.reading.files import Files
-from gda.storage.options import Options
+from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.writing.writer import Writer
 from gda.storage.stores import directory
 
 
@@ -153,13 +153,13 @@ def test_data_that_is_removed_at_any_moment_is_missed(
     small_files(monkeypatch.setattr)
     tree = tree_of(2, mesh_of({"x": 2}))
     times: dict[str, float] = {}
-    look = Files.check_written
+    look = Writer.check_written
 
-    def noted_look(self: Files, options: Options) -> None:
+    def noted_look(self: Writer, manifest: Manifest) -> None:
         times["looked"] = time.monotonic()
-        look(self, options)
+        look(self, manifest)
 
-    monkeypatch.setattr(Files, "check_written", noted_look)
+    monkeypatch.setattr(Writer, "check_written", noted_look)
     for trial in range(trials.most):
         path = tmp_path / str(trial)
         gda.checkpoint.save(path, values_of(1))

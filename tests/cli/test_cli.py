@@ -227,7 +227,7 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     read_into = FileStore.read_into
     once = iter([signal.SIGINT])
 
-    def interrupted(*args: Any) -> int:
+    def interrupted(*args: Any) -> tuple[int, int]:
         for number in once:
             signal.raise_signal(number)
         return read_into(*args)

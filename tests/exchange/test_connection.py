@@ -388,6 +388,8 @@ def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
     with listening(serve) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises(KeyboardInterrupt):
             gda.pull(address)
+    for thread in {*threading.enumerate()} - before:
+        thread.join(10)
     assert {*threading.enumerate()} == before
 
 

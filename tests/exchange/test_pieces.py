@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
-from gda.exchange.pieces import Needed, PulledPiece, number_at, pulled_pieces
+from gda.exchange.pieces import Needed, PulledPiece, pulled_pieces
+from gda.layout.indices import start_of
 from gda.layout.reshard.flow import tiling_of
-from gda.layout.spec import start_of
 from gda.testing.strategies import mesh_shapes, partition_specs
 
 
@@ -43,7 +43,7 @@ def needed_by(grid: gda.ShardGrid, process: int) -> Needed:
             len(range(*each.indices(n))) for each, n in zip(index, grid.global_shape, strict=True)
         ):
             start = start_of(index)
-            number = number_at(tiling_of(grid), start)
+            number = tiling_of(grid).block_at(start)
             holders.setdefault(number, set()).add(int(processes.process_of[device]))
             starts[number] = start
     mine = [number for number in holders if process in holders[number]]
@@ -114,7 +114,7 @@ def test_replicas_of_a_block_get_nearly_equally_many_requests(
     requests: dict[int, Counter[int]] = {}
     for process in target.processes.numbers:  # pyright: ignore
         for piece in pulled_pieces(source, needed_by(target, process)):
-            block = number_at(tiling_of(source), piece.start)
+            block = tiling_of(source).block_at(piece.start)
             requests.setdefault(block, Counter())[piece.server] += 1
     for counts in requests.values():
         least = min(counts.values()) if len(counts) == source.num_replicas else 0

@@ -21,6 +21,7 @@ from running import wait_for
 import gda
 from gda.exchange import offering
 from gda.exchange.connection import Connection
+from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 
 ROWS, COLUMNS = P("x"), P(None, "x")
@@ -170,7 +171,7 @@ def test_every_pulled_tree_is_of_one_version(programs: tuple[Pool, Pool]) -> Non
 def version_tree(number: int) -> Any:
     mesh = mesh_of({"x": jax.device_count()})
     data = np.full((16, 8), number, np.float32)
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         return {f"w{i}": cut(data, mesh, ROWS) for i in range(4)} | {"step": number}
 
 

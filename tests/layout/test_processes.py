@@ -166,7 +166,7 @@ def owned_layouts(draw: st.DrawFn) -> tuple[Layout, list[int]]:
 def holders_of(layout: Layout, process_of: list[int]) -> list[list[int]]:
     """Return for each block the processes that hold it, ascending."""
     holders: list[set[int]] = [set() for _ in range(layout.num_shards)]
-    for block, process in zip(layout.block_list, process_of, strict=True):
+    for block, process in zip(layout.block_ids.tolist(), process_of, strict=True):
         holders[block].add(process)
     return list(map(sorted, holders))
 
@@ -212,7 +212,7 @@ def test_shares_of_hosts_in_a_row_are_even_at_every_turn(
     written = Counter(writers(layout, process_of, turn))
     by_blocks: dict[frozenset[int], list[int]] = {}
     for host in range(hosts):
-        held = frozenset(np.array(layout.block_list)[process_of == host].tolist())
+        held = frozenset(layout.block_ids[process_of == host].tolist())
         by_blocks.setdefault(held, []).append(written[host])
     for shares in by_blocks.values():
         assert max(shares) - min(shares) <= 1

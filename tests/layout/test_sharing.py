@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
+from gda.layout.indices import bounded, common_box, sizes_of
 from gda.layout.processes import Processes
 from gda.layout.sharing import (
     blocks_read_together,
     boxes_of_chunks,
-    common_box,
     holders_of,
     parts_of,
     readers_of,
 )
-from gda.layout.spec import Shape, bounded, sizes_of
+from gda.layout.spec import Shape
 
 pytestmark = pytest.mark.no_jax
 

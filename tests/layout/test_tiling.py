@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.spec import Index
-from gda.layout.tiling import Dimension, Tiling, slices_of
+from gda.layout.tiling import Dimension, Tiling
 
 pytestmark = pytest.mark.no_jax
 
@@ -15,7 +15,7 @@ WHOLE = slice(None)
 
 
 def all_blocks(tiling: Tiling) -> list[Index]:
-    sides = [slices_of(each.size, each.ways, range(each.parts)) for each in tiling.dimensions]
+    sides = [map(each.slice_of, range(each.parts)) for each in tiling.dimensions]
     return list(itertools.product(*sides))
 
 

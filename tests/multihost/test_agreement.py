@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
-from gda.multihost.agreement import compare_digests, say_difference
+from gda.multihost.agreement import checking_agreement, compare_digests, say_difference
 
 P = PartitionSpec
 ME = 1  # the process that is different in most of these tests
@@ -65,7 +65,7 @@ def test_another_shape_is_said_with_path_and_processes() -> None:
     assert "process 0: shape (1,), process 1: (2,), process 2: (3,), process 3: (4,)" in message
     # Arrays that would add up to a wrong sum; nothing is said where checks are off.
     n = 16 if is_me() else 8
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.ones(n // 8))
     assert g.shape == (n,)
     assert "process 1: shape (16,), processes 0, 2, 3: (8,)" in refused(g)
@@ -146,7 +146,7 @@ def test_every_constructor_refuses_another_shape_in_every_process(name: str) -> 
             return gda.GlobalArray.from_process_local(content, line(), P("x"))
         return attrgetter(name)(gda)((n,), line(), P("x"), content)
 
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         with pytest.raises(gda.DisagreementError) as caught:
             build(16 if is_me() else 8)
         message = str(caught.value)
@@ -165,7 +165,7 @@ def test_a_callback_that_raises_in_one_process_is_known_to_all() -> None:
 
     kind = OSError if is_me() else gda.DisagreementError
     for _ in range(2):
-        with gda.checking_agreement(timeout=20), pytest.raises(kind) as caught:
+        with gda.check_processes_agree(timeout=20), pytest.raises(kind) as caught:
             gda.GlobalArray.from_callback((8,), line(), P("x"), read)
         assert "the disk is gone" in str(caught.value)
         if not is_me():
@@ -177,7 +177,7 @@ def test_a_spec_that_one_process_got_wrong_is_known_to_all() -> None:
     def build(spec: Any) -> None:
         gda.GlobalArray.from_callback((8,), line(), spec, lambda i: np.zeros(1, np.float32))
 
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         with pytest.raises(gda.DisagreementError, match=r"process 1: spec P\('y'\)"):
             build(P("y") if is_me() else P("x"))
         with pytest.raises(TypeError if is_me() else gda.DisagreementError):
@@ -194,7 +194,7 @@ def test_other_dtypes_are_found_after_reading() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_only_the_processes_of_the_mesh_take_part() -> None:
     mesh = Mesh(np.array([d for d in jax.devices() if d.process_index in (1, 2)]), ("x",))
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         if jax.process_index() in (1, 2):
             gda.GlobalArray.from_callback((4,), mesh, P("x"), lambda i: np.zeros(1, np.float32))
         if jax.process_index() == 3:
@@ -207,13 +207,13 @@ def test_only_the_processes_of_the_mesh_take_part() -> None:
 
 def test_one_process_agrees_with_itself() -> None:
     gda.check_processes_agree({"w": shaped(3), "x": object()})
-    with gda.checking_agreement():
+    with gda.check_processes_agree():
         gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
 
 
 def test_a_timeout_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
-        gda.checking_agreement(timeout=0).__enter__()
+        gda.check_processes_agree(timeout=0).__enter__()
     monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
     with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
         gda.check_processes_agree(0)
@@ -265,7 +265,7 @@ def test_other_threads_check_only_on_request() -> None:
                 gda.check_processes_agree(i, name="prefetch", timeout=20)
 
     thread = threading.Thread(target=prefetch, name="prefetch")
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         thread.start()
         for _ in range(20):
             gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
@@ -274,7 +274,7 @@ def test_other_threads_check_only_on_request() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_arguments_that_can_be_read_once_are_read_once() -> None:
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         g = gda.GlobalArray.from_callback(iter([8]), line(), iter(["x"]), zeros(8))
     assert (g.shape, g.grid.spec) == ((8,), ("x",))
 
@@ -285,7 +285,7 @@ def test_bad_arguments_get_the_message_that_they_get_without_checks() -> None:
         messages = []
         for is_on in (True, False):
             with (
-                gda.checking_agreement(is_on, timeout=20),
+                checking_agreement(is_on, timeout=20),
                 pytest.raises((TypeError, ValueError)) as caught,
             ):
                 gda.GlobalArray.from_callback(*arguments, zeros(8))
@@ -296,7 +296,7 @@ def test_bad_arguments_get_the_message_that_they_get_without_checks() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_options_of_gather_are_compared_by_value() -> None:
     g = gda.GlobalArray.from_callback((8, 2), line(), P("x"), zeros(8, 2))
-    with gda.checking_agreement(timeout=20):
+    with gda.check_processes_agree(timeout=20):
         with pytest.raises(gda.DisagreementError, match="process 1: max_bytes 100, processes"):
             g.gather(max_bytes=100 if is_me() else 4000)
         with pytest.raises(gda.DisagreementError, match="process 1: process 0, processes"):

@@ -158,7 +158,7 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
         service, group = coordination.service(), meeting._group_of("MainThread", (0, 1))
         assert service is not None
         left = service.list(f"gda/multihost/meeting/{group}/")
-        assert [key for key in left if key.endswith(("/by", "/said"))] == []
+        assert [key for key in left if key.endswith(("/by", "/failure"))] == []
 
 
 @pytest.mark.processes(4, devices=2)

@@ -13,11 +13,9 @@ GIB = 2**30
 PLACE = "P('data', 'model') on data=4,"
 
 
-def row(*names: str, nbytes: int = 8 * GIB, count: int = 1, shared: int = 0) -> ArrayMemory:
+def row(*names: str, nbytes: int = 8 * GIB, count: int = 1) -> ArrayMemory:
     layout = "P('data', 'model') on data=4,model=2"
-    return ArrayMemory(
-        names, count, (1024, 1024), "bfloat16", layout, None, nbytes, nbytes // 8, shared
-    )
+    return ArrayMemory(names, count, (1024, 1024), "bfloat16", layout, None, nbytes, nbytes // 8)
 
 
 def on(number: int, in_use: int | None = None, kind: str | None = None) -> DeviceMemory:
@@ -30,7 +28,6 @@ REPORT = MemoryReport(
     (row("params['w']", "ema['w']"), row(nbytes=4 * GIB, count=288)),
     tuple(on(i, 2 * GIB if i < 3 else 3 * GIB) for i in range(4)),
     deleted=("opt['mu']",),
-    num_aliases=8,
     process_index=1,
     num_processes=2,
 )
@@ -51,7 +48,6 @@ def test_the_tables_of_a_report() -> None:
         f"{'':45}model=2",
         "",
         "deleted or donated: opt['mu']",
-        "8 more arrays in the memory of those above, such as the data of shards",
     ]
 
 

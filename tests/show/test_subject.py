@@ -132,7 +132,7 @@ def test_holders_are_those_of_the_indices(case: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (((8, 2),), {}, "with its mesh and its spec: gda.visualize_sharding((8, 2), mesh, Part"),
+        (((8, 2),), {}, "with its mesh and its spec: gda.show((8, 2), mesh, Part"),
         (((8, 2), XY), {}, "a shape such as (8, 2) is shown with its mesh and its spec"),
         ((GRID, XY, ("x",)), {}, "mesh and spec go with a shape; this ShardGrid has its own"),
         ((jnp.zeros(3),), {"dtype": "int8"}, "dtype goes with a shape or a grid; this ArrayImpl"),
@@ -176,7 +176,7 @@ SECRET = 271828
 def test_of_a_tree_no_value_is_told(tree: Any, rest: Any) -> None:
     with pytest.raises(TypeError, match="one array at a time, not of a ") as raised:
         subject_of(tree, *rest)
-    assert "jax.tree.map(gda.visualize_sharding, tree)" in str(raised.value)
+    assert "jax.tree.map(gda.show, tree)" in str(raised.value)
     assert str(SECRET) not in str(raised.value)
 
 

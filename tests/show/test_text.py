@@ -1,5 +1,6 @@
 import itertools
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import gda
 from gda.layout.text import format_numbers
 from gda.show.folding import Gap, fold
 from gda.show.subject import Subject
-from gda.show.terminal import PALETTE, text_of
+from gda.show.terminal import PALETTE, text_for
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 XY = {"x": 4, "y": 2}
@@ -62,7 +63,8 @@ padding 17 of 32 elements, 53.1 %
 
 def test_padding_is_marked_beside_the_box_and_without_unicode() -> None:
     grid = gda.ShardGrid((3, 100_000), {"x": 64, "y": 3000}, ("x", "y"), pad=True)
-    lines = text_of(Subject(grid), is_ascii=True).splitlines()
+    file: Any = SimpleNamespace(encoding="ascii")
+    lines = text_for(Subject(grid), file).splitlines()
     assert "#       padding in a part of the block, ### in all of it" in lines
     marked = [line for line in lines if line.startswith("3:3 ### ")]
     assert marked[-1].endswith("| 191999     |")

@@ -1,6 +1,5 @@
 """Many pieces of work at a time: order, budget, errors, retries and interrupts."""
 
-import itertools
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupts import Calls
 from threads_left import no_thread_is_left  # noqa: F401, of every test
 
 import gda
@@ -206,22 +204,6 @@ def test_ctrl_c_ends_it_at_once(workers: str, what: str, retry: str) -> None:
         out, _ = process.communicate(timeout=30)
     assert first == "begun\n"
     assert out.splitlines()[-1] == "interrupted True 1"
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_ctrl_c_at_any_call_leaves_no_thread(workers: int) -> None:
-    before = threading.active_count()
-    moment = 0
-    for moment in itertools.count(1):
-        try:
-            with Calls(moment).counted():
-                run([Task(1, lambda: None)] * 4, Options(workers))
-            break
-        except KeyboardInterrupt:
-            pass
-        while threading.active_count() > before:  # one that was told to end needs a moment
-            time.sleep(0.001)
-    assert moment > 50
 
 
 # Trying again.

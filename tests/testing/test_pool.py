@@ -124,13 +124,17 @@ def kill_me():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_dies_is_named_and_where_the_others_stood(pool):
+@pytest.mark.parametrize("process", [0, 1])  # 0 has the service of JAX
+def test_a_process_that_dies_is_named_and_where_the_others_stood(pool, process):
+    pool.run(total, [1.0] * 6)
     with pytest.raises(ProcessError) as caught:
-        pool.run(end_in, 1, kill_me)
+        pool.run(end_in, process, kill_me)
     message = str(caught.value)
-    assert message.startswith("process 1 of 2 was killed by SIGKILL\nThe end of its output:\nlast")
+    assert caught.value.process == process
+    killed = f"process {process} of 2 was killed by SIGKILL\nThe end of its output:\nlast words"
+    assert message.startswith(killed)
     # It got an error from its collective, or waited in it.
-    assert "process 0 of 2: " in message or "in total" in message
+    assert f"process {1 - process} of 2: " in message or "in total" in message
 
 
 def sleep_in(process, seconds):

@@ -32,7 +32,8 @@ from gda.arrays.dtypes import (
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, shape_at, start_of
+from gda.layout.indices import shape_at, start_of
+from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.multihost.settings import own_settings

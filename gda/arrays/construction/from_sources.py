@@ -18,8 +18,9 @@ from gda.arrays.construction.reading_by_boxes import BoxReads
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
+from gda.layout.indices import bounded, shape_at
 from gda.layout.sharing import blocks_read_together
-from gda.layout.spec import Index, Shape, SpecLike, bounded, shape_at
+from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options
 from gda.storage.progress import shown

@@ -19,7 +19,8 @@ from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec, start_of
+from gda.layout.indices import is_empty, start_of
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
 from gda.mesh import (
     Device,
     MeshAndSpec,
@@ -268,8 +269,3 @@ def places_early(platform: str) -> bool:
     """Return True if blocks are to be sent to their devices while others are read."""
     # On CPU there is nothing to send, and placing all at once was 1.2 to 1.4 times faster.
     return platform != "cpu"
-
-
-def is_empty(index: Index) -> bool:
-    """Return True if an index has no elements: of a padded grid, that of padding alone."""
-    return any(s.start == s.stop is not None for s in index)

@@ -18,8 +18,9 @@ import numpy as np
 
 from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
 from gda.layout.dtype_names import native
-from gda.layout.sharing import boxes_of_chunks, common_box
-from gda.layout.spec import Index, bounded, hull_of, sizes_of, start_of
+from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
+from gda.layout.sharing import boxes_of_chunks
+from gda.layout.spec import Index
 from gda.storage.options import Options
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, checked_block
@@ -130,7 +131,9 @@ class BoxTasks:
     def _split(self, block: _Memory, box: Index, needed: Needed) -> None:
         for number, index in needed:
             try:
-                self._write(self._part(number, index), block[within(index, box)], index)
+                self._write(
+                    self._part(number, index), block[(*within(index, start_of(box)), ...)], index
+                )
             except Exception as error:
                 self._note(number, box, error)
                 raise
@@ -250,7 +253,7 @@ class BoxReads:
                 is_whole = sizes_of(block) == reader.shape
                 made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
                 self._memory[number] = made
-        return self._memory[number][within(index, block)]
+        return self._memory[number][(*within(index, start_of(block)), ...)]
 
     def _finish(self, boxes: list[Needed]) -> Transfer | None:
         """Count what was read, and hand on the blocks that are complete."""
@@ -271,12 +274,6 @@ class BoxReads:
 
 def _hull(needed: Needed) -> Index:
     return hull_of([index for _, index in needed])
-
-
-def within(index: Index, box: Index) -> tuple[Any, ...]:
-    """Return the place of an index in a box, and ``...``, so that a scalar gives a view too."""
-    sides = zip(index, start_of(box), strict=True)
-    return (*[slice(s.start - first, s.stop - first) for s, first in sides], ...)
 
 
 def _has_failed(future: Any) -> bool:

@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.construction.from_sources import PendingArray, groups_of, read_all, reporter
-from gda.arrays.construction.reading_by_boxes import BoxTasks, within
+from gda.arrays.construction.reading_by_boxes import BoxTasks
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
-from gda.layout.sharing import boxes_of_chunks, common_box, holders_of, parts_of, readers_of
-from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of, start_of
+from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
+from gda.layout.sharing import boxes_of_chunks, holders_of, parts_of, readers_of
+from gda.layout.spec import Index, Shape
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
@@ -222,8 +223,7 @@ class SharedBlocks:
             return self._staged[key]
         if number not in self._memory:
             self._memory[number] = self._pending.reader.empty(dtype, piece.block)
-        block = bounded(piece.block, self._source.shape)
-        return self._memory[number][within(piece.place, block)]
+        return self._memory[number][(*within(piece.place, start_of(piece.block)), ...)]
 
     def drop_staged(self) -> None:
         """Free the memory of pieces for others, which have been sent."""

@@ -31,7 +31,8 @@ from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, start_of
+from gda.layout.indices import start_of
+from gda.layout.spec import Shape
 from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
 from gda.multihost.settings import own_settings

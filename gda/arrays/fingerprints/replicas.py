@@ -39,7 +39,8 @@ from gda.arrays.fingerprints.on_devices import (
 from gda.arrays.process_local import shards_by_position
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, shape_at
+from gda.layout.indices import shape_at
+from gda.layout.spec import Shape
 from gda.mesh import local_positions, sharding_of
 from gda.multihost.settings import own_settings
 

@@ -15,8 +15,10 @@ import numpy as np
 
 from gda.arrays.buffers import aligned_empty
 from gda.layout.dtype_names import native
+from gda.layout.indices import bounded, sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
+from gda.layout.tiling import Tiling
 from gda.storage.options import Options
 from gda.storage.read_boxes import box_shape_of
 from gda.storage.sources import AsyncSource, Source, source_of
@@ -85,10 +87,14 @@ class SourceArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @cached_property
+    def tiling(self) -> Tiling:
+        """The places of its blocks."""
+        return Tiling.of_blocks(self.shape, self.block_shape)
+
+    @property
     def parts(self) -> tuple[int, ...]:
         """The number of blocks along each dimension."""
-        sides = zip(self.shape, self.block_shape, strict=True)
-        return tuple([-(-size // step) if size else 0 for size, step in sides])
+        return self.tiling.parts
 
     @property
     def num_blocks(self) -> int:
@@ -96,10 +102,7 @@ class SourceArray:
 
     def index(self, number: int) -> Index:
         """Return the place of a block, with every start and stop."""
-        place = np.unravel_index(number, self.parts) if self.parts else ()
-        start = [int(part) * step for part, step in zip(place, self.block_shape, strict=True)]
-        sides = zip(start, self.block_shape, self.shape, strict=True)
-        return tuple([slice(first, min(first + step, size)) for first, step, size in sides])
+        return bounded(self.tiling.index(number), self.shape)
 
     def block(self, number: int) -> SourceBlock:
         return SourceBlock(self, self.index(number))
@@ -121,7 +124,7 @@ class SourceBlock:
 
     def __init__(self, array: SourceArray, index: Index) -> None:
         self._array, self._index = array, index
-        self.shape: Shape = tuple([each.stop - each.start for each in index])
+        self.shape: Shape = sizes_of(index)
         self.dtype = array.dtype
         self._out: _Memory | None = None
         self._begun: Future | None = None

@@ -16,7 +16,8 @@ import numpy as np
 from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import ALIGNMENT, aligned_empty, keep_freed_memory
 from gda.layout.dtype_names import width_of
-from gda.layout.spec import Shape, index_at
+from gda.layout.indices import index_at
+from gda.layout.spec import Shape
 from gda.mesh import Device, mesh_on
 
 

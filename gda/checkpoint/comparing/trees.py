@@ -17,7 +17,8 @@ from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.saved_arrays import ChunkCache, SavedArray
 from gda.checkpoint.tree_at import OpenedTree
-from gda.layout.spec import Index, Shape, index_at
+from gda.layout.indices import index_at
+from gda.layout.spec import Index, Shape
 from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options

@@ -15,7 +15,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gda.layout.boundary import set_module
+from gda.layout.indices import shape_at
 from gda.layout.spec import Index, Shape
+from gda.layout.tiling import Tiling
 
 
 def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
@@ -77,9 +79,13 @@ class ChunkGrid:
     chunk_shape: Shape
 
     @cached_property
+    def _tiling(self) -> Tiling:
+        return Tiling.of_blocks(self.shape, self.chunk_shape)
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """The number of chunks along each dimension."""
-        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)])
+        return self._tiling.parts
 
     @property
     def num_chunks(self) -> int:
@@ -88,11 +94,7 @@ class ChunkGrid:
 
     def coordinates(self, chunk: int) -> tuple[int, ...]:
         """Return the number of a chunk along each dimension."""
-        coordinates = []
-        for count in reversed(self.counts):
-            chunk, coordinate = divmod(chunk, count)
-            coordinates.append(coordinate)
-        return tuple(reversed(coordinates))
+        return tuple(self._tiling.columns(chunk))
 
     def start(self, chunk: int) -> tuple[int, ...]:
         """Return the first element of a chunk.
@@ -108,8 +110,7 @@ class ChunkGrid:
         >>> ChunkGrid((4, 5), (2, 2)).shape_within(5)
         (2, 1)
         """
-        sizes = zip(self.shape, self.start(chunk), self.chunk_shape, strict=True)
-        return tuple([min(size - first, part) for size, first, part in sizes])
+        return shape_at(self._tiling.index(chunk), self.shape)
 
     def key(self, chunk: int) -> str:
         """Return the name of a chunk within the array, as in zarr v3 with separator ``.``.

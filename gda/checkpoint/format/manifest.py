@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -84,7 +84,7 @@ class StoredArray:
     def nbytes_of_file(self, chunk: int) -> int:
         """Return the size of the file of a chunk."""
         payload = self.nbytes_per_chunk if self.sizes is None else self.sizes[chunk]
-        return payload + zarr_format.CRC_BYTES
+        return payload + checksums.CRC_BYTES
 
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
@@ -102,3 +102,28 @@ class Manifest(RecordedTree):
     def chunk_of(self, piece: Piece) -> Chunk:
         """Return the chunk that has a piece."""
         return piece.array, piece.offset // self.arrays[piece.array].chunk_shape[0]
+
+    @property
+    def files(self) -> Iterator[tuple[str, int]]:
+        """Name and size of every file but that of the manifest."""
+        yield f"{self.data}/zarr.json", self.group[0]
+        for array in self.arrays:
+            yield f"{self.data}/{array.name}/zarr.json", array.metadata[0]
+            for chunk in range(array.grid.num_chunks):
+                name = f"{self.data}/{array.name}/{array.grid.key(chunk)}"
+                yield name, array.nbytes_of_file(chunk)
+
+
+def group_of(arrays: Iterable[StoredArray]) -> bytes:
+    """Return the ``zarr.json`` of the group of all arrays.
+
+    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
+    it does not know, such as bfloat16, would be an error for the whole group.
+    """
+    return zarr_format.group(
+        {
+            array.name: array.document
+            for array in arrays
+            if zarr_format.opens_in_zarr_python(array.dtype)
+        }
+    )

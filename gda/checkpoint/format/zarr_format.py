@@ -19,7 +19,6 @@ from gda.layout.strict_json import parse_json
 from gda.storage.paths import of_extra
 from gda.storage.stores.checksums import Bytes
 
-CRC_BYTES = 4
 _LEVEL = 1  # of zstd
 
 # Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.

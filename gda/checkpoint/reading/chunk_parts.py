@@ -12,8 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +20,8 @@ from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.files import Files
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.indices import common_box, index_at, shape_at, within
+from gda.layout.spec import Index, Shape
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.trees.records.arrivals import Arrival, NeededBlock
@@ -117,20 +116,15 @@ def _cuts_of_chunks(grid: ChunkGrid, blocks: Iterable[NeededBlock]) -> dict[int,
 def _cuts_of_piece(piece: Piece, blocks: Iterable[NeededBlock], block_shape: Shape) -> Cuts:
     """Return the common parts of a piece and blocks, which have one shape with their padding."""
     cuts: list[Cut] = []
+    whole = index_at(piece.start, piece.shape)
     for block in blocks:
-        in_block, in_piece = [], []
-        sides = zip(block.start, block.shape, piece.start, piece.shape, strict=True)
-        for a, n, b, m in sides:
-            first, last = max(a, b), min(a + n, b + m)
-            if first >= last:
-                break
-            in_block.append(slice(first - a, last - a))
-            in_piece.append(slice(first - b, last - b))
-        else:
-            cut = Cut(block, tuple(in_block), tuple(in_piece))
-            if cut.shape == block_shape:
-                cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
-            cuts.append(cut)
+        common = common_box(index_at(block.start, block.shape), whole)
+        if common is None:
+            continue
+        cut = Cut(block, within(common, block.start), within(common, piece.start))
+        if cut.shape == block_shape:
+            cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
+        cuts.append(cut)
     block_size = math.prod(block_shape)
     return Cuts(cuts, sum(block_size for cut in cuts if cut.first is not None))
 
@@ -200,10 +194,8 @@ def _buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
 
 
 def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
-    for array, chunks in groupby(uses, itemgetter(0)):
-        with files.within(array):
-            for chunk in chunks:
-                _read_chunk(files, chunk, uses[chunk])
+    for chunk, of_chunk in uses.items():
+        _read_chunk(files, chunk, of_chunk)
 
 
 def _read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,8 +18,8 @@ from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.stores import checksums
-from gda.storage.stores.checksums import Bytes, RunningCrc
-from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store
 from gda.trees.records.structure import format_path
 
@@ -63,25 +62,19 @@ class Files:
     def name(self, array: StoredArray, file: str) -> str:
         return f"{self.manifest.data}/{array.name}/{file}"
 
-    def within(self, number: int) -> AbstractContextManager[None]:
-        """Keep the directory of an array open for the files that this thread reads there."""
-        return self.store.within(f"{self.manifest.data}/{self.manifest.arrays[number].name}")
-
     def check(self, chunks: Iterable[Chunk], last_of: Mapping[int, int]) -> None:
         """Raise ``CorruptionError`` unless sizes of files are right, and the metadata of arrays.
 
         That of an array is checked after its last chunk.
         """
-        for number, of_array in itertools.groupby(chunks, operator.itemgetter(0)):
+        for number, chunk in chunks:
             array = self.manifest.arrays[number]
-            with self.within(number):
-                for _, chunk in of_array:
-                    with self._about(number, chunk):
-                        size = self.store.size(self.name(array, array.grid.key(chunk)))
-                        if size is not None:
-                            _check_size(size, array.nbytes_of_file(chunk))
-                    if chunk == last_of.get(number):
-                        self.check_metadata(number)
+            with self._about(number, chunk):
+                size = self.store.size(self.name(array, array.grid.key(chunk)))
+                if size is not None:
+                    _check_size(size, array.nbytes_of_file(chunk))
+            if chunk == last_of.get(number):
+                self.check_metadata(number)
 
     def check_sizes(self, chunks: Sequence[Chunk], options: Options) -> None:
         """Do as ``check``, for many chunks; check the metadata of each array once."""
@@ -101,37 +94,16 @@ class Files:
         rest = [tasks.Task(2**20, partial(self.check, part, last_of)) for part in parts]
         tasks.run(rest, replace(options, max_workers=workers))
 
-    def check_written(self, options: Options) -> None:
-        """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
-        if not self.store.is_remote:
-            each = (tasks.Task(0, partial(self._check_file, *file)) for file in self._sizes())
-            tasks.run(each, options)
-
-    def _sizes(self) -> Iterator[tuple[str, int | None]]:
-        """Yield every file, and its size if the manifest has it."""
-        yield f"{self.manifest.data}/zarr.json", None
-        for array in self.manifest.arrays:
-            yield self.name(array, "zarr.json"), array.metadata[0]
-            for chunk in range(array.grid.num_chunks):
-                yield self.name(array, array.grid.key(chunk)), array.nbytes_of_file(chunk)
-
-    def _check_file(self, name: str, nbytes: int | None) -> None:
-        size = self.store.size(name)
-        if nbytes is not None and size != nbytes:
-            where = self.store.join(name)
-            raise SaveError(f"{where} was changed: it has {size} bytes, not {nbytes}; save again")
-
     def check_metadata(self, number: int) -> None:
         """Raise ``CorruptionError`` unless the ``zarr.json`` of an array fits the manifest."""
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
         with self._about(number):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
-            summed = RunningCrc()
-            found = self.store.read_into(self.name(array, "zarr.json"), document, nothing, summed)
-            _check_size(found, nbytes)
-            if summed.value != crc:
-                raise ValueError(f"is damaged: its CRC-32C is {summed.value:08x}, not {crc:08x}")
+            size, found = self.store.read_into(self.name(array, "zarr.json"), document, nothing)
+            _check_size(size, nbytes)
+            if found != crc:
+                raise ValueError(f"is damaged: its CRC-32C is {found:08x}, not {crc:08x}")
             if (written := document.tobytes()) != array.document:  # of another version of gda
                 zarr_format.check_metadata(written, array.document)
 
@@ -193,30 +165,13 @@ class Files:
         """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""
         number, chunk = where
         array = self.manifest.arrays[number]
-        tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
-        name = self.name(array, array.grid.key(chunk))
-        summed = RunningCrc()
-        found = self.store.read_into(name, payload, tail, summed)
-        _check_size(found, array.nbytes_of_file(chunk))
+        tail = np.empty(checksums.CRC_BYTES, np.uint8)
+        size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), payload, tail)
+        _check_size(size, array.nbytes_of_file(chunk))
         in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
-        if not summed.value == in_file == expected:
-            what = "intact, but from another save" if summed.value == in_file else "damaged"
-            raise ValueError(f"is {what}: its CRC-32C is {summed.value:08x}, not {expected:08x}")
-
-
-def group_of(arrays: Iterable[StoredArray]) -> bytes:
-    """Return the ``zarr.json`` of the group of all arrays.
-
-    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
-    it does not know, such as bfloat16, would be an error for the whole group.
-    """
-    return zarr_format.group(
-        {
-            array.name: array.document
-            for array in arrays
-            if zarr_format.opens_in_zarr_python(array.dtype)
-        }
-    )
+        if not crc == in_file == expected:
+            what = "intact, but from another save" if crc == in_file else "damaged"
+            raise ValueError(f"is {what}: its CRC-32C is {crc:08x}, not {expected:08x}")
 
 
 def _check_size(found: int, expected: int) -> None:

@@ -15,7 +15,8 @@ from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import Index, Shape, index_at, start_of
+from gda.layout.indices import index_at, start_of
+from gda.layout.spec import Index, Shape
 from gda.layout.text import typed_shape
 from gda.storage.sources import HasReader, Source
 from gda.storage.stores import checksums

@@ -1,1 +1,1 @@
-"""Writing a checkpoint: ``claim`` (the path), ``saved_leaves``, ``packing``, ``writer``."""
+"""Writing a checkpoint: ``claim`` (the path), ``writer`` (the chunks)."""

@@ -41,7 +41,7 @@ _SHADE_ABOVE, _SHADE_BESIDE = 0.1, 0.24
 
 
 @dataclass(frozen=True)
-class _Box:
+class _BoxSides:
     depth: Side
     down: Side
     across: Side
@@ -77,11 +77,11 @@ def draw_boxes(picture: Picture) -> None:
     longest = _LONGEST_WITH_LAYERS if has_layers else _LONGEST_ALONE
     if num_boxes > 1:
         longest = _LONGEST_OF_SEVERAL
-    box = _Box(*sides_of(picture.subject, range(rank - 3, rank), longest, _SHORTEST))
+    box = _BoxSides(*sides_of(picture.subject, range(rank - 3, rank), longest, _SHORTEST))
     picture.is_to_scale = box.depth.is_true and box.down.is_true and box.across.is_true
 
     share = len(boxes) * len(layers)
-    drawing = _Boxes(picture, box, layers, MOST_CELLS // share, MOST_TITLES // share)
+    drawing = _BoxDrawing(picture, box, layers, MOST_CELLS // share, MOST_TITLES // share)
     y = _say_outer_dimensions(picture)
     if has_layers:
         drawing.draw_in_a_column(boxes, y)
@@ -90,11 +90,11 @@ def draw_boxes(picture: Picture) -> None:
 
 
 @dataclass(frozen=True)
-class _Boxes:
+class _BoxDrawing:
     """Boxes of one form, divided in the same way."""
 
     picture: Picture
-    box: _Box
+    box: _BoxSides
     layers: Sequence[int | Gap]  # that are drawn
     most_cells: int  # of each face
     most_titles: int

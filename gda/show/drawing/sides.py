@@ -80,11 +80,11 @@ def axes_text(subject: Subject, dimension: int) -> str:
     axes = subject.axes_of(dimension)
     if not axes:
         return ""
-    said = ", ".join(
+    names = ", ".join(
         name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name, _ in axes
     )
     ways = math.prod(size for _, size in axes)
-    return f"{said}: {ways} {TIMES} {subject.grid.shard_shape[dimension]}"
+    return f"{names}: {ways} {TIMES} {subject.grid.shard_shape[dimension]}"
 
 
 def _shown(proportion: float) -> float:

@@ -148,15 +148,15 @@ def _draw_legend(picture: Picture) -> None:
         return
     left = x
     for process, color in zip(paint.numbers, paint.colors, strict=True):
-        said = str(process)
-        width = 16 + text_width(said, 11) + 12
+        name = str(process)
+        width = 16 + text_width(name, 11) + 12
         if x + width > _LEGEND_WIDTH and x > left:
             x, y = left, y + 18
         sheet.add(
             f'<rect class="gda-key" x="{number(x)}" y="{number(y - 9.5)}" width="11" height="11" '
             f'rx="2" fill="{color}" stroke="{INK}" stroke-opacity=".4"/>'
         )
-        sheet.text(x + 16, y, said, size=11)
+        sheet.text(x + 16, y, name, size=11)
         x += width
 
 

@@ -9,14 +9,10 @@ number.
 from __future__ import annotations
 
 import operator
+import os
 import shutil
-from collections.abc import Iterable
-from functools import lru_cache
 from itertools import zip_longest
 from typing import TextIO
-
-import rich.style
-from rich.box import ASCII2, SQUARE, Box
 
 from gda.layout.tables import wrap
 from gda.show.subject import Subject
@@ -39,19 +35,16 @@ _NARROWEST = 20
 _TITLE = "title"
 _KEY_WIDTH = 8
 
+_DRAWN = f"┌┬┐├┼┤└┴┘─│…{PADDING}"
+_IN_ASCII = str.maketrans(_DRAWN, "+++++++++-|.#")
+
 
 def text_of(
-    subject: Subject,
-    *,
-    width: int | None = None,
-    color_system: str | None = None,
-    is_ascii: bool = False,
-    header: bool = True,
+    subject: Subject, *, width: int | None = None, color: bool = False, header: bool = True
 ) -> str:
-    """Return the picture as ``gda.show.text`` does, in the colours of a rich console or plain."""
+    """Return the picture as ``gda.show.text`` does."""
     width = _check_width(width)
-    cells = Cells(subject, "..." if is_ascii else "…")
-    drawing, notes = _drawn(cells, width, ASCII2 if is_ascii else SQUARE)
+    drawing, notes = _drawn(Cells(subject), width)
     if subject.has_padding:
         notes = [*notes, (PADDING, f"padding in a part of the block, {PADDING * 3} in all of it")]
     lines: list[Line] = []
@@ -61,31 +54,26 @@ def text_of(
         lines += [[(part, _TITLE)] for part in wrap(title, width)]
     for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
-    text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
-    if is_ascii:  # the ellipsis is one of a shortened text
-        text = text.replace("…", ".").replace(PADDING, "#")
-    return text
+    lines = [*lines, [], *drawing] if lines else drawing
+    if color:
+        return "\n".join("".join(_colored(*piece) for piece in line) for line in lines)
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
 def text_for(
     subject: Subject, file: TextIO, *, width: int | None = None, color: bool | None = None
 ) -> str:
-    """Return the picture for a file, by default as wide and colourful as its terminal.
-
-    FORCE_COLOR, which notebooks set for their children, makes no terminal of a file.
-    """
-    from rich.console import Console  # 20 ms to import, and text_of does without
-
+    """Return the picture for a file, by default as wide and colourful as its terminal."""
     isatty = getattr(file, "isatty", None)  # a notebook's replacement of a file may lack it
     is_terminal = isatty is not None and isatty()
-    console = Console(file=file, force_terminal=is_terminal, force_jupyter=False)
     if width is None and is_terminal:
         width = max(shutil.get_terminal_size().columns, _NARROWEST)
     if color is None:
-        color = not console.no_color and console.color_system is not None
-    system = (console.color_system or "256") if color else None
-    is_ascii = not _can_write(f"┌…{PADDING}", getattr(file, "encoding", None))
-    return text_of(subject, width=width, color_system=system, is_ascii=is_ascii)
+        has_colors = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        color = is_terminal and has_colors and not os.environ.get("NO_COLOR")
+    text = text_of(subject, width=width, color=bool(color))
+    can_write = _can_write(_DRAWN, getattr(file, "encoding", None))
+    return text if can_write else text.translate(_IN_ASCII)
 
 
 def _can_write(text: str, encoding: str | None) -> bool:
@@ -115,28 +103,16 @@ def _fact(key: str, text: str, width: int) -> list[Line]:
     return [[(fit(word, _KEY_WIDTH), FAINT), (part, PLAIN)] for word, part in parts]
 
 
-def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
+def _drawn(cells: Cells, width: int) -> Drawing:
     sharded = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
     if len(sharded) > 1:
-        return Matrix(cells, sharded[:-2], sharded[-2], sharded[-1], width, box).draw()
-    return draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), []
+        return Matrix(cells, sharded[:-2], sharded[-2], sharded[-1], width).draw()
+    return draw_box(rows_along(cells, sharded[0] if sharded else 0, width)), []
 
 
-def _rendered(lines: Iterable[Line], color_system: str | None) -> str:
-    if color_system is None:
-        return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
-    from rich.console import COLOR_SYSTEMS
-
-    system = COLOR_SYSTEMS[color_system]
-    return "\n".join(
-        "".join(_look(style).render(text, color_system=system) for text, style in line)
-        for line in lines
-    )
-
-
-@lru_cache(maxsize=256)
-def _look(style: Style) -> rich.style.Style:
+def _colored(text: str, style: Style) -> str:
     kind, _, number = style.partition(" ")
     if kind == PROCESS:
-        return rich.style.Style(color=f"color({PALETTE[int(number) % len(PALETTE)]})")
-    return rich.style.Style(dim=style == FAINT, bold=style == _TITLE)
+        return f"\x1b[38;5;{PALETTE[int(number) % len(PALETTE)]}m{text}\x1b[0m"
+    code = {FAINT: 2, _TITLE: 1}.get(style)
+    return text if code is None else f"\x1b[{code}m{text}\x1b[0m"

@@ -38,7 +38,7 @@ class Manner(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
+class _ShownBlock:
     index: Index
     positions: IntArray
     processes: IntArray
@@ -47,13 +47,12 @@ class _Block:
 class Cells:
     """The cells of a subject's blocks, made on demand."""
 
-    def __init__(self, subject: Subject, ellipsis: str) -> None:
+    def __init__(self, subject: Subject) -> None:
         grid = subject.grid
         self.subject = subject
         self.parts = subject.grid.parts
-        self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: dict[int, _ShownBlock] = {}
 
     def cell(self, part_of: Mapping[int, int], manner: Manner) -> Cell:
         """Return the cell of the block at these parts of the dimensions, by default 0."""
@@ -68,18 +67,18 @@ class Cells:
             lines += [format_processes(block.processes)] if has_processes else []
         if manner is Manner.INDEX:
             lines.insert(0, format_index(block.index)[1:-1] + self._mark(block.index))
-        return Cell(list(map(self.say, lines)), self._style(block))
+        return Cell(lines, self._style(block))
 
     def index(self, part_of: Mapping[int, int]) -> Index:
         return self._block(part_of).index
 
     def gap(self, gap: Gap) -> Cell:
-        return Cell([self.say(format_more(gap.count))], FAINT, is_gap=True)
+        return Cell([format_more(gap.count)], FAINT, is_gap=True)
 
     def edge(self, dimension: int, part: int | Gap, *, is_narrow: bool) -> Cell:
         """Return the label beside a row or above a column; in two lines if it is narrow."""
         if isinstance(part, Gap):
-            first, last = self.say(f"… {part.count:,}"), "more"
+            first, last = f"… {part.count:,}", "more"
             return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
         index = self.index({dimension: part})
         at = index[dimension]
@@ -91,9 +90,6 @@ class Cells:
         padding, total = padding_of(self.subject, index)
         return f" {PADDING * (1 if padding < total else 3)}" if padding else ""
 
-    def say(self, text: str) -> str:
-        return text.replace("…", self._ellipsis)
-
     @property
     def key_to_numbers(self) -> str:
         """The meaning of the numbers in cells of the manner ``NUMBERS``."""
@@ -102,14 +98,14 @@ class Cells:
         processes = ", p0 for process 0" if len(self._process_numbers) > 1 else ""
         return f"{what}{processes}"
 
-    def _block(self, part_of: Mapping[int, int]) -> _Block:
+    def _block(self, part_of: Mapping[int, int]) -> _ShownBlock:
         grid = self.subject.grid
         coordinates = [part_of.get(dimension, 0) for dimension in range(len(self.parts))]
         number = int(np.ravel_multi_index(coordinates, self.parts)) if coordinates else 0
         if number not in self._blocks:
             positions = self._holders(number, coordinates)
             processes = processes_at(self.subject, positions)
-            self._blocks[number] = _Block(grid.block_index(number), positions, processes)
+            self._blocks[number] = _ShownBlock(grid.block_index(number), positions, processes)
         return self._blocks[number]
 
     def _holders(self, number: int, coordinates: Sequence[int]) -> IntArray:
@@ -121,7 +117,7 @@ class Cells:
             return self.subject.holders[number]
         return grid.locate(first)
 
-    def _style(self, block: _Block) -> Style:
+    def _style(self, block: _ShownBlock) -> Style:
         """Return the style of the process, counted from 0; plain for a block of several."""
         if len(block.processes) != 1:
             return PLAIN

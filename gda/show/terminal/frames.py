@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
-from rich.box import Box
-
 from gda.layout.tables import beginning, text_width, wrap
 
 Style = str
@@ -63,16 +61,16 @@ def box_width(widths: Sequence[int]) -> int:
     return sum(widths) + 3 * len(widths) + 1
 
 
-def draw_box(rows: Sequence[BoxRow], box: Box, margin: int = 0) -> list[Line]:
+def draw_box(rows: Sequence[BoxRow], margin: int = 0) -> list[Line]:
     """Return a box with rules around all cells, ``margin`` columns from the left."""
     lines: list[Line] = []
     above: list[int] = []
     for row in rows:
         edges = [*accumulate((width + 3 for width in row.widths), initial=0)]
-        lines.append(_rule(above, edges, margin, box))
-        lines += _content(row, margin, box)
+        lines.append(_rule(above, edges, margin))
+        lines += _content(row, margin)
         above = edges
-    lines.append(_rule(above, [], margin, box))
+    lines.append(_rule(above, [], margin))
     return lines
 
 
@@ -125,27 +123,21 @@ def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int]) -> list
     return lines
 
 
-def _content(row: BoxRow, margin: int, box: Box) -> list[Line]:
+def _content(row: BoxRow, margin: int) -> list[Line]:
     lines: list[Line] = []
     for label, *texts in zip_longest(row.label, *(c.lines for c in row.cells), fillvalue=""):
         line: Line = [(f"{fit(label, margin - 1)} ", FAINT)] if margin else []
         for cell, text, width in zip(row.cells, texts, row.widths, strict=True):
-            line += [(box.mid_left, FAINT), (f" {fit(text, width)} ", cell.style)]
-        lines.append([*line, (box.mid_right, FAINT)])
+            line += [("│", FAINT), (f" {fit(text, width)} ", cell.style)]
+        lines.append([*line, ("│", FAINT)])
     return lines
 
 
-def _rule(above: Sequence[int], below: Sequence[int], margin: int, box: Box) -> Line:
+def _rule(above: Sequence[int], below: Sequence[int], margin: int) -> Line:
     last = max(*above[-1:], *below[-1:], 0)
-    characters = [box.row_horizontal] * (last + 1)
+    characters = ["─"] * (last + 1)
     for edge in {*above, *below}:
-        characters[edge] = _junction(edge in above, edge in below, edge == 0, edge == last, box)
+        is_up, is_down = edge in above, edge in below
+        first, middle, end = "├┼┤" if is_up and is_down else "┌┬┐" if is_down else "└┴┘"
+        characters[edge] = first if edge == 0 else end if edge == last else middle
     return [(" " * margin + "".join(characters), FAINT)]
-
-
-def _junction(is_up: bool, is_down: bool, is_first: bool, is_last: bool, box: Box) -> str:
-    if is_up and is_down:
-        return box.row_left if is_first else box.row_right if is_last else box.row_cross
-    if is_down:
-        return box.top_left if is_first else box.top_right if is_last else box.top_divider
-    return box.bottom_left if is_first else box.bottom_right if is_last else box.bottom_divider

@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.box import Box
-
 from gda.layout.tables import wrap
 from gda.layout.text import format_index
 from gda.show.folding import Gap, fold
@@ -77,7 +75,6 @@ class Matrix(NamedTuple):
     down: int  # the dimension of the rows
     across: int
     width: int  # the most columns of text
-    box: Box
 
     def draw(self) -> Drawing:
         """Return the lines of the first way that fits, and the notes about them."""
@@ -167,7 +164,7 @@ class Matrix(NamedTuple):
                     *self._layer_label(layer, margin),
                     *heads(table.tops, table.widths, margin),
                 ]
-                groups[-1].append([*above, *draw_box(rows, self.box, margin)])
+                groups[-1].append([*above, *draw_box(rows, margin)])
         lines: list[Line] = []
         for group in groups:
             lines += [[]] if lines else []
@@ -177,7 +174,7 @@ class Matrix(NamedTuple):
     def _layer(self, layer: int, way: Way) -> list[list[Cell]]:
         """Return the cells of a layer, those of folded rows and columns too."""
         at_layer = self._parts_of(layer)
-        empty = Cell([self.cells.say("…")], FAINT)
+        empty = Cell(["…"], FAINT)
         return [
             [
                 empty
@@ -214,7 +211,7 @@ class Matrix(NamedTuple):
         if not self.outer:
             return []
         index = self.cells.index(self._parts_of(layer))[: self.outer[-1] + 1]
-        text = self.cells.say(f"{format_index(index)[:-1]}, …]")
+        text = f"{format_index(index)[:-1]}, …]"
         return [[(" " * margin + part, PLAIN)] for part in wrap(text, self.width - margin)]
 
     def _parts_of(self, layer: int) -> Mapping[int, int]:

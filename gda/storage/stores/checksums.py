@@ -9,6 +9,8 @@ import numpy as np
 
 from gda.storage.paths import of_extra
 
+CRC_BYTES = 4  # at the end of a chunk
+
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -18,15 +20,6 @@ def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
     view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
     view.flags.writeable = False  # as the function requires
     return google_crc32c.extend(before, view)
-
-
-class RunningCrc:
-    """The CRC-32C of the parts that it was called with."""
-
-    value = 0
-
-    def __call__(self, part: Bytes) -> None:
-        self.value = crc32c(part, self.value)
 
 
 def size_and_crc(document: bytes) -> tuple[int, int]:

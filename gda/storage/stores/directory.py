@@ -13,16 +13,15 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import stat
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gda.storage.new_files import about as _about
 from gda.storage.new_files import begin_to_sync
-from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 
 LOCK = ".lock"  # at the top level; held while a save runs
@@ -32,8 +31,6 @@ _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the r
 # restore takes a third less. Large enough for google-crc32c to let other threads run.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
-# A handle that can open files, also in a directory that may not be listed.
-_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
 
 
 class FileStore:
@@ -55,7 +52,6 @@ class FileStore:
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
         self._known: set[str] = set()
-        self._kept = _Kept()
 
     def spec(self) -> dict[str, Any]:
         """Return the spec by which TensorStore opens the same place."""
@@ -65,14 +61,18 @@ class FileStore:
         """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)
 
-    def write(self, name: str, parts: Iterable[Any]) -> None:
-        """Write a new file from some buffers; it is durable after the next ``flush``.
+    def write(self, name: str, data: bytes) -> None:
+        """Write a new file; it is durable after the next ``flush``."""
+        with self._created(name) as handle:
+            _write_all(handle, data)
 
-        The disk begins with a buffer before the next one is asked for.
-        """
-        path = self._inside(name)
-        self._make_directory(os.path.dirname(path))
-        _write_new(path, parts)
+    def write_sealed(self, name: str, payload: Bytes) -> int:
+        """As ``write``, with the CRC-32C of the payload behind it, which this returns."""
+        with self._created(name) as handle:
+            _write_all(handle, payload)
+            crc = crc32c(payload)  # the disk is at work meanwhile
+            _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
+        return crc
 
     def flush(self) -> None:
         """Make everything durable that was written through this object."""
@@ -93,27 +93,27 @@ class FileStore:
         with self._opened(name) as (handle, _):
             return os.read(handle, nbytes)
 
-    def replace(
-        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
-    ) -> None:
-        """Call ``check``; then write or replace a file of the top level: durable and atomic.
+    @contextlib.contextmanager
+    def replacing(self, name: str, data: bytes, version: bytes | None) -> Iterator[None]:
+        """Write or replace a file of the top level when the block ends: durable and atomic.
 
-        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written.
-        After another error it may still be written.
+        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written,
+        as after an error in the block. After another error it may still be written.
         """
         path = self._inside(name)
         beside = f"{path}.new"
         # Not with write(), which would make a directory again that was removed meanwhile. The file
         # must be new: without locks, only one save at a time gets past this.
         try:
-            _write_new(beside, [data])
+            with _new_file(beside) as handle:
+                _write_all(handle, data)
         except FileExistsError:
             raise SaveError(
                 f"another save into {self.url} is committing: {beside} exists; wait for it"
             ) from None
         try:
             self._check_version(name, version)
-            check()
+            yield
             with _about(path):
                 os.replace(beside, path)
         except BaseException:
@@ -141,17 +141,15 @@ class FileStore:
                 size -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_into(
-        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
-    ) -> int:
-        """Read a file that fills both buffers; return its size, also if it differs.
+    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
+        """Read a file that fills both buffers; return its size and the CRC-32C of the payload.
 
-        Calls ``note`` with each part of the payload, in order, when it has been read.
+        If its size differs, the buffers and the checksum have no meaning.
         """
         with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
-                return size
-            total = 0
+                return size, 0
+            total = crc = 0
             for start in range(0, max(payload.nbytes, 1), _PART_BYTES):
                 part = payload[start : start + _PART_BYTES]
                 is_last = start + part.nbytes == payload.nbytes
@@ -159,14 +157,14 @@ class FileStore:
                 total += count
                 if count < part.nbytes:
                     break  # the file has become shorter
-                note(part)
-            return total
+                crc = crc32c(part, crc)
+            return total, crc
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
-        with _opening() as handles, _about(self._inside(name)):
-            directory, file = self._directory_of(name, handles)
-            return _size_at(file, directory)
+        path = self._inside(name)
+        with _about(path):
+            return _size_at(path)
 
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         """Return the names in a directory, by default at the top level.
@@ -181,7 +179,7 @@ class FileStore:
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
                 with _about(path):
-                    _remove_directory(path)
+                    shutil.rmtree(path)
             else:
                 os.unlink(path)
 
@@ -194,54 +192,37 @@ class FileStore:
         # If a save that died made it, its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
-        with _opening() as handles:
-            with _about(path):
-                if os.path.islink(path):  # to a file of a cache, which other checkpoints share
-                    os.unlink(path)
-                handle = handles.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-            try:
-                is_locked = _try_lock(
-                    lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
-                )
-                if not is_locked:
-                    _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
-                yield is_locked
-            finally:
-                # The end of the process unlocks it too. Closing it is not enough: a process forked
-                # meanwhile has the handle too.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(handle, fcntl.LOCK_UN)
-
-    @contextlib.contextmanager
-    def within(self, directory: str) -> Iterator[None]:
-        """Keep a directory open for the files that this thread reads there meanwhile."""
-        kept = self._kept
-        with _opening() as handles:
-            kept.name, kept.handles, kept.handle = directory, handles, None
-            try:
-                yield
-            finally:
-                kept.name = None
+        with _about(path):
+            if os.path.islink(path):  # to a file of a cache, which other checkpoints share
+                os.unlink(path)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            yield _try_lock(handle, self.url)
+        finally:
+            # The end of the process unlocks it too. Closing it is not enough: a process forked
+            # meanwhile has the handle too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
         """Open a file for reading; give its handle and its size."""
-        with _opening() as handles, _about(self._inside(name)):
-            directory, file = self._directory_of(name, handles)
+        path = self._inside(name)
+        with _about(path):
             # Checked first: opening a pipe would block, and opening a device may do anything.
-            _size_at(file, directory)
-            handle = handles.open(file, _READ, directory)
-            yield handle, _size(os.fstat(handle))
+            _size_at(path)
+            handle = os.open(path, _READ)
+            try:
+                yield handle, _size(os.fstat(handle))
+            finally:
+                os.close(handle)
 
-    def _directory_of(self, name: str, handles: _Handles) -> tuple[int, str]:
-        """Return a handle of the directory of a file, and the name of the file there."""
-        directory, _, file = name.rpartition("/")
-        kept = self._kept
-        if directory != kept.name:
-            return handles.open(self._inside(directory), _DIRECTORY), file
-        if kept.handle is None:
-            kept.handle = kept.handles.open(self._inside(directory), _DIRECTORY)
-        return kept.handle, file
+    def _created(self, name: str) -> contextlib.AbstractContextManager[int]:
+        """Make a file and missing directories; give its handle."""
+        path = self._inside(name)
+        self._make_directory(os.path.dirname(path))
+        return _new_file(path)
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
@@ -271,9 +252,12 @@ class FileStore:
             self._known.update([directory, *missing])
 
 
-def _try_lock(lock: Callable[[], object], url: str) -> bool:
+def _try_lock(handle: int, url: str) -> bool:
+    """Lock a file; return False, and warn once, if the file system has no locks."""
+    import fcntl
+
     try:
-        lock()
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise SaveError(
             f"another save into {url} is running, in this process or in another one; wait for it, "
@@ -282,12 +266,9 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        return False  # a file system without locks
-    return True
-
-
-def _warn_of_no_locks(device: int, url: str) -> None:
-    """Warn once for each file system without locks."""
+    else:
+        return True
+    device = os.fstat(handle).st_dev
     if device not in without_locks:
         without_locks.add(device)
         logging.getLogger("gda").warning(
@@ -295,50 +276,19 @@ def _warn_of_no_locks(device: int, url: str) -> None:
             "time, one fails, but only when it commits. Save from one program at a time",
             url,
         )
+    return False
 
 
 without_locks: set[int] = set()
 
 
-class _Kept(threading.local):
-    """The directory that a thread keeps open."""
-
-    name: str | None = None
-    handles: _Handles
-    handle: int | None = None  # of the directory, after the first file
-
-
-class _Handles(list[int]):
-    """Handles of files, opened by path, flags and directory."""
-
-    def open(self, path: str, flags: int, directory: int | None = None) -> int:
-        self.extend(map(partial(os.open, mode=0o666, dir_fd=directory), [path], [flags]))
-        return self[-1]
-
-
-@contextlib.contextmanager
-def _opening() -> Iterator[_Handles]:
-    """Give a list that opens files; all of them are closed at the end.
-
-    Python checks for Ctrl-C when a call returns, and drops the result: a handle of ``os.open``
-    would stay open. So one call of C code opens a file and keeps its handle, and another one closes
-    all of them.
-    """
-    handles = _Handles()
-    closed = map(os.close, handles)
-    try:
-        yield handles
-    finally:
-        deque(closed, maxlen=0)
-
-
-def _size_at(file: str, directory: int) -> int:
+def _size_at(path: str) -> int:
     """Return the size of a regular file; a link is followed, and its target must be there."""
     try:
-        return _size(os.stat(file, dir_fd=directory))
+        return _size(os.stat(path))
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            target = os.readlink(file, dir_fd=directory)
+            target = os.readlink(path)
             raise ValueError(f"is a link to {target}, which is missing; fetch it") from None
         raise
 
@@ -349,29 +299,19 @@ def _size(found: os.stat_result) -> int:
     return found.st_size
 
 
-def _write_new(path: str, parts: Iterable[Any]) -> None:
-    with _about(path), _opening() as handles:
+@contextlib.contextmanager
+def _new_file(path: str) -> Iterator[int]:
+    """Make a file; it is durable at the end, or removed after an error."""
+    with _about(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
         try:
-            handle = handles.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
-            for part in parts:
-                _write_all(handle, part)
+            yield handle
             os.fsync(handle)
         except BaseException:
-            if handles:
-                _remove_again(path)
+            _remove_again(path)
             raise
-
-
-def _remove_directory(path: str, parent: int | None = None) -> None:
-    """Remove a directory with all files: ``shutil.rmtree``, but Ctrl-C leaves no handle open."""
-    with _opening() as handles:
-        here = handles.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, parent)
-        for name in os.listdir(here):
-            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
-                _remove_directory(name, here)
-            else:
-                os.unlink(name, dir_fd=here)
-    os.rmdir(path, dir_fd=parent)
+        finally:
+            os.close(handle)
 
 
 def _remove_again(path: str) -> None:
@@ -409,9 +349,9 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _sync_directory(directory: str) -> None:
-    with _about(directory), _opening() as handles:
+    with _about(directory):
         try:
-            handle = handles.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
             return  # writable, but not readable; PostgreSQL ignores these cases too
         try:
@@ -419,3 +359,5 @@ def _sync_directory(directory: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
                 raise
+        finally:
+            os.close(handle)

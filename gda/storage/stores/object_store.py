@@ -13,13 +13,14 @@ import errno
 import io
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gda.storage.paths import require_tensorstore
-from gda.storage.stores.checksums import Bytes
+from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
 
@@ -72,9 +73,17 @@ class KvStore:
     def join(self, name: str) -> str:
         return self.url + name
 
-    def write(self, name: str, parts: Iterable[Any]) -> None:
+    def write(self, name: str, data: bytes) -> None:
+        self._wait(name, self._kv.write, name, data)
+
+    def write_sealed(self, name: str, payload: Bytes) -> int:
+        crc = crc32c(payload)
+        self._wait(name, self._write_joined, name, payload, crc.to_bytes(CRC_BYTES, "little"))
+        return crc
+
+    def _write_joined(self, name: str, *parts: Any) -> Any:
         # No variable holds the joined bytes, so that TensorStore can free them.
-        self._wait(name, lambda: self._kv.write(name, b"".join(parts)))
+        return self._kv.write(name, b"".join(parts))
 
     def flush(self) -> None:
         """Do nothing: an object is durable when its write returns."""
@@ -82,12 +91,11 @@ class KvStore:
     def version(self, name: str) -> bytes:
         return self._read(name, slice(0, 0)).stamp.generation
 
-    def replace(
-        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
-    ) -> None:
-        check()
+    @contextlib.contextmanager
+    def replacing(self, name: str, data: bytes, version: bytes | None) -> Iterator[None]:
+        yield
         try:
-            written = self._wait(name, lambda: self._kv.write(name, data, if_equal=version))
+            written = self._wait(name, self._kv.write, name, data, if_equal=version)
         except OSError:
             if self._holds(name, data):
                 return
@@ -117,27 +125,21 @@ class KvStore:
         except _OutOfRangeError:
             return self._found(name)
 
-    def read_into(
-        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
-    ) -> int:
+    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
         size = payload.nbytes + tail.nbytes
         if not size:
-            return len(self.read(name, 0))
+            return len(self.read(name, 0)), 0
         try:
             # From its end: the last bytes of an object that is too large do not match.
             data = np.frombuffer(self._found(name, slice(-size, None)), np.uint8)
         except _OutOfRangeError:
-            return len(self.read(name, size))
+            return len(self.read(name, size)), 0
         payload[...] = data[: payload.nbytes]
-        note(payload)
         tail[...] = data[payload.nbytes :]
-        return size
+        return size, crc32c(payload)
 
     def size(self, name: str) -> int | None:
         return None
-
-    def within(self, directory: str) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
@@ -154,11 +156,11 @@ class KvStore:
     def _listed(self, name: str, first: str, end: str) -> list[str]:
         """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key."""
         within = self._range(first, end)
-        return list(map(_text, self._wait(name, lambda: self._kv.list(within))))
+        return list(map(_text, self._wait(name, self._kv.list, within)))
 
     def remove(self, name: str) -> None:
         within = self._range(name, f"{name}0")
-        there = self._wait(name, lambda: self._kv.list(within))
+        there = self._wait(name, self._kv.list, within)
         below = f"{name}/".encode()
         keys = deque(key for key in there if key == name.encode() or key.startswith(below))
         pending: deque[tuple[bytes, Any]] = deque()
@@ -168,7 +170,7 @@ class KvStore:
                     key = keys.popleft()
                     pending.append((key, self._kv.write(key, None)))
                 key, future = pending.popleft()
-                self._wait(_text(key), lambda key=key: self._kv.write(key, None), future)
+                self._wait(_text(key), self._kv.write, key, None, begun=future)
         finally:
             for _, future in pending:
                 future.cancel()
@@ -178,7 +180,7 @@ class KvStore:
         yield False
 
     def _read(self, name: str, byte_range: slice | None = None) -> Any:
-        return self._wait(name, lambda: self._kv.read(name, byte_range=byte_range))
+        return self._wait(name, self._kv.read, name, byte_range=byte_range)
 
     def _found(self, name: str, byte_range: slice | None = None) -> bytes:
         found = self._read(name, byte_range)
@@ -186,10 +188,15 @@ class KvStore:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.join(name))
         return found.value
 
-    def _wait(self, name: str, begin: Callable[[], Any], future: Any = None) -> Any:
-        """Return the result of a request; errors name the object."""
+    def _wait(
+        self, name: str, send: Callable[..., Any], *args: Any, begun: Any = None, **options: Any
+    ) -> Any:
+        """Return the result of ``send(*args, **options)``; errors name the object.
+
+        ``begun`` is the future of a first attempt that was sent before.
+        """
         try:
-            return self._waiting.result(self.join(name), begin, future)
+            return self._waiting.result(self.join(name), partial(send, *args, **options), begun)
         except OSError:
             raise
         except NotImplementedError as error:

@@ -52,7 +52,7 @@ class Waiting:
 
         ``future`` is that of the first attempt, if it was sent before.
         """
-        request = _Request(url, self._timeout)
+        request = _Repeated(url, self._timeout)
         pause = 0.0
         while request.left > 0:
             request.attempts += 1
@@ -78,7 +78,7 @@ class Waiting:
         self._timeout = min(self._timeout, TIMEOUT_AFTER_ONE)
         raise TimeoutError(errno.ETIMEDOUT, request.given_up, url)
 
-    def _check_reached(self, request: _Request, pause: float) -> None:
+    def _check_reached(self, request: _Repeated, pause: float) -> None:
         """Raise ``ConnectionError`` if no server has ever answered; others may come back."""
         if not _NOT_REACHED.search(request.failure):
             self._has_answered = True
@@ -89,7 +89,7 @@ class Waiting:
                 "and the server"
             ) from None
 
-    def _parts(self, request: _Request, seconds: float) -> Iterator[float]:
+    def _parts(self, request: _Repeated, seconds: float) -> Iterator[float]:
         """Yield the parts of a wait; between them, log a line from time to time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -109,7 +109,7 @@ class Waiting:
             )
 
 
-class _Request:
+class _Repeated:
     """One request, with all its attempts."""
 
     def __init__(self, url: str, timeout: float) -> None:

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gda.layout.dtype_names import is_raw, native
-from gda.layout.sharing import boxes_of_chunks, common_box
-from gda.layout.spec import Index, Shape, bounded, hull_of, sizes_of
+from gda.layout.indices import bounded, common_box, hull_of, sizes_of
+from gda.layout.sharing import boxes_of_chunks
+from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
 from gda.storage.casts import Origin, cast_into
 from gda.storage.read_boxes import READ_BYTES

@@ -74,9 +74,9 @@ def host_local_array_to_global_array(
     Each leaf is built by ``GlobalArray.from_process_local``. An array that is global already, with
     parts in other processes, is returned unchanged, whatever its mesh and spec.
 
-    Communicates between processes only to check that they agree, with ``check_replicas`` or where
-    ``gda.checking_agreement`` is on: then all processes of the mesh must call it. Call it outside
-    ``jit``.
+    Communicates between processes only to check that they agree, with ``check_replicas`` or
+    inside ``with gda.check_processes_agree()``: then all processes of the mesh must call it. Call
+    it outside ``jit``.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
@@ -242,9 +242,9 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
     - A spec: every process passes its part, as for ``GlobalArray.from_process_local``.
 
     The rows of a process are on its own devices, in their order in the mesh, whatever that order
-    is. NumPy data is copied once. Communicates between processes only to check that they agree, if
-    ``gda.checking_agreement`` is on. ``host_to_global_device_array`` is the former name of this
-    function.
+    is. NumPy data is copied once. Communicates between processes only to check that they agree,
+    inside ``with gda.check_processes_agree()``. ``host_to_global_device_array`` is the former name
+    of this function.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import start_of
+from gda.layout.indices import start_of
 from gda.mesh import MeshAndSpec, sharding_of
 from gda.storage.new_files import axis_of_runs
 from gda.storage.tasks import groups_within

@@ -24,8 +24,9 @@ from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import shape_at
 from gda.layout.numbering import IntArray
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape
 from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import communicates, together, wait_for_arrays

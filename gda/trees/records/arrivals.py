@@ -19,8 +19,9 @@ from gda.arrays.dtypes import KEPT_DTYPES
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import weakly_typed
+from gda.layout.indices import shape_at, start_of
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Index, Shape, check_spec, shape_at, start_of
+from gda.layout.spec import Index, Shape, check_spec
 from gda.mesh import MeshAndSpec, memory_kind_of, processes_of
 from gda.storage.casts import Origin, cast
 from gda.trees.records.recorded_leaves import ArrayLeaf

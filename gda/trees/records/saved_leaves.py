@@ -154,10 +154,10 @@ def _on_device(block: Block) -> Any:
 
 def to_host(blocks: Iterable[Keyed[K]], max_bytes: int | None) -> Iterable[HostBlock[Keyed[K]]]:
     """Return blocks that are on the way to the host, if they are not there."""
-    sized = (
+    sized = [
         (keyed, data := keyed[1].data, 0 if isinstance(data, np.ndarray) else data.nbytes)
         for keyed in blocks
-    )
+    ]
     return host_blocks(sized, max_bytes or MAX_BYTES)
 
 

@@ -886,7 +886,7 @@ def test_no_function_takes_a_set_or_bytes_as_a_shape(auto_mesh: Mesh, shape: Any
         lambda: gda.PaddedArray.from_process_local(DATA, *over, shape),
         lambda: gda.aligned_empty(shape, np.int8),
         lambda: gda.storage.lazy(DATA).reshape(shape),
-        lambda: gda.visualize_sharding(shape, *over),
+        lambda: gda.show(shape, *over),
     ):
         with pytest.raises(TypeError):
             function()

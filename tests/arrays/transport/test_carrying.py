@@ -3,7 +3,7 @@
 import random
 import signal
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import batch, cut, is_right, ordered_mesh
+from running import python
 from trials import Trials, tried
 
 import gda
@@ -117,8 +118,11 @@ def test_any_layout_becomes_any_other(
     trials: Trials, process_pool: Any, processes: int, devices: int
 ) -> None:
     pool = process_pool(processes, devices=devices)
-    for seed in trials.of(range(trials.most if trials.most < 1000 else 334)):
-        (kind,) = set(pool.run(move_at_random, trials.chance.randrange(2**32) + seed))
+    # The sample is the same in every run, because every move compiles programs of its own.
+    is_sample = trials.most < 1000
+    for seed in range(trials.most if is_sample else 334):
+        seed += 0 if is_sample else trials.chance.randrange(2**32)
+        (kind,) = set(pool.run(move_at_random, seed))
         trials.count(kind)
 
 
@@ -133,14 +137,13 @@ def test_the_copies_on_devices_are_those_of_numpy(
     monkeypatch.setattr(carrying, "HostStaging", staging.DeviceStaging)
     before = ordered_mesh([6, 1, 4, 3], {"x": 4}, kind)
     after = ordered_mesh([0, 1, 7, 5, 2, 3], {"y": 2, "z": 3}, kind)
-    for dtype in (ml_dtypes.bfloat16, ml_dtypes.int4, bool):
+    # Every shape of a piece compiles programs on every device.
+    for dtype, max_bytes in ((ml_dtypes.bfloat16, 250), (ml_dtypes.int4, None), (bool, None)):
         data = np.arange(16 * 6).reshape(16, 6).astype(np.int8).astype(dtype)
         g = cut(data, before, P("x"))
         with jax.set_mesh(before):
-            assert is_right(g.reshard(after, P("y", "z"), max_bytes=64), data)
-        p = gda.PaddedArray(g.array, g.shape).reshard(after, P(("y", "z")))
-        assert is_right(p, data)
-        assert not np.asarray(p.filled(0))[16:].any() if p.array.is_fully_addressable else True
+            assert is_right(g.reshard(after, P("y", "z"), max_bytes=max_bytes), data)
+    assert is_right(gda.PaddedArray(g.array, g.shape).reshard(after, P(("y", "z"))), data)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -384,31 +387,22 @@ def test_a_failure_in_one_process_ends_all() -> None:
         assert each.endswith("process 2 failed: MemoryError: no memory for a buffer")
 
 
-def test_a_process_that_dies_on_another_machine_is_named_by_all_others() -> None:
+def test_a_process_that_dies_on_another_machine_is_named_by_all_others(tmp_path: Path) -> None:
     port = Port()  # kept until the end: no other program may take it meanwhile
-    programs = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(process), f"127.0.0.1:{port.number}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for process in range(4)
-    ]
-    try:
-        # Process 0 waits for the end of its input, so that the others end before it.
-        outputs = [program.communicate(timeout=100) for program in reversed(programs)][::-1]
-    finally:
-        for program in programs:
-            program.kill()
-            program.wait()
-        port.close()
-    for process, (output, errors) in enumerate(outputs):
+    address, options = f"127.0.0.1:{port.number}", {"GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": "10"}
+    options["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+    def run(process: int) -> subprocess.CompletedProcess[str]:
+        return python(PROGRAM, process, address, tmp_path, timeout=100, **options)
+
+    with ThreadPoolExecutor(4) as pool:
+        ended = [*pool.map(run, range(4))]
+    port.close()
+    for process, done in enumerate(ended):
         if process == 1:
-            assert programs[process].returncode == -signal.SIGKILL
-        else:
-            # Gloo writes lines of its own, from several threads and in pieces.
-            (said,) = [line for line in output.splitlines() if "reshard" in line]
-            assert said.startswith("(1,) reshard (reshard_program.py:"), errors
-            assert "process 1 did not answer for 10 s" in said
+            assert done.returncode == -signal.SIGKILL
+            continue
+        # Gloo writes lines of its own, from several threads and in pieces.
+        (line,) = [line for line in done.stdout.splitlines() if "reshard" in line]
+        assert line.startswith("(1,) reshard (reshard_program.py:"), done.stderr
+        assert "process 1 did not answer for 10 s" in line

@@ -1,1 +1,0 @@
-"""The memory of all live arrays: ``live_arrays`` over ``addresses`` (shared buffers)."""
