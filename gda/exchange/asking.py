@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.formula import LANES, Words, digest_of
+from gda.arrays.fingerprints.formula import LANES, digest_of
 from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
@@ -109,7 +109,9 @@ class OfferToPull:
                     pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
 
         def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
-            words = _words_of(_answer(connection).get("sums"))
+            given, words = _answer(connection).get("sums"), np.empty(0)
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                words = np.array(given, np.uint32)
             if words.shape != (len(of_question), LANES):
                 raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
             for each, part in zip(of_question, words, strict=True):
@@ -135,49 +137,42 @@ class OfferToPull:
         """Ask processes for something about pieces, by several connections at a time.
 
         They are asked in turn, so that all of them send; each process that pulls begins with
-        another one.
-
-        An error ends the questions after it, but not those before it. Of several errors, that of
-        the first question is raised, even if another came earlier.
+        another one. An error ends all questions; of several, that of the first question is raised.
         """
         count = len(catalog.servers)
         begin = jax.process_index() * count // jax.process_count()
-        questions = [
-            (server, pieces[server][first : first + MOST_PIECES], threading.Event())
-            for first, _, server in sorted(
+        questions = sorted(
+            [
                 (first, (server - begin) % count, server)
                 for server, of_server in pieces.items()
                 for first in range(0, len(of_server), MOST_PIECES)
-            )
-        ]
+            ]
+        )
+        following = iter(enumerate(questions))  # from which several threads take
         errors: dict[int, Exception] = {}
-        following = iter(range(len(questions)))  # from which several threads may take
-
-        def stop_after(number: int) -> None:
-            for _, _, is_stopped in questions[number + 1 :]:
-                is_stopped.set()
+        is_stopped = threading.Event()
 
         def ask_following() -> None:
-            for number in following:
-                server, of_question, is_stopped = questions[number]
+            for number, (first, _, server) in following:
+                if is_stopped.is_set():
+                    break
+                of_question = pieces[server][first : first + MOST_PIECES]
+                place, deadline = catalog.servers[server].place, self.deadline
+                peer = self.peer(server, place)
+                question = {"ask": kind, "run": catalog.run, "version": catalog.version}
                 try:
-                    if not is_stopped.is_set():
-                        ask(server, of_question, is_stopped)
+                    connection = Connection.to(
+                        place, peer, self.token, deadline, is_stopped=is_stopped
+                    )
+                    with contextlib.closing(connection):
+                        places = [each.question for each in of_question]
+                        connection.send(question | {"timeout": deadline.left(), "pieces": places})
+                        receive(connection, of_question)
                 except GivenUpError:
                     pass  # the error that ended it counts
                 except Exception as error:
                     errors[number] = error
-                    stop_after(number)
-
-        def ask(server: int, of_question: list[PieceToPull], is_stopped: threading.Event) -> None:
-            place, deadline = catalog.servers[server].place, self.deadline
-            peer = self.peer(server, place)
-            connection = Connection.to(place, peer, self.token, deadline, is_stopped=is_stopped)
-            with contextlib.closing(connection):
-                question = {"ask": kind, "run": catalog.run, "version": catalog.version}
-                places = [each.question for each in of_question]
-                connection.send(question | {"timeout": deadline.left(), "pieces": places})
-                receive(connection, of_question)
+                    is_stopped.set()
 
         # This thread asks too, so that a small pull starts none.
         helpers = min(_MOST_CONNECTIONS, len(questions)) - 1
@@ -186,7 +181,7 @@ class OfferToPull:
             ask_following()
             wait(asking)
         finally:
-            stop_after(-1)  # those that run, after Ctrl-C
+            is_stopped.set()  # for the others, after Ctrl-C
             wait(asking)
         if errors:
             raise errors[min(errors)]
@@ -205,10 +200,3 @@ def _raise_error(answer: dict[str, Any], peer: str) -> None:
             raise ERRORS.get(kind, ConnectionError)(f"{peer} {text:.1000}")
         case {"error": other}:
             raise ConnectionError(f"{peer} sent an error without a text: {other!r:.80}")
-
-
-def _words_of(given: Any) -> Words:
-    try:
-        return np.array(given, np.uint32)
-    except (TypeError, ValueError, OverflowError):
-        return np.empty(0, np.uint32)

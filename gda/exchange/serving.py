@@ -29,6 +29,7 @@ from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
+from gda.layout.indices import index_at, within
 from gda.layout.spec import Shape
 from gda.multihost.background import in_thread
 from gda.multihost.places import one_line
@@ -63,28 +64,11 @@ _Answer = tuple[bytes, list[tuple[np.ndarray[Any, Any], np.dtype[Any]]]]
 
 
 class PieceToSend(NamedTuple):
-    """A piece that a puller asks for: of a leaf, from an element on, in a dtype."""
+    """A piece that a puller asks for: its place in the array, its elements, and a dtype to send."""
 
-    leaf: int
     start: Shape
-    shape: Shape
-    dtype: str
-
-    @classmethod
-    def of_json(cls, value: Any) -> PieceToSend:
-        leaf, start, shape, dtype = value
-        if type(leaf) is not int or not isinstance(dtype, str):
-            raise ValueError("got a piece of no leaf or no dtype")
-        return cls(leaf, _sizes(start), _sizes(shape), dtype)
-
-
-def _sizes(values: Any) -> Shape:
-    are_sizes = isinstance(values, list) and all(
-        type(value) is int and 0 <= value < 2**62 for value in values
-    )
-    if not are_sizes:
-        raise ValueError(f"got {values!r:.80} as the place of a piece")
-    return tuple(values)
+    block: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
 
 
 class HeldTree:
@@ -104,36 +88,32 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def elements(self, piece: PieceToSend) -> np.ndarray[Any, Any]:
-        """Return the elements of a piece; ``ValueError`` unless one block here has them."""
-        number, start, shape, _ = piece
-        leaf = self.leaves[number] if 0 <= number < len(self.leaves) else None
+    def piece(self, question: Any) -> PieceToSend:
+        """Return the piece that a question names; ``ValueError`` unless one block here has it."""
+        number, start, shape, name = question
+        if not all(type(n) is int and 0 <= n < 2**62 for n in [number, *start, *shape]):
+            raise ValueError(f"got {question!r:.80} as a piece")
+        leaf, start = self.leaves[number] if number < len(self.leaves) else None, tuple(start)
         rank = len(leaf.record.shape) if isinstance(leaf, SavedLeaf) else -1
         if not isinstance(leaf, SavedLeaf) or not len(start) == len(shape) == rank:
             raise ValueError(f"has no array {number} with a piece of shape {shape}")
         steps = zip(start, leaf.block_shape, strict=True)
         first = tuple([at // step * step if step else 0 for at, step in steps])
-        sides = zip(start, first, shape, strict=True)
-        within = [slice(at - begin, at - begin + size) for at, begin, size in sides]
-        data = self._data[number].get(first)
-        if data is None or any(map(_is_beyond, within, data.shape)):
+        place, data = within(index_at(start, shape), first), self._data[number].get(first)
+        if data is None or any(s.stop > size for s, size in zip(place, data.shape, strict=True)):
             raise ValueError(f"holds no block of array {number} with the piece at {start} {shape}")
         if not isinstance(data, np.ndarray):
             # In place of the pinned memory that an accelerator has copied the block to.
             data = self._data[number][first] = on_host(data)
-        block = data[(*within, ...)]
-        if (dtype := recorded_dtype(piece.dtype)) != block.dtype:
+        block = data[(*place, ...)]
+        if (dtype := recorded_dtype(name)) != block.dtype:
             is_complex = block.dtype.kind == dtype.kind == "c"
             if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
             # Here, because no error can follow a part that was sent.
             what = f"its array at {format_path(leaf.record.path)}"
             check_holds(block, dtype, Origin.of_block(what, start))
-        return block
-
-
-def _is_beyond(part: slice, size: int) -> bool:
-    return part.stop > size
+        return PieceToSend(start, block, dtype)
 
 
 class OfferServer:
@@ -245,7 +225,10 @@ class OfferServer:
         """Answer the question of a connection."""
         connection.deadline = Deadline(_SECONDS_TO_ASK)
         question = connection.message(_MOST_QUESTION_BYTES)
-        connection.deadline = _deadline(question)
+        seconds = question.get("timeout")
+        if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
+            seconds = _SECONDS_TO_ASK
+        connection.deadline = Deadline(float(seconds))
         answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
         with contextlib.ExitStack() as held:
             try:
@@ -273,36 +256,26 @@ class OfferServer:
         return self._catalog(held.enter_context(pulled)), []
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:
-        pieces = self._pieces_to_send(question, asker)
-        blocks = [(block, recorded_dtype(piece.dtype)) for piece, block in pieces]
+        blocks = [(each.block, each.dtype) for each in self._pieces_to_send(question, asker)]
         nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
         return json.dumps({"nbytes": nbytes}).encode(), blocks
 
     def _sums(self, question: Any, asker: Connection, held: object) -> _Answer:
         sums = []
-        for piece, block in self._pieces_to_send(question, asker):
+        for each in self._pieces_to_send(question, asker):
             asker.check_wanted()
-            sums.append(sums_of_host(np.ascontiguousarray(block), piece.start).tolist())
+            sums.append(sums_of_host(np.ascontiguousarray(each.block), each.start).tolist())
         return json.dumps({"sums": sums}).encode(), []
 
-    def _pieces_to_send(
-        self, question: Any, asker: Connection
-    ) -> list[tuple[PieceToSend, np.ndarray[Any, Any]]]:
-        """Return the pieces of a question, each with its elements."""
-        pieces = [PieceToSend.of_json(value) for value in question["pieces"]]
+    def _pieces_to_send(self, question: Any, asker: Connection) -> list[PieceToSend]:
+        pieces, number = question["pieces"], int(question["version"])
         if len(pieces) > MOST_PIECES:
             raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
-        number, deadline = int(question["version"]), _sooner(asker.deadline)
         # A puller that takes nothing must not hold the blocks of a version that was dropped.
-        tree, asker.is_stopped = self._versions.get(question["run"], number, deadline)
-        return [(piece, tree.elements(piece)) for piece in pieces]
-
-
-def _deadline(question: Any) -> Deadline:
-    seconds = question.get("timeout")
-    if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-        seconds = _SECONDS_TO_ASK
-    return Deadline(float(seconds))
+        tree, asker.is_stopped = self._versions.get(
+            question["run"], number, _sooner(asker.deadline)
+        )
+        return [tree.piece(each) for each in pieces]
 
 
 def _sooner(deadline: Deadline) -> Deadline:

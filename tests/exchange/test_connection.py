@@ -268,28 +268,6 @@ def offering(pieces: str) -> AbstractContextManager[str]:
     return listening(answers(catalog(servers=[[pieces, ""]])))
 
 
-def test_of_several_errors_that_of_the_first_process_is_raised() -> None:
-    """The first process fails after the second one."""
-    second_failed = threading.Event()
-
-    def fails_later(given: socket.socket) -> None:
-        second_failed.wait(20)
-        answers({"error": ["ValueError", "is first"]})(given)
-
-    def fails(given: socket.socket) -> None:
-        try:
-            answers({"error": ["ValueError", "is second"]})(given)
-        finally:
-            second_failed.set()
-
-    with listening(fails_later) as first, listening(fails) as second:
-        mesh, servers = [[["x", 2]], [0, 1]], [[first, ""], [second, ""]]
-        offered = catalog(meshes=[mesh], layouts=[[0, ["x"]]], servers=servers)
-        with listening(answers(offered)) as address:  # noqa: SIM117
-            with pytest.raises(ValueError, match=f"the offer at {address} is first"):
-                gda.pull(address, timeout=20)
-
-
 def test_the_processes_of_an_offer_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """By process 1 of 2, with one connection at a time; process 3 has fewer pieces."""
     asked: list[str] = []
@@ -430,7 +408,7 @@ def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
                 ([9, [0, 0], [1, 1], "float32"], "has no array 9"),
                 ([1, [], [], "float32"], "has no array 1"),
                 ([2, [2**61, 0], [1, 1], "float32"], "holds no block"),
-                ([2, [-1, 0], [1, 1], "float32"], "got [-1, 0] as the place"),
+                ([2, [-1, 0], [1, 1], "float32"], "got [2, [-1, 0], [1, 1], 'float32'] as a piece"),
                 ([2, [0, 0], [1, 1], "object"], "wrong question: TypeError"),
                 ([2, [0, 0], [1, 1], "int8"], "casts no float32 to int8"),
                 ([0, [0], [1], "float32"], "casts no int64 to float32"),
