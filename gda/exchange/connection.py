@@ -370,7 +370,9 @@ class Connection:
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
     places: list[Any] = [address]
-    if not _is_numeric(address.host):
+    try:
+        ipaddress.ip_address(address.host)
+    except ValueError:  # a name
         # In a thread, because it has no deadline.
         resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
         found = in_thread("gda-resolver", resolve)
@@ -386,12 +388,6 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
         except OSError:
             if not places:
                 raise
-
-
-def _is_numeric(host: str) -> bool:
-    with suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
-    return False
 
 
 def _is_to_itself(given: socket.socket) -> bool:

@@ -42,7 +42,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
 from gda.trees.records.compared_fingerprints import check_fingerprints
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf
+from gda.trees.records.recorded_leaves import ArrayLeaf
 from gda.trees.records.requests import Request
 from gda.trees.records.structure import noting_path
 
@@ -216,8 +216,13 @@ class _Pull:
                 f"{self.offer.peer(0)} sent version {catalog.version} of {catalog.name!r:.80}, "
                 "which was not asked for"
             )
-        leaves = tuple([_as_cast(leaf, self.cast) for leaf in catalog.leaves])
-        self.wanted = self.request.match(replace(catalog, leaves=leaves))
+        leaves = [
+            replace(leaf, dtype=dtype_in_tree(leaf.dtype, self.cast))
+            if self.cast is not None and isinstance(leaf, ArrayLeaf)
+            else leaf
+            for leaf in catalog.leaves
+        ]
+        self.wanted = self.request.match(replace(catalog, leaves=tuple(leaves)))
         number_of = {leaf.path: number for number, leaf in enumerate(catalog.leaves)}
         self.numbers = [number_of[each.record.path] for each in self.wanted.arrivals]
         for arrival, number in zip(self.wanted.arrivals, self.numbers, strict=True):
@@ -258,13 +263,6 @@ class _Pull:
             with own_settings():
                 for _, arrival in group:
                     arrival.finish()
-
-
-def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
-    """Return the record of a leaf in the dtype that it is cast to."""
-    if cast is None or not isinstance(leaf, ArrayLeaf):
-        return leaf
-    return replace(leaf, dtype=dtype_in_tree(leaf.dtype, cast))
 
 
 def _checked_version(least: Any) -> OfferVersion | None:

@@ -39,13 +39,9 @@ _DRIVERS = (GivenSide, OpenedSide, SavedSide)
 _BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
-def _are_paths(*sides: Any) -> bool:
-    return all(map(names_store, sides))
-
-
 @set_module("gda.checkpoint")
 @public
-@communicates(_NAME, lambda given: None if _are_paths(given["a"], given["b"]) else ())
+@communicates(_NAME, lambda given: None if all(names_store(given[x]) for x in "ab") else ())
 def diff(
     a: Any,
     b: Any,

@@ -45,8 +45,8 @@ class Arrival:
 
     record: ArrayLeaf
     dtype: np.dtype[Any]  # of the value; for keys that of their data
-    plan: LocalBlocks | None  # the blocks that this process needs; None for a NumPy array
-    wrap: Callable[[Any], Any]  # makes the value from the jax.Array or the NumPy array
+    plan: LocalBlocks | None = None  # of the needed blocks; None for a NumPy array
+    wrap: Callable[[Any], Any] = lambda array: array  # makes the value from the array
     blocks: list[Any] = field(default_factory=list)  # None until the chunk of the block is read
     made_of_chunks: Container[int | None] = ()  # the blocks that a piece of a chunk is or fills
     value: Any = None
@@ -145,19 +145,9 @@ def _needed_block(
     return NeededBlock(number, start_of(index), shape_at(index, plan.grid.shard_shape), holders)
 
 
-# Arrivals of each kind of array.
-
-
-def numpy_arrival(
-    record: ArrayLeaf, dtype: np.dtype[Any], wrap: Callable[[Any], Any] = lambda array: array
-) -> Arrival:
-    """Return the arrival of a NumPy array, or of what ``wrap`` makes of it."""
-    return Arrival(record, dtype, None, wrap)
-
-
 def number_arrival(record: ArrayLeaf, dtype: np.dtype[Any]) -> Arrival:
     """Return the arrival of a number of NumPy."""
-    return numpy_arrival(record, dtype, lambda array: array[()])
+    return Arrival(record, dtype, wrap=lambda array: array[()])
 
 
 def uncommitted_arrival(
@@ -170,7 +160,7 @@ def uncommitted_arrival(
         array = jax.device_put(data)  # jax.numpy would commit it to the current mesh
         return _contained(array, record.key_impl, stays_weak, container, saved_type(record)[0])
 
-    return numpy_arrival(record, dtype, wrap)
+    return Arrival(record, dtype, wrap=wrap)
 
 
 def sharded_arrival(

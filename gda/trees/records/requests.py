@@ -35,7 +35,6 @@ from gda.trees.records.arrivals import (
     key_dtype,
     key_ndim,
     number_arrival,
-    numpy_arrival,
     saved_type,
     sharded_arrival,
     uncommitted_arrival,
@@ -215,7 +214,7 @@ def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arriva
         return sharded_arrival(leaf, leaf.dtype, sharding, container, pad, leaf.weak_type)
     if leaf.key_impl is not None:  # NumPy has no keys
         return uncommitted_arrival(leaf, leaf.dtype, None, stays_weak=False)
-    return numpy_arrival(leaf, leaf.dtype)
+    return Arrival(leaf, leaf.dtype)
 
 
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
@@ -324,8 +323,10 @@ def _leaf_like(
         return _value_like(leaf.value, like, casts)
     is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
     if leaf.shape == () and _is_number(like) and (is_like or casts):
-        return numpy_arrival(leaf, leaf.dtype, partial(_item_like, like, casts))
-    container = _container_of(like)
+        return Arrival(leaf, leaf.dtype, wrap=partial(_item_like, like, casts))
+    container: ContainerClass = GlobalArray if is_container(like) else None
+    if isinstance(like, PaddedArray):
+        container = PaddedArray
     array = like if container is None else like.array
     pad = request.pad or container is PaddedArray
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
@@ -355,7 +356,7 @@ def _leaf_like(
     if isinstance(array, np.generic):
         return number_arrival(leaf, dtype)
     if isinstance(array, np.ndarray):
-        return numpy_arrival(leaf, dtype)
+        return Arrival(leaf, dtype)
     sharding = getattr(array, "sharding", None)
     if place is not None:
         if place.memory_kind is None and sharding is not None:
@@ -369,12 +370,6 @@ def _leaf_like(
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
         return uncommitted_arrival(leaf, dtype, container, is_weak(array))
     return sharded_arrival(leaf, dtype, sharding, container, pad, is_weak(array))
-
-
-def _container_of(like: Any) -> ContainerClass:
-    if isinstance(like, PaddedArray):
-        return PaddedArray
-    return GlobalArray if is_container(like) else None
 
 
 def _value_like(value: Any, like: Any, casts: bool) -> Any:
