@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.arrays.building import MIB
 from benchmarks.arrays.using import jitted
-from benchmarks.checkpoint import two_programs
+from benchmarks.exchange import two_programs
 from benchmarks.checkpoint.checkpointers import GDA, ORBAX, ORBAX_V1, SAFETENSORS, WAYS
 from benchmarks.checkpoint.checkpoints import (
     CHECKED,
