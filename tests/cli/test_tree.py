@@ -138,13 +138,6 @@ def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
     assert (rows["up.0-1"]["padded_shape"], rows["up.0-1"]["nbytes_padding"]) == ([8, 32], 128)
 
 
-def test_a_type_below_a_byte(run: Run, write: Callable[[Any], Path]) -> None:
-    path = write({**SMALL, "dtype": "int4"})
-    note = "an element counts as one byte, as in NumPy; devices may pack several in one"
-    assert plan(path)["notes"] == [note]
-    assert note in " ".join(run("plan", "--tree", path)[1].split())
-
-
 def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -293,7 +286,6 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ({"mesh": {"x": 2}}, '"parameters" is missing; expected is'),
         ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
         ({"mesh": {"x": 0}, "parameters": W}, "mesh: axis 'x' has the size 0; it must be 1 or m"),
-        ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
         ({"mesh": {"x": 2}, "dtype": "float33", "parameters": W}, "\"dtype\" 'float33' cannot be"),
         ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
         ({"mesh": {"x": 2}, "parameter": {}, "parameters": W}, 'did you mean "parameters"?\n'),
@@ -323,8 +315,6 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
     [
         ({"shape": "8x8"}, "w: \"shape\" must be a list of integers, not '8x8'"),
         ({"shape": [-8]}, 'w: "shape" is [-8]; sizes are from 0 to 2**63 - 1'),
-        ({"shape": [2**62, 8]}, "a plan counts to 2**63"),
-        ({"shape": [1] * 300}, "this shape has 300 dimensions; an array has at most 64"),
         ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
         ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),

@@ -220,14 +220,6 @@ def wait_until_no_pull_holds(offer: gda.Offer) -> None:
     assert not offer._versions._pulls.total()
 
 
-def test_min_version_waits_for_an_update(mesh: Mesh) -> None:
-    with gda.offer({"step": 1}) as offer:
-        offer.update({"step": 2})
-        assert gda.pull(offer.address, min_version=2) == {"step": 2}
-        with pytest.raises(TimeoutError, match="has version 2 and no later one"):
-            gda.pull(offer.address, min_version=3, timeout=0.3)
-
-
 def test_run_and_version_come_with_the_tree() -> None:
     with gda.offer({"step": 1}) as offer:
         offer.update({"step": 2})
@@ -426,7 +418,6 @@ def test_a_forked_process_has_no_port_of_the_offer() -> None:
     ("address", "message"),
     [
         ("localhost", "must be a text host:port"),
-        ("127.0.0.1:99999", "must be a text host:port"),
         (7700, "must be a text host:port"),
         ("trainer..local:7700", "must be a text host:port"),
     ],
@@ -445,7 +436,6 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
         ({"like": {"w": batch(4, 2).astype("f2")}}, TypeError, "like has float16; pass dtype="),
         ({"like": {"v": 3}}, ValueError, r"the offer does not match like: it has no \['v'\]"),
         ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
-        ({"dtype": "int8"}, TypeError, "dtype=int8 is not of floats"),
         ({"dtype": "float16", "verify": True}, ValueError, "a cast changes fingerprints"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
@@ -454,7 +444,6 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
         ({"name": 5}, TypeError, "name must be a text, not 5"),
         ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
-        ({"partial": True}, TypeError, "partial was given without like"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -386,12 +386,6 @@ def test_damage_is_named(saved: Callable[..., Path]) -> None:
         diff(a, b)
 
 
-def test_a_leaf_that_no_checkpoint_holds(saved: Callable[..., Path]) -> None:
-    with pytest.raises(TypeError, match="a leaf of type object") as e:
-        diff(saved(A), {"w": object()})
-    assert "gda: at ['w'] of the tree" in e.value.__notes__
-
-
 def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
     saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
