@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -35,7 +35,6 @@ from gda.layout.text import counted
 
 MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
 
-_T = TypeVar("_T")
 
 MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
 
@@ -172,7 +171,7 @@ def mesh_and_spec(
     return found
 
 
-def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:
+def after_spec(mesh: object, spec: Any, following: Any) -> tuple[Any, Any]:
     """Return the spec and the argument after it, unchanged unless a sharding replaces both.
 
     With a sharding in place of the mesh and no spec, the positional arguments after it move up.

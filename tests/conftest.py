@@ -1,6 +1,7 @@
 """Eight virtual CPU devices, default signal handlers, and the mesh of most tests."""
 
 import os
+import re
 import signal
 import sys
 from importlib.util import find_spec
@@ -24,7 +25,8 @@ os.environ["PYTHONWARNINGS"] = ",".join(
     for what in ("reading", "writing")
 )
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import costs
 import jax
@@ -68,6 +70,12 @@ _COMPILERS = {
     "gpu": ("jax_plugins.xla_cuda13", "rehearse-gpu"),
 }
 
+# Libraries that the extra `test` brings and `test-core` does not.
+_LIBRARIES = {
+    *("boto3", "einops", "equinox", "flax", "grain", "IPython", "moto", "nbclient", "nbformat"),
+    *("orbax", "sklearn", "treescope"),
+}
+
 settings.register_profile(
     "gda",
     deadline=None,
@@ -94,6 +102,33 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         module, extra = _COMPILERS[kind]
         if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
             pytest.skip(f"needs {module}: {install_command(extra)}")
+
+
+def _need(missing: str | None) -> str:
+    """Return the reason to skip a test of a library that is not installed, or an empty text."""
+    library = (missing or "").partition(".")[0]
+    return f"needs {library}: {install_command('test')}" if library in _LIBRARIES else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    missing = re.search(r"No module named '([\w.]+)'", report.longreprtext)
+    if report.failed and missing and (reason := _need(missing[1])):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {reason}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if reason := _need(error.name):
+            pytest.skip(reason)
+        raise
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

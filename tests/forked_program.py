@@ -33,6 +33,8 @@ def launch(*words: str) -> NoReturn:
         sys.exit(launcher.main(words))
     except _InChild as started:
         report, kind, *sys.argv[:] = started.args
+    # It would end the process before the hooks of JAX and of gda, which were imported before.
+    child.leave = lambda: None
     child.run(int(report), kind, sys.argv[0])
     sys.exit()
 

@@ -32,6 +32,7 @@ import gda.launch
 from gda.checkpoint import saving
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
+from gda.storage import new_files
 from gda.storage.paths import require_tensorstore
 from gda.storage.stores import directory
 from gda.storage.stores.checksums import require_crc32c
@@ -115,7 +116,8 @@ class Disk:
 
     def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
         rmtree = self._counted("rmtree", shutil.rmtree)
-        set_attribute(directory, "os", self)
+        for module in (directory, new_files):
+            set_attribute(module, "os", self)
         set_attribute(directory, "shutil", SimpleNamespace(rmtree=rmtree))
 
 

@@ -1,5 +1,6 @@
 """The order of the tests, their workers, and their time limits."""
 
+import functools
 import random
 import re
 import signal
@@ -26,6 +27,20 @@ MANY = 40
 # The folders of which every test of `mesh` has both kinds of axes: their code reads the axes.
 ALL_AXES = [Path(__file__).parent / name for name in ("arrays", "layout")]
 
+# Folders and files that use JAX, and pass or fail alike on every version of it: formats, stores,
+# texts, the command line and the pytest plugin.
+ANY_JAX = (
+    *("checkpoint/test_chunks.py", "checkpoint/test_damage.py", "checkpoint/test_faults.py"),
+    *("checkpoint/test_formats.py", "checkpoint/test_memory.py", "checkpoint/test_object_store.py"),
+    *("checkpoint/test_races.py", "cli/test_convert.py", "cli/test_diff.py", "cli/test_plan.py"),
+    *("cli/test_hostile_files.py", "exchange/test_two_programs.py", "planning", "show"),
+    *("storage", "testing/test_plugin.py", "testing/test_strategies.py", "trees/files"),
+)
+
+# Files without a group whose tests take longest: they start before those of other files without
+# one, so that none of them is left at the end.
+LONGEST = ("test_kills.py", "test_soak.py", "launch/test_launch.py")
+
 
 def add_shuffle(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", metavar="SEED", help="run files, and tests of each, in any order")
@@ -33,7 +48,7 @@ def add_shuffle(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle, and keep in one worker the tests of pools, and those of a file of many.
+    """Mark, shuffle, and keep in one worker the tests of pools, and those of a file of many.
 
     Those of a file share what is compiled, and fixtures that take long to make. The plugin of
     gda.testing keeps together the tests that run in processes of one size.
@@ -46,12 +61,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
     for item in items:
+        if any(map(item.path.is_relative_to, _paths(ANY_JAX))):
+            item.add_marker("any_jax")
         if is_marked(item) or item.get_closest_marker("xdist_group") is not None:
             continue
         if "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))
         elif sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if hasattr(config, "workerinput") and not config.getoption("--shuffle"):
+        items.sort(key=rank)
+
+
+def rank(item: pytest.Item) -> int:
+    """Return the rank of a test in a worker: processes, groups, the longest files, and others."""
+    if is_marked(item):
+        return 0
+    if item.get_closest_marker("xdist_group") is not None:
+        return 1
+    return 2 if item.path in _paths(LONGEST) else 3
+
+
+@functools.cache
+def _paths(names: tuple[str, ...]) -> list[Path]:
+    return [Path(__file__).parent / name for name in names]
 
 
 def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:

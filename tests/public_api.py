@@ -34,7 +34,7 @@ MODULES = [
 
 
 _PAGE = (Path(__file__).parents[1] / "docs" / "stable.md").read_text(encoding="utf-8")
-STABLE = set(re.findall(r"`(gda[\w.]*)`", _PAGE.split("\n## ")[1]))
+STABLE = set(re.findall(r"`(gda(?:\.\w+)*)`", _PAGE.split("\n## ")[1]))
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -94,10 +94,14 @@ def _members(kind: type) -> Iterator[str]:
         yield from (f"overload {_signature(one)}" for one in typing.get_overloads(constructor))
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        # The operators that a container has of jax.Array depend on the version of JAX.
-        if _is_of_gda(base) and base.__name__ != "ArrayOperators":
+        if _is_of_gda(base):
             found |= dict.fromkeys(base.__annotations__)
-            found |= vars(base)
+            # What a container has of jax.Array depends on the version of JAX.
+            found |= {
+                name: value
+                for name, value in vars(base).items()
+                if "of the ``jax.Array`` inside" not in (value.__doc__ or "")
+            }
     for name in sorted(name for name in found if not name.startswith("_")):
         member = found[name]
         if isinstance(member, property | cached_property):

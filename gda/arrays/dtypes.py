@@ -114,7 +114,7 @@ def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
     )
 
 
-def asked_dtype(dtype: Any) -> Any:
+def requested_dtype(dtype: Any) -> Any:
     """Return what ``dtype=`` stands for: a NumPy dtype, or that of PRNG keys."""
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
     is_key = not isinstance(dtype, str) and is_extended(dtype)

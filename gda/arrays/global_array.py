@@ -1,33 +1,38 @@
-"""``GlobalArray``: the container with the operators of an array.
+"""``GlobalArray``: one ``jax.Array``, with the operators and methods of an array.
 
-It holds one ``jax.Array`` and nothing else. ``gda.arrays.constructors`` has its constructors,
-``gda.arrays.operators`` its operators and the methods of ``jax.Array``.
+All compute on the array inside, and give ordinary ``jax.Array``s. Operators are written out: Python
+looks for them in the class, and each has a reflected form. Methods and properties are made in a
+loop over what JAX's arrays have, so that they are those of the installed version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import jax
+import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import PartitionSpec
 
 from gda.arrays import libraries
-from gda.arrays.construction import from_callbacks
+from gda.arrays.construction import from_callbacks, from_process_local
 from gda.arrays.construction.blocks import check_in_callback, data_callbacks
-from gda.arrays.constructors import ArrayConstructors
-from gda.arrays.container import Container, dissolves_around, held_types
+from gda.arrays.container import Container
 from gda.arrays.liveness import deleted_error
-from gda.arrays.operators import ArrayOperators
-from gda.layout.boundary import hide_own_frames, set_module, unexpected_keyword
+from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import (
     LayoutUnknownError,
+    MeshLike,
     after_spec,
     is_tracer,
     not_an_array_error,
+    sharding_of,
 )
 from gda.multihost.agreement import communicates, if_checked
 
@@ -40,14 +45,72 @@ _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIss
 
 
 class _NoArray:
-    """The class of the default of ``array``, which no container ever holds."""
+    """The default of ``array``, which no container ever holds."""
 
 
-_NO_ARRAY = _NoArray()
+_LEAVES = (int, float, complex, np.ndarray, np.generic, jax.Array)
+
+
+def unwrapped(tree: Any) -> Any:
+    """Return the tree with the array of each container in its place."""
+    # Flattening takes longer than these checks, which the usual operands pass.
+    if isinstance(tree, GlobalArray):
+        return tree.__jax_array__()
+    if isinstance(tree, _LEAVES):
+        return tree
+
+    def has_operators(leaf: object) -> bool:
+        return isinstance(leaf, GlobalArray)
+
+    if not any(map(has_operators, jax.tree.leaves(tree, is_leaf=has_operators))):
+        return tree  # perhaps a static argument, which must stay the object that it is
+    return jax.tree.map(
+        lambda leaf: leaf.__jax_array__() if has_operators(leaf) else leaf,
+        tree,
+        is_leaf=has_operators,
+    )
+
+
+_T = TypeVar("_T")
+
+_Binary = Callable[["GlobalArray", Any], jax.Array]
+
+
+def _unary(function: Callable[[Any], _T]) -> Callable[[GlobalArray], _T]:
+    def method(self: GlobalArray) -> _T:
+        return function(self.__jax_array__())
+
+    return method
+
+
+def _forward(function: Callable[[Any, Any], Any]) -> _Binary:
+    def method(self: GlobalArray, other: Any) -> jax.Array:
+        return function(self.__jax_array__(), unwrapped(other))
+
+    return method
+
+
+def _both_ways(function: Callable[[Any, Any], Any]) -> tuple[_Binary, _Binary]:
+    def reflected(self: GlobalArray, other: Any) -> jax.Array:
+        return function(unwrapped(other), self.__jax_array__())
+
+    return _forward(function), reflected
+
+
+class _At:
+    """``jax.Array.at``, which takes arrays as indices and no containers."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: Any) -> None:
+        self._at = at
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._at[unwrapped(key)]
 
 
 @set_module("gda")
-class GlobalArray(Container, ArrayConstructors, ArrayOperators):
+class GlobalArray(Container):
     """A global array sharded over a mesh, held by the devices of one or many processes.
 
     It is a thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``,
@@ -55,15 +118,12 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     ``jax.Array`` work on it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need
     ``g.array``; their error is "Triggering __jax_array__() during abstractification", and
     docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
-    ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take and return it.
+    ``jax.grad``, ``jax.device_put`` and optimisers take and return it.
 
-    A tree function puts arrays, ``jax.ShapeDtypeStruct``s and shardings back into the container, so
-    that the tree keeps its structure: ``jax.device_get(tree)`` returns a ``GlobalArray`` around a
-    NumPy array, for which there is ``gda.to_numpy(tree)``. Around a result that is a tree, a
-    number, a string, a dtype or a ``PartitionSpec`` the container dissolves:
-    ``jax.tree.map(lambda x: x.shape, tree)`` has tuples. With
-    ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container, and the
-    tree has its results as they are.
+    A tree function puts its results into containers, whatever they are, so that the tree keeps its
+    structure: ``jax.device_get(tree)`` has NumPy arrays in containers. ``gda.to_numpy(tree)`` has
+    none. Around something that is no array, a container has no layout. With
+    ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container itself.
 
     Args:
       global_shape: sizes of the whole array.
@@ -103,62 +163,197 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
-    @overload
     def __new__(
         cls,
-        global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
-        device_buffers: Iterable[jax.Array],
+        global_shape: Iterable[int] | None = None,
+        mesh: MeshLike | None = None,
+        spec: SpecLike | Iterable[jax.Array] | None = None,
+        device_buffers: Iterable[jax.Array] | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
-    ) -> Self: ...
-    @overload
-    def __new__(
-        cls,
-        global_shape: Iterable[int],
-        mesh: NamedSharding | SingleDeviceSharding,
-        device_buffers: Iterable[jax.Array],
-        *,
-        dtype: npt.DTypeLike | None = None,
-    ) -> Self: ...
-    @overload
-    def __new__(cls, *, array: Any) -> Self: ...
-    def __new__(  # pyright: ignore[reportInconsistentOverload]
-        cls,
-        global_shape: Any = None,
-        mesh: Any = None,
-        spec: Any = None,
-        device_buffers: Any = None,
-        global_mesh: Any = None,
-        mesh_axes: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        array: Any = _NO_ARRAY,
+        array: Any = _NoArray,
     ) -> Self:
         # `array=` is the way in for JAX's tree functions, in every jitted call. They pass tracers,
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
-        if type(array) not in held_types:
-            if array is _NO_ARRAY:
-                # Keywords of 2022 are parameters, because with **kwargs each unflattening would
-                # take a tenth longer.
-                for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
-                    if value is not None:
-                        raise unexpected_keyword("GlobalArray", name)
-                try:
-                    array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
-                except Exception as error:
-                    hide_own_frames(error)
-                    raise
-            elif dissolves_around(array):
-                return array
+        if array is _NoArray:
+            try:
+                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         self = _new(cls)
         _set_array(self, array)
         return self
 
     @classmethod
-    def _around(cls, array: Any, shape: Shape | None) -> Self:
+    def _wrap(cls, array: Any, shape: Shape | None) -> Self:
         return cls(array=array)
+
+    # From data.
+
+    @classmethod
+    @public
+    def from_array(cls, array: jax.Array | Self) -> Self:
+        """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
+
+        An array on a single device, which has no mesh, gets a mesh of that one device and the spec
+        ``P()``.
+
+        Raises:
+          TypeError: it is not a ``jax.Array``, or its sharding is neither a ``NamedSharding`` nor
+            on a single device.
+
+        >>> import gda, jax.numpy as jnp
+        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3)))
+        GlobalArray(shape=(2, 3), dtype=float32, mesh={'device': 1}, spec=P())
+        """
+        if isinstance(array, cls):
+            return array
+        if not isinstance(array, jax.Array):
+            raise TypeError(
+                f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
+                "for an array on the host write GlobalArray.from_source(array, mesh, spec)"
+            )
+        if not is_tracer(array):
+            sharding_of(array)
+        return cls(array=array)
+
+    @classmethod
+    @public
+    @communicates("GlobalArray.from_batched_callback", if_checked())
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: SpecLike | Callable[..., Any] | None = None,
+        data_callback: Callable[..., Any] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self:
+        """Build an array by one call that returns all blocks of this process.
+
+        Args:
+          global_shape, mesh, spec: as in ``from_callback``.
+          data_callback: ``data_callback(indices)`` gets one index for each device of this process,
+            in the order of ``mesh.local_devices``, and returns the blocks in that order. If several
+            devices have the same index, all get the block of the first.
+          dtype, copy: as in ``from_callback``.
+
+        Communicates as ``from_callback`` does, and raises the same errors. Raises ``ValueError``
+        if the number of blocks is not the number of indices.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> gda.GlobalArray.from_batched_callback(
+        ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        """
+        return cls(
+            array=from_callbacks.array_from_batched_callback(
+                global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype, copy=copy
+            )
+        )
+
+    @classmethod
+    @public
+    @communicates("GlobalArray.from_batched_callback_with_devices", if_checked())
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: SpecLike | Callable[..., Any] | None = None,
+        data_callback: Callable[..., Any] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> Self:
+        """Build an array by one call that returns arrays on the devices of this process.
+
+        Args:
+          global_shape, mesh, spec: as in ``from_callback``.
+          data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
+            and returns a flat list of single-device ``jax.Array``s, one for each device, in the
+            same order. They become the shards without a copy: deleting or donating one deletes
+            the shard. On CPU, an array that ``jax.device_put`` made without ``may_alias=False`` may
+            share memory with a NumPy array.
+          dtype: cast to it, on the devices.
+
+        Communicates as ``from_callback`` does.
+
+        Raises:
+          TypeError: a returned value is not a ``jax.Array``, or dtypes differ.
+          ValueError: the spec does not fit, or an array is missing, on another device or of
+            another shape.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> def place(request):
+        ...     return [jax.device_put(data[index], device, may_alias=False)
+        ...             for index, devices in request for device in devices]
+        >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
+        """
+        return cls(
+            array=from_callbacks.array_from_batched_callback_with_devices(
+                global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype
+            )
+        )
+
+    @classmethod
+    @public
+    @communicates("GlobalArray.from_process_local", if_checked())
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: MeshLike,
+        spec: SpecLike | Iterable[int] | None = None,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self:
+        """Build an array from the part that each process has, such as its rows of a batch.
+
+        The data of a process is its distinct blocks side by side, in the order of their
+        coordinates, without gaps: ``ShardGrid.view(process).local_shape`` is its shape. The blocks
+        must form a regular grid; the devices may be in any order in the mesh. Replicated blocks
+        must be equal in all processes (``host_local_array_to_global_array`` can check that).
+        Communicates as ``from_callback`` does.
+
+        Args:
+          local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
+            that ``numpy.asarray`` takes. If the shards of a ``jax.Array`` are the blocks, on the
+            right devices, it is used without a copy on accelerators, and with ``copy=False`` on
+            CPU, and deleting or donating it deletes them. Any other ``jax.Array`` is copied.
+          mesh, spec: as in ``from_callback``.
+          global_shape: sizes of the whole array, by default inferred. If the local data has the
+            whole global size in a dimension, gda takes the blocks of this process from it. A
+            process without a device of the mesh must pass ``global_shape`` and ``dtype``; its
+            local data is ignored.
+          dtype: as in ``from_callback``.
+          copy: as in ``from_callback``. NumPy data is copied once. With ``False`` it is not copied:
+            do not change it while the array exists.
+
+        Raises:
+          TypeError: the local data has a dtype that JAX does not have, or is being traced.
+          ValueError: the spec or ``global_shape`` does not fit the data, or the blocks of this
+            process do not form a regular grid. The message shows the blocks.
+          DoesNotFitError: as in ``from_callback``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
+        GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
+        """
+        return cls(
+            array=from_process_local.array_from_process_local(
+                local_data, mesh, *after_spec(mesh, spec, global_shape), dtype=dtype, copy=copy
+            )
+        )
+
+    # Its layout.
 
     @property
     def shape(self) -> Shape:
@@ -175,20 +370,24 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         """True if all devices belong to this process."""
         return self.array.is_fully_addressable
 
-    def addressable_data(self, i: int) -> jax.Array:
-        """Return the data of ``addressable_shards[i]``.
+    def local_data(self, i: int) -> jax.Array:
+        """Return the data of ``local_shards[i]``.
 
         Raises:
           IndexError: there is no such shard.
           RuntimeError: this process has no shard at all, or the array was deleted or donated.
         """
-        shards = self.addressable_shards
+        shards = self.local_shards
         if not shards:
             raise RuntimeError(
                 f"no device of the mesh {dict(self.mesh.shape)} belongs to process "
                 f"{jax.process_index()}, so it has no shard; call this in a process that has one"
             )
         return shards[i].data
+
+    def addressable_data(self, i: int) -> jax.Array:
+        """Return ``local_data(i)``, by the name that it has in ``jax.Array``."""
+        return self.local_data(i)
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
@@ -198,12 +397,13 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
 
     def __jax_array__(self) -> jax.Array:
         """Return the array to compute with, also one that is being traced; raise if it is gone."""
-        array = self._held()
+        array = self._usable_array()
         if data_callbacks.depth:
             check_in_callback(array)
         return array
 
-    def _held(self) -> jax.Array:
+    def _usable_array(self) -> jax.Array:
+        """Return the array for questions about it, which a data callback may ask too."""
         array = self.array
         # Asking a tracer would raise. An array of NumPy has nothing to ask.
         if is_tracer(array):
@@ -216,11 +416,133 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         return array
 
     def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compare elementwise, like any array, where the data is: ``jnp.sin(g) == g`` would too."""
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, Orbax puts None
         # into them, and such trees are compared.
-        if not hasattr(self.array, "dtype"):
+        if self._is_inert:
             return isinstance(other, GlobalArray) and self.array == other.array
-        return super().__eq__(other)
+        return self.__jax_array__() == unwrapped(other)
+
+    # NumPy asks this before its own operators, so that `numpy_array + g` stays on the devices.
+    __array_priority__ = 200
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __len__(self) -> int:
+        return len(self._usable_array())
+
+    __reversed__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(reversed)
+    __iter__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(iter)
+    __getitem__ = _forward(operator.getitem)
+    __bool__ = _unary(bool)
+    __int__ = _unary(int)
+    __float__ = _unary(float)
+    __complex__ = _unary(complex)
+    __index__ = _unary(operator.index)
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
+
+    def __round__(self, ndigits: int | None = None) -> jax.Array:
+        return round(self.__jax_array__(), ndigits)
+
+    __ne__ = _forward(operator.ne)  # pyright: ignore[reportAssignmentType]
+    __lt__ = _forward(operator.lt)
+    __le__ = _forward(operator.le)
+    __gt__ = _forward(operator.gt)
+    __ge__ = _forward(operator.ge)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __divmod__, __rdivmod__ = _both_ways(divmod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
+    __and__, __rand__ = _both_ways(operator.and_)
+    __or__, __ror__ = _both_ways(operator.or_)
+    __xor__, __rxor__ = _both_ways(operator.xor)
+    __lshift__, __rlshift__ = _both_ways(operator.lshift)
+    __rshift__, __rrshift__ = _both_ways(operator.rshift)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+
+    # The results of the loop below, for type checkers and editors.
+    if TYPE_CHECKING:
+        T = jax.Array.T
+        all = jax.Array.all
+        any = jax.Array.any
+        argmax = jax.Array.argmax
+        argmin = jax.Array.argmin
+        argpartition = jax.Array.argpartition
+        argsort = jax.Array.argsort
+        astype = jax.Array.astype
+        at = jax.Array.at
+        aval = jax.Array.aval
+        byteswap = jax.Array.byteswap
+        choose = jax.Array.choose
+        clip = jax.Array.clip
+        committed = jax.Array.committed
+        compress = jax.Array.compress
+        conj = jax.Array.conj
+        conjugate = jax.Array.conjugate
+        copy = jax.Array.copy
+        cumprod = jax.Array.cumprod
+        cumsum = jax.Array.cumsum
+        device = jax.Array.device
+        devices = jax.Array.devices
+        diagonal = jax.Array.diagonal
+        dot = jax.Array.dot
+        flatten = jax.Array.flatten
+        imag = jax.Array.imag
+        item = jax.Array.item
+        itemsize = jax.Array.itemsize
+        mT = jax.Array.mT
+        max = jax.Array.max
+        mean = jax.Array.mean
+        min = jax.Array.min
+        nonzero = jax.Array.nonzero
+        on_device_size_in_bytes = jax.Array.on_device_size_in_bytes
+        platform = jax.Array.platform
+        prod = jax.Array.prod
+        ptp = jax.Array.ptp
+        ravel = jax.Array.ravel
+        real = jax.Array.real
+        repeat = jax.Array.repeat
+        reshape = jax.Array.reshape
+        round = jax.Array.round
+        searchsorted = jax.Array.searchsorted
+        sort = jax.Array.sort
+        squeeze = jax.Array.squeeze
+        std = jax.Array.std
+        sum = jax.Array.sum
+        swapaxes = jax.Array.swapaxes
+        take = jax.Array.take
+        to_device = jax.Array.to_device
+        tobytes = jax.Array.tobytes
+        tolist = jax.Array.tolist
+        trace = jax.Array.trace
+        traceback = jax.Array.traceback
+        transpose = jax.Array.transpose
+        unsafe_buffer_pointer = jax.Array.unsafe_buffer_pointer
+        var = jax.Array.var
+        view = jax.Array.view
+        weak_type = jax.Array.weak_type
+
+        # Of the class of arrays alone, which has no types.
+        def clone(self) -> jax.Array: ...
+        def is_ready(self) -> bool: ...
+        @property
+        def format(self) -> Any: ...
+    else:
+
+        @property
+        def at(self) -> _At:
+            """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
+            return _At(self.__jax_array__().at)
 
     if not TYPE_CHECKING:
 
@@ -228,26 +550,23 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
             problem = f"GlobalArray has no attribute {name!r}"
             if name in _SUCCESSORS:
                 problem += f"; write {_SUCCESSORS[name]}"
-            theirs = getattr(type(self), name, None)
-            if isinstance(theirs, property):  # its AttributeError has lost its message
+            attribute = getattr(type(self), name, None)
+            if isinstance(attribute, property):  # its AttributeError has lost its message
                 try:
-                    theirs.__get__(self)
+                    attribute.__get__(self)
                 except LayoutUnknownError:
                     raise
                 except AttributeError as error:
-                    is_array = hasattr(self.array, "dtype")
-                    problem += f" here: {error if is_array else not_an_array_error(self.array)}"
+                    cause = not_an_array_error(self.array) if self._is_inert else error
+                    problem += f" here: {cause}"
             raise AttributeError(problem)
 
     # As a Python object.
 
-    def __treescope_ndarray_adapter__(self) -> Any:
-        return libraries.treescope_adapter(self)
-
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
         array = self.array
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        if self._is_inert:
             return repr(self)
         if isinstance(array, jax.Array) and not array.shape and not is_tracer(array):
             return repr(self) if array.is_deleted() else str(array)
@@ -260,16 +579,10 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
 
-    # The names of GlobalDeviceArray.
-
     @property
     def mesh_axes(self) -> PartitionSpec:
         """``spec`` by its name in GlobalDeviceArray."""
         return self.spec
-
-    def local_data(self, i: int) -> jax.Array:
-        """Return ``addressable_data(i)``, by its name in GlobalDeviceArray."""
-        return self.addressable_data(i)
 
 
 @communicates("GlobalArray", if_checked())
@@ -287,6 +600,55 @@ def _of_buffers(
     return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
 
 
+# Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
+# part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
+_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
+
+# They compute nothing.
+_QUESTIONS = {
+    *("aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
+    *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
+}
+
+
+def _attributes_of_arrays() -> dict[str, Any]:
+    """Return the public methods and properties of arrays by name, those of any object aside."""
+    # JAX does not export the class that its arrays are of, which has a few names more than
+    # `jax.Array`. Nothing else is ready or not: tracers and PRNG keys are not.
+    concrete = [c for c in jax.Array.__subclasses__() if hasattr(c, "is_ready")]
+    attributes = {name: getattr(cls, name) for cls in (*concrete, jax.Array) for name in dir(cls)}
+    return {
+        name: attribute
+        for name, attribute in attributes.items()
+        if (not name.startswith("_") or name.startswith("__"))
+        and not hasattr(object, name)
+        and (callable(attribute) or isinstance(attribute, property))
+    }
+
+
+def _delegating(name: str, of_jax: Any) -> Any:
+    """Return a property or a method that asks the array inside, which is an array or a tracer."""
+    about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
+    doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
+    ask = operator.methodcaller("_usable_array" if name in _QUESTIONS else "__jax_array__")
+    if isinstance(of_jax, property):
+        return property(lambda self: getattr(ask(self), name), doc=doc)
+
+    def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = unwrapped((args, kwargs))
+        return getattr(ask(self), name)(*args, **kwargs)
+
+    if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show
+        functools.update_wrapper(method, of_jax)
+    method.__name__, method.__qualname__, method.__doc__ = name, f"GlobalArray.{name}", doc
+    return method
+
+
+for _name, _of_jax in _attributes_of_arrays().items():
+    if _name not in _NOT_FOR_CONTAINERS and not hasattr(GlobalArray, _name):
+        setattr(GlobalArray, _name, _delegating(_name, _of_jax))
+
+
 # As a dataclass, which JAX flattens without a function of Python. JAX makes containers by calling
 # `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
@@ -295,7 +657,6 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.GlobalArray",
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
-    # JAX needs the structure alone, and passes a number, around which a container dissolves.
-    from_children=lambda aux_data, children: GlobalArray(array=object()),
+    from_children=lambda aux_data, children: GlobalArray(array=children[0]),
 )
 libraries.register(GlobalArray)

@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, NamedSharding
 
-from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import as_one_block
 from gda.arrays.construction.placing import hashable_over
-from gda.arrays.container import Container, dissolves_around, held_types
+from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -39,8 +38,6 @@ from gda.mesh import (
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.multihost.settings import own_settings
-from gda.storage.options import Options, ProgressLike, Retry
-from gda.storage.sources import source_of
 
 
 @set_module("gda")
@@ -83,8 +80,6 @@ class PaddedArray(Container):
 
     def __new__(cls, array: Any, shape: Any) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
-        if type(array) not in held_types and dissolves_around(array):
-            return array
         self = object.__new__(cls)
         object.__setattr__(self, "array", array)
         # JAX passes back the tuple that it was given.
@@ -92,7 +87,7 @@ class PaddedArray(Container):
         return self
 
     @classmethod
-    def _around(cls, array: Any, shape: Any) -> Self:
+    def _wrap(cls, array: Any, shape: Any) -> Self:
         return cls(array, shape)
 
     @property
@@ -102,105 +97,8 @@ class PaddedArray(Container):
     # From data without padding.
 
     @classmethod
-    @public
-    @communicates("PaddedArray.from_callback", if_checked())
-    def from_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: MeshLike,
-        spec: Any = None,
-        data_callback: Callable[..., Any] | None = None,
-        *,
-        fill: object = 0,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-        into: bool = False,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> Self:
-        """Build an array block by block, as ``GlobalArray.from_callback`` does.
-
-        The callback gets indices of the array without padding, and is not called for a device that
-        holds padding alone. A block that is smaller than the others is copied into a padded one.
-
-        Args:
-          global_shape: sizes without padding.
-          fill: value of the padding in ``array``.
-          dtype: required also in a process whose devices hold padding alone.
-          mesh, spec, data_callback, copy, into, max_workers, max_bytes, progress, retry: as in
-            ``GlobalArray.from_callback``.
-
-        Raises:
-          ValueError: ``fill`` is not a value of the dtype, or as ``GlobalArray.from_callback``.
-          TypeError: ``fill`` is not a number, or as ``GlobalArray.from_callback``.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> data = np.arange(15).reshape(5, 3)
-        >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
-        >>> p
-        PaddedArray(shape=(5, 3), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
-        >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
-        ((slice(4, 5, None), slice(2, 3, None)), [[14]])
-        """
-        spec, data_callback = after_spec(mesh, spec, data_callback)
-        shape = check_shape(global_shape)
-        options = None
-        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
-            options = Options(max_workers, max_bytes, progress, retry)
-        array = from_callbacks.array_from_callback(
-            shape,
-            mesh,
-            spec,
-            data_callback,  # pyright: ignore[reportArgumentType]
-            dtype=dtype,
-            copy=copy,
-            into=into,
-            options=options,
-            pad=True,
-            fill=fill,
-        )
-        return cls(array, shape)
-
-    @classmethod
-    @public
-    @communicates("PaddedArray.from_source", if_checked(option="read_once"))
-    def from_source(
-        cls,
-        source: Any,
-        mesh: MeshLike,
-        spec: SpecLike | None = None,
-        *,
-        fill: object = 0,
-        dtype: npt.DTypeLike | None = None,
-        read_once: bool = False,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> Self:
-        """Build an array from anything that can be sliced, as ``GlobalArray.from_source`` does.
-
-        Args:
-          fill: value of the padding.
-          source, mesh, spec, dtype, read_once, max_workers, max_bytes, progress, retry: as in
-            ``GlobalArray.from_source``. The source has the shape without padding.
-
-        Raises:
-          TypeError, ValueError: as ``from_callback`` and ``GlobalArray.from_source``.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> gda.PaddedArray.from_source(np.arange(10), mesh, ['x']).padded_shape
-        (16,)
-        """
-        options = Options(max_workers, max_bytes, progress, retry, read_once)
-        array = from_callbacks.array_from_source(
-            source, mesh, spec, dtype, options, pad=True, fill=fill
-        )
-        return cls(array, source_of(source).shape)
+    def _padding(cls, fill: object) -> dict[str, Any]:
+        return {"pad": True, "fill": 0 if fill is None else fill}
 
     @classmethod
     @public
@@ -240,7 +138,7 @@ class PaddedArray(Container):
         if global_shape is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")
         shape = check_shape(global_shape)
-        asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
+        request = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
 
         def work(_: object) -> Self:
             # All at once, because no block tells the dtype where a process has padding alone.
@@ -262,7 +160,7 @@ class PaddedArray(Container):
             mesh,
             work,
             partial(leaf_fields, ""),
-            asked=lambda _: describe_wanted({**asked, "pad": True, "fill": fill}),
+            asked=lambda _: describe_wanted({**request, "pad": True, "fill": fill}),
         )
 
     @classmethod
@@ -380,7 +278,7 @@ class PaddedArray(Container):
     def __eq__(self, other: object) -> bool:
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
         # are compared.
-        if hasattr(self.array, "dtype"):
+        if not self._is_inert:
             _refuse_operator()
         return isinstance(other, PaddedArray) and (self.array, self.shape) == (
             other.array,
@@ -432,5 +330,5 @@ jax.export.register_pytree_node_serialization(
     serialized_name="gda.PaddedArray",
     serialize_auxdata=lambda static: json.dumps(static).encode(),
     deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
-    from_children=lambda aux_data, children: PaddedArray(object(), *aux_data),
+    from_children=lambda aux_data, children: PaddedArray(*children, *aux_data),
 )

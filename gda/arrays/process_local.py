@@ -122,8 +122,8 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     buffers = [data_on[device] for device in local.mesh.devices.flat]  # pyright: ignore
     if (kind := array.sharding.memory_kind) is not None:
         local = local.with_memory_kind(kind)
-    found = jax.make_array_from_single_device_arrays(shape, local, buffers)
-    return weakly_typed(found) if is_weak(array) else found
+    local_array = jax.make_array_from_single_device_arrays(shape, local, buffers)
+    return weakly_typed(local_array) if is_weak(array) else local_array
 
 
 @lru_cache(maxsize=256)

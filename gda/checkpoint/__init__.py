@@ -5,9 +5,9 @@
 zarr v3 arrays that any tool reads, and a manifest that is written last, with size and checksum of
 every file.
 
-Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing``,
-``restoring`` over ``reading``, ``tree_at`` (any kind of files as sources), ``inspecting``,
-``comparing``, ``converting``.
+Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing``
+and ``pending`` (in the background), ``restoring`` over ``reading``, ``tree_at`` (any kind of files
+as sources), ``inspecting``, ``comparing``, ``converting``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -28,9 +28,9 @@ from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
 from gda.checkpoint.inspecting import verify as verify
+from gda.checkpoint.pending import Pending as Pending
 from gda.checkpoint.reading.saved_arrays import open as open  # noqa: A004
 from gda.checkpoint.restoring import restore as restore
-from gda.checkpoint.saving import Pending as Pending
 from gda.checkpoint.saving import save as save
 from gda.checkpoint.saving import save_async as save_async
 from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError

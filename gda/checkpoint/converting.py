@@ -12,14 +12,13 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.saving import MAX_BYTES, save
+from gda.checkpoint.saving import MAX_BYTES, left_by_killed_saves, save
 from gda.checkpoint.tree_at import FileKind, OpenedTree, open_tree
-from gda.checkpoint.writing import claim
 from gda.layout.text import join_some, typed_shape
 from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
 from gda.storage.stores.directory import LOCK
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import bytes_to_read, lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
@@ -162,8 +161,9 @@ def _check_is_new(store: Store, kind: FileKind) -> None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    files = claim if kind is FileKind.CHECKPOINT else safetensors_model
-    if names := sorted({*names} - {LOCK} - files.left_by_killed_saves(names)):
+    is_checkpoint = kind is FileKind.CHECKPOINT
+    left_by = left_by_killed_saves if is_checkpoint else safetensors_model.left_by_killed_saves
+    if names := sorted({*names} - {LOCK} - left_by(names)):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"
@@ -189,8 +189,8 @@ def _checked(
                 )
             if is_value(leaf) and not isinstance(leaf, np.generic):
                 raise TypeError(
-                    f"{format_path(path)} is {said(leaf):.60}, and safetensors files have arrays "
-                    "only; omit it in the function of the map, or write a checkpoint"
+                    f"{format_path(path)} is {repr_of(leaf):.60}, and safetensors files have "
+                    "arrays only; omit it in the function of the map, or write a checkpoint"
                 )
         plan = planned_save(target, tree, max_file_bytes, metadata, None, options)
         return plan.names, len(plan.files)

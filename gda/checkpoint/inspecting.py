@@ -29,7 +29,7 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 from gda.storage.sources import Unreadable
 from gda.storage.stores import checksums
-from gda.storage.stores.errors import CorruptionError, said
+from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
 from gda.trees.records.arrivals import check_keys, saved_type
@@ -385,7 +385,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 def _described(leaf: Leaf) -> tuple[str, str, str]:
     if not isinstance(leaf, ArrayLeaf):
-        return type(leaf.value).__name__, f"{said(leaf.value):.40}", ""
+        return type(leaf.value).__name__, f"{repr_of(leaf.value):.40}", ""
     shape = ",".join(map(str, leaf.shape))
     layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
     kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind

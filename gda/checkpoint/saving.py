@@ -7,12 +7,13 @@ dies.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import threading
+import re
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
@@ -21,22 +22,28 @@ import jax
 
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import Manifest, group_of
+from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.manifest_at import load_manifest
-from gda.checkpoint.writing.claim import Claim, claimed, remove
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
+from gda.layout.text import join_some
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
-from gda.multihost.meeting import DisagreementError, LateProcessError, forget
+from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
-from gda.storage.stores.errors import SaveError
-from gda.storage.stores.opening import open_store, options_for
+from gda.storage.stores.directory import LOCK
+from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.trees.records.structure import flatten
 
 MAX_BYTES = 64 * 2**20
+
+# The array of a large leaf, one of packed leaves, and the document of their group.
+_OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
+_NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 
 
 @set_module("gda.checkpoint")
@@ -121,94 +128,6 @@ def save(
         saving.commit()
 
 
-# Saves that failed in the background without a call of result().
-_unheard: list[str] = []
-
-
-def unheard_failures() -> list[str]:
-    """Return a line for each save that failed in the background without a call of result()."""
-    return [f"{failure}; the program did not call result() of it" for failure in _unheard]
-
-
-@atexit.register
-def _warn_of_unheard() -> None:
-    for failure in unheard_failures():
-        logging.getLogger("gda").warning("%s", failure)
-
-
-@set_module("gda.checkpoint")
-class Pending:
-    """A save that runs in the background.
-
-    >>> import gda, numpy as np, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     pending = gda.checkpoint.save_async(folder, {'w': np.arange(4)})
-    ...     pending.result()
-    ...     pending.done(), gda.checkpoint.exists(folder)
-    (True, True)
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._thread: threading.Thread | None = None
-        self._is_over = threading.Event()
-        self._error: BaseException | None = None
-        self._failure = ""
-
-    def done(self) -> bool:
-        """Return True if the save has ended, with or without an error."""
-        return self._is_over.is_set()
-
-    @public
-    def result(self, timeout: float | None = None) -> None:
-        """Wait until the checkpoint is complete.
-
-        Args:
-          timeout: seconds to wait; by default without a limit.
-
-        Raises:
-          TimeoutError: the save is not complete after so many seconds; it goes on.
-          Exception: any error of ``save``.
-        """
-        seconds = None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
-        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended.
-        if not self._is_over.wait(seconds):
-            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            with contextlib.suppress(ValueError):
-                _unheard.remove(self._failure)
-            raise self._error
-
-    def __repr__(self) -> str:
-        state = "running" if not self.done() else "failed" if self._error else "complete"
-        return f"<save to {self._path}: {state}>"
-
-    def _start(self, work: Callable[[], None], name: str) -> None:
-        def run() -> None:
-            try:
-                work()
-            except BaseException as error:
-                self._error = error
-                kind = type(error).__name__
-                self._failure = f"saving to {self._path} failed in the background: {kind}: {error}"
-                _unheard.append(self._failure)
-                logging.getLogger("gda").error("%s", self._failure)
-            finally:
-                if self._thread is not None:
-                    forget()  # its name is that of one save
-                self._is_over.set()
-
-        if not threading.main_thread().is_alive():
-            # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
-            run()
-            return
-        # Not a daemon: a program that ends finishes the save first.
-        self._thread = threading.Thread(target=run, name=name)
-        self._thread.start()
-
-
 @set_module("gda.checkpoint")
 @public
 @communicates("gda.checkpoint.save_async")
@@ -259,7 +178,7 @@ def save_async(
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
-        pending._start(saving.finish, f"gda-save-{saving.claim.data}")
+        pending.start(saving.finish, f"gda-save-{saving.claim.data}")
         stack.pop_all()  # finish() leaves it
     return pending
 
@@ -276,7 +195,7 @@ class _Save:
       agreed: the options that must be the same in all processes.
     """
 
-    claim: Claim  # after begin(): the new directory
+    claim: _Claim  # after begin(): the new directory
     _writer: Writer
     _share: Share
     _structure: Any  # of the tree, as JSON
@@ -318,7 +237,7 @@ class _Save:
         """
         data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).verdict
         if jax.process_index() != 0:
-            self.claim = Claim(data, ())
+            self.claim = _Claim(data, ())
         self._writer = Writer(
             store=self.store,
             data=data,
@@ -336,7 +255,7 @@ class _Save:
         values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
         data = None
         if jax.process_index() == 0:
-            claim = claimed(self.store, self._agreed["overwrite"])
+            claim = _claimed(self.store, self._agreed["overwrite"])
             self.claim = self._lock.enter_context(claim)
             data = self.claim.data
         if keeps:
@@ -358,13 +277,14 @@ class _Save:
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""
-        is_first = jax.process_index() == 0
-        self._may_be_committed = not is_first
-        self._together("committing", self._commit if is_first else _nothing)
+        self._may_be_committed = jax.process_index() != 0
+        self._together("committing", self._commit)
         for name in self.claim.replaced:
-            remove(self.store, name)
+            _remove(self.store, name)
 
     def _commit(self) -> None:
+        if jax.process_index() != 0:
+            return
         arrays, leaves = self._writer.records(self._share, self._parts)
         group = group_of(arrays)
         # Makes the arrays of all processes one zarr group.
@@ -450,8 +370,121 @@ def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
     return parts[0]["data"]
 
 
-def _nothing() -> None:
-    """Do nothing, while process 0 commits."""
+# The path of a save.
+
+
+def left_by_killed_saves(names: Collection[str]) -> set[str]:
+    """Return the files that killed saves left in a directory without a checkpoint."""
+    if manifest_json.NAME in names:
+        return set()
+    return {name for name in names if name == _NEW or manifest_json.DATA_PATTERN.fullmatch(name)}
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """The directory of a save, and the data to remove after the commit."""
+
+    data: str  # a new directory
+    replaced: tuple[str, ...]  # names at the top level
+    version: bytes | None = None  # of the present manifest, for the store to detect a change
+
+
+@contextlib.contextmanager
+def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
+    """Keep other saves out of the path, if the store has locks, and give the claim."""
+    if not store.is_remote:
+        # Before the lock file is made, which must not go into a directory of another program.
+        try:
+            _check_may_be_saved_into(store, store.entries(), overwrite)
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{store.url} is a file, or below one; expected is a directory, or a path that "
+                "does not exist. Choose another path"
+            ) from None
+    with store.lock() as is_locked:
+        version = store.version(manifest_json.NAME)  # first, to detect later changes
+        committed: str | None = None
+        with contextlib.suppress(CorruptionError):  # then the data in use is unknown
+            committed = _committed(store)
+        entries = store.entries(known=committed or "")
+        _check_may_be_saved_into(store, entries, overwrite)
+        if _NEW in entries and not store.is_remote:
+            if not is_locked:
+                raise SaveError(
+                    f"another save into {store.url} is committing, or died while committing: "
+                    f"{store.join(_NEW)} exists, and this file system has no locks. If no save is "
+                    "running, remove that file"
+                )
+            _remove(store, _NEW)
+        before = [
+            name
+            for name in entries
+            if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
+        ]
+        # Left by saves that died. Without a lock one of them may still be running.
+        if is_locked and committed is not None:
+            for name in before:
+                if name != committed:
+                    _remove(store, name)
+            before = [committed] if committed in before else []
+        yield _Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+
+
+def _committed(store: Store) -> str:
+    """Return the directory of the data of the checkpoint; empty if there is none."""
+    try:
+        return load_manifest(store).data
+    except FileNotFoundError:
+        return ""
+
+
+def _holds_data_alone(store: Store, name: str) -> bool:
+    """Return True if a directory has nothing but what a save writes into its own."""
+    try:
+        return all(map(_OF_DATA.fullmatch, store.entries(name)))
+    except NotADirectoryError:
+        return False
+
+
+def _remove(store: Store, name: str) -> None:
+    """Remove data that is no longer used; a failure is only logged."""
+    try:
+        store.remove(name)
+    except OSError as error:
+        logging.getLogger("gda").warning(
+            "%s is no longer used and could not be removed: %s; remove it", store.join(name), error
+        )
+
+
+def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
+    is_data = manifest_json.DATA_PATTERN.fullmatch
+    others = [name for name in entries if not is_data(name)]
+    foreign = [name for name in others if name not in (manifest_json.NAME, _NEW, LOCK)]
+    # Beside a checkpoint, complete or not, other files are ignored.
+    if foreign and len(foreign) + (LOCK in entries) == len(entries):
+        raise FileExistsError(
+            f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
+            "Save into a directory of its own"
+        )
+    if manifest_json.NAME not in entries:
+        return
+    where = store.join(manifest_json.NAME)
+    try:
+        begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
+    except ValueError as error:
+        raise FileExistsError(f"{where} {error}; remove it") from None
+    # Beside data of a save, it is a damaged manifest of gda.
+    if others == entries and manifest_json.version_in(begin) is None:
+        raise FileExistsError(
+            f"{where} is of another program: it does not begin like a manifest of gda. Save into a "
+            "directory of its own"
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
+        )
 
 
 def _about() -> dict[str, Any]:

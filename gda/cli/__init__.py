@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import io
 import os
 import re
@@ -171,9 +170,6 @@ def _failed(error: Exception) -> int:
         for problem in problems:
             print(printable(problem), file=sys.stderr)
         return DAMAGED
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = str(error.filename)
-        error = MistakesError(f"{error.strerror}: {name[:60]}… ({len(name):,} characters)")
     lines = error.lines if isinstance(error, MistakesError) else [str(error)]
     first, *more = [*lines, *getattr(error, "__notes__", ())]
     print(f"gda: {printable(first or type(error).__name__)}", file=sys.stderr)
@@ -182,7 +178,7 @@ def _failed(error: Exception) -> int:
     return WRONG
 
 
-class _Version(argparse.Action):
+class _PrintVersion(argparse.Action):
     """Print the version, which takes longer to find than the rest of the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -201,7 +197,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version", action=_PrintVersion, nargs=0, help="print the version and exit"
+    )
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:

@@ -94,7 +94,7 @@ def _document(contents: Contents) -> dict[str, Any]:
 
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.storage.stores.errors import said
+    from gda.storage.stores.errors import repr_of
     from gda.trees.records.recorded_leaves import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
@@ -102,7 +102,7 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
         is_short = isinstance(value, int) and value.bit_length() <= 1000
         is_finite = isinstance(value, float) and math.isfinite(value)
         if not (is_short or is_finite or isinstance(value, str)):
-            value = value.hex() if isinstance(value, bytes) else said(value)
+            value = value.hex() if isinstance(value, bytes) else repr_of(value)
         return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
     entry: dict[str, Any] = {
         "path": list(leaf.path),

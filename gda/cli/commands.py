@@ -27,20 +27,19 @@ CALCULATION_ERRORS = (OSError, ImportError, MemoryError, MistakesError)
 def add_command(
     commands: Any,
     run: Callable[[argparse.Namespace], int],
-    says: str,
+    description: str,
     *,
     epilog: str | None = None,
     errors: tuple[type[Exception], ...] = ERRORS,
 ) -> Parser:
     """Add the subcommand of a function, by its name; return its parser.
 
-    ``says`` is its description in one line, ``errors`` the exceptions that mean a mistake of the
-    user.
+    ``description`` is one line, ``errors`` are the exceptions that mean a mistake of the user.
     """
     parser = commands.add_parser(
         run.__name__,
-        help=says,
-        description=says,
+        help=description,
+        description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

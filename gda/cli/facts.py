@@ -83,18 +83,12 @@ def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> li
 
 
 def picture_lines(array: PlannedArray) -> list[str]:
-    """Return the lines of a picture of an array, or one line with the reason for its absence.
-
-    It needs rich, and has no heading, because the command has printed the same facts.
-    """
+    """Return the lines of a picture of an array, without the facts that the command prints."""
     from gda import show
 
     width = max(terminal_width(), _NARROWEST_PICTURE)
     color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    try:
-        drawn = show.text(array.grid, dtype=array.dtype, width=width, color=color, header=False)
-    except ImportError as error:
-        return [f"(no picture: {error})"]
+    drawn = show.text(array.grid, dtype=array.dtype, width=width, color=color, header=False)
     return drawn.split("\n")
 
 

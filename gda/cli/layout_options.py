@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +16,8 @@ from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
 from gda.planning.planned_array import PlannedArray, plan_array
 
 
-def add_array_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of one array and its layout."""
+def add_layout_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of one array or a model, and of its layout."""
     parser.add_argument("--shape", metavar="SHAPE", help="such as 65536x8192; () for a scalar")
     parser.add_argument("--dtype", metavar="DTYPE", help="such as float32, bfloat16 or bf16")
     parser.add_argument("--mesh", metavar="MESH", help="axes and sizes, such as data=64,model=16")
@@ -33,15 +32,25 @@ def add_array_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="devices of each process; by default one has all",
     )
+    parser.add_argument(
+        "--tree",
+        metavar="FILE",
+        help="take the model that this JSON file describes; - is stdin",
+    )
+    parser.add_argument("--no-picture", action="store_true", help="print no picture")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
-    """Return the array that the options of a command describe; an error reports all mistakes."""
-    needed = ("shape", "dtype", "mesh", "spec")
-    missing = [f"--{name}" for name in needed if getattr(options, name) is None]
+def read_array(options: argparse.Namespace, needed: str) -> PlannedArray:
+    """Return the array that the options of a command describe; an error reports all mistakes.
+
+    ``needed`` are the options that the command needs, for messages.
+    """
+    names = ("shape", "dtype", "mesh", "spec")
+    missing = [f"--{name}" for name in names if getattr(options, name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        raise MistakesError(f"{listed(missing)} {verb} missing; {says}")
+        raise MistakesError(f"{listed(missing)} {verb} missing; {needed}")
     mistakes: list[str] = []
 
     def read(name: str, parse: Any) -> Any:
@@ -80,6 +89,4 @@ def read_text(option: str, path: str) -> ModelText:
         with open(path, "rb") as file:
             return text_of(path, file)
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise  # the command line shortens it
         raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None

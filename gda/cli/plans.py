@@ -26,7 +26,7 @@ from gda.cli.facts import (
     table_of_some,
     two_tables,
 )
-from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
+from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.text import (
@@ -77,9 +77,9 @@ examples:
 
 
 def add_plan(commands: Any) -> None:
-    says = "Show the blocks and bytes of each device of a mesh; no device is needed."
-    parser = add_command(commands, plan, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
-    add_array_options(parser)
+    description = "Show the blocks and bytes of each device of a mesh; no device is needed."
+    parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
+    add_layout_options(parser)
     parser.add_argument(
         "--process",
         metavar="P",
@@ -95,9 +95,6 @@ def add_plan(commands: Any) -> None:
         help="show the devices that hold an element such as 5,7; may be repeated",
     )
     parser.add_argument(
-        "--tree", metavar="FILE", help="plan the model that this JSON file describes; - is stdin"
-    )
-    parser.add_argument(
         "--device",
         metavar="KIND",
         help="with --tree, say if the model fits into a device such as v5e or h100",
@@ -105,8 +102,6 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--optimizer", choices=["adam"], help="with --device, count the state of this optimizer"
     )
-    parser.add_argument("--no-picture", action="store_true", help="print no picture")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -58,9 +58,11 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
-        says = f"{request.file}:{request.function} failed with the mesh {format_mesh(request.mesh)}"
+        failed = (
+            f"{request.file}:{request.function} failed with the mesh {format_mesh(request.mesh)}"
+        )
         return RehearsalReport(
-            reason=_reason(error), lines=[f"{says}:", *traceback_of(error, __file__)]
+            reason=_reason(error), lines=[f"{failed}:", *traceback_of(error, __file__)]
         )
     return RehearsalReport(rehearsal)
 

@@ -83,8 +83,8 @@ exit code:
 
 
 def add_rehearse(commands: Any) -> None:
-    says = "Show the memory and the communication of a program on devices that are not here."
-    parser = add_command(commands, rehearse, says, epilog=_EPILOG, errors=ERRORS)
+    description = "Show the memory and the communication of a program on devices that are not here."
+    parser = add_command(commands, rehearse, description, epilog=_EPILOG, errors=ERRORS)
     parser.add_argument(
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )

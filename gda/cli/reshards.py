@@ -19,7 +19,7 @@ from gda.cli.facts import (
     terminal_width,
     two_tables,
 )
-from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
+from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_layout, format_spec
 from gda.layout.tables import table
@@ -53,7 +53,7 @@ _PIECES = "A piece is the part of a new block that one device sends or keeps."
 _EPILOG = """\
 Device 3 of one mesh is device 3 of the other. Each piece comes from the nearest
 device that has it: the same one, one of the same process, or any.
-`gda plan --help` describes specs.
+`gda plan --help` describes specs and the file of a model.
 
 examples:
   gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
@@ -64,26 +64,19 @@ examples:
 
 
 def add_reshard(commands: Any) -> None:
-    says = "Show the bytes that move when a layout changes; no device is needed."
-    parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
-    add_array_options(parser)
+    description = "Show the bytes that move when a layout changes; no device is needed."
+    parser = add_command(commands, reshard, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
+    add_layout_options(parser)
     parser.add_argument("--to-mesh", metavar="MESH", help="the new mesh; by default the same")
     parser.add_argument("--to-spec", metavar="SPEC", help="the new spec; by default the same")
     parser.add_argument(
         "--to-devices-per-process", metavar="M", help="devices of each in the new mesh"
     )
     parser.add_argument(
-        "--tree",
-        metavar="FILE",
-        help="move the model that this JSON file describes; see `gda plan --help`",
-    )
-    parser.add_argument(
         "--to-tree",
         metavar="FILE",
         help="the model with its new mesh and specs; by default the same",
     )
-    parser.add_argument("--no-picture", action="store_true", help="print no picture")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def reshard(options: argparse.Namespace) -> int:

@@ -100,4 +100,4 @@ def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     array = jax.ShapeDtypeStruct(
         grid.padded_shape, shaped.dtype, sharding=sharding, weak_type=shaped.weak_type
     )
-    return leaf._like(array) if is_container(leaf) else array
+    return leaf._with_array(array) if is_container(leaf) else array

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-import site
-import sysconfig
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Compiled
 
 from gda.compiled.hlo import Collectives, num_devices, read_collectives
-from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh
-
-_LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__))]
 
 
 @set_module("gda")
@@ -159,20 +152,8 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     mesh_shape = {} if mesh is None else dict(mesh.shape)
     slices = _slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
-    found = read_collectives(
-        text,
-        mesh_shape,
-        library=_LIBRARIES,
-        installed=_installed(),
-        slices=slices,
-        device_ids=ids,
-    )
+    found = read_collectives(text, mesh_shape, slices=slices, device_ids=ids)
     return Collectives(found, mesh_shape)
-
-
-def temporaries_in(assignment: str, text: str) -> tuple[Temporary, ...]:
-    """Return the largest temporaries of a program, from the text of its buffers and its own."""
-    return tuple(read_temporaries(assignment, text, library=_LIBRARIES, installed=_installed()))
 
 
 def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
@@ -186,11 +167,6 @@ def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
         for axis, (name, size) in enumerate(mesh.shape.items())
     }
     return {name: count for name, count in along.items() if count > 1}
-
-
-def _installed() -> list[str]:
-    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-    return [*own, *site.getsitepackages(), site.getusersitepackages()]
 
 
 def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:

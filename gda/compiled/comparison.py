@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gda.compiled.changes import bytes_by_kind, format_change
@@ -20,6 +20,7 @@ _BYTES = {
     "aliased_bytes": "outputs in donated arguments",
     "undonated_bytes": "arguments that could be donated",
 }
+_IN_ALL, _SLOW = "in all over", "over slow links"
 
 
 @set_module("gda")
@@ -48,12 +49,14 @@ class RehearsalComparison:
         return {name: pair for name, pair in self._rows() if pair[0] != pair[1]}
 
     def _rows(self) -> Iterator[tuple[str, tuple[float | None, float | None]]]:
-        both = self.before, self.after
-        for name in (*_BYTES, "flops"):
-            yield name, (getattr(self.before, name), getattr(self.after, name))
-        yield from _pairs(map(_by_kind, both))
-        yield from _pairs(map(_by_axes, both))
-        yield from _pairs(map(_over_slow_links, both))
+        numbers = [_numbers(each) for each in (self.before, self.after)]
+        for name in sorted(numbers[0] | numbers[1], key=_group):
+            before, after = (
+                # A program that the compiler does not write has unknown communication.
+                each.get(name, None if rehearsal.collectives is None else 0)
+                for each, rehearsal in zip(numbers, (self.before, self.after), strict=True)
+            )
+            yield name, (before, after)
 
     def __repr__(self) -> str:
         rows = [["per device", "before", "after", "change"]]
@@ -65,35 +68,23 @@ class RehearsalComparison:
         return "\n".join([*first, "", *lines])
 
 
-def _pairs(
-    totals: Iterable[Mapping[str, int | None] | None],
-) -> Iterator[tuple[str, tuple[int | None, int | None]]]:
-    """Yield the two totals of each name; an absent one is 0, and None if all are unknown."""
-    before, after = totals
-    for name in {**(before or {}), **(after or {})}:
-        first, second = (None if each is None else each.get(name, 0) for each in (before, after))
-        yield name, (first, second)
-
-
-def _by_kind(rehearsal: Rehearsal) -> dict[str, int | None] | None:
+def _numbers(rehearsal: Rehearsal) -> dict[str, float | None]:
+    """Return the numbers to compare by name; those of the communication only if it is known."""
+    numbers = {name: getattr(rehearsal, name) for name in (*_BYTES, "flops")}
     if rehearsal.collectives is None:
-        return None
-    sums = bytes_by_kind(rehearsal.collectives)
-    return {f"{kind} over {axes}": nbytes for (kind, axes), nbytes in sums.items()}
+        return numbers
+    for (kind, axes), nbytes in bytes_by_kind(rehearsal.collectives).items():
+        numbers[f"{kind} over {axes}"] = nbytes
+    for each in rehearsal.traffic:
+        numbers[f"{_IN_ALL} {format_axes(each.axes)}"] = each.nbytes
+    if any(each.nbytes_slow is not None for each in rehearsal.traffic):
+        numbers[_SLOW] = summed(each.nbytes_slow for each in rehearsal.traffic)
+    return numbers
 
 
-def _by_axes(rehearsal: Rehearsal) -> dict[str, int | None] | None:
-    if rehearsal.collectives is None:
-        return None
-    return {f"in all over {format_axes(each.axes)}": each.nbytes for each in rehearsal.traffic}
-
-
-def _over_slow_links(rehearsal: Rehearsal) -> dict[str, int | None] | None:
-    if rehearsal.collectives is None:
-        return None
-    has_slow = any(each.nbytes_slow is not None for each in rehearsal.traffic)
-    nbytes = summed(each.nbytes_slow for each in rehearsal.traffic)
-    return {"over slow links": nbytes} if has_slow else {}
+def _group(name: str) -> tuple[bool, bool]:
+    """Return a key that puts the sums of the communication last."""
+    return name == _SLOW, name.startswith(_IN_ALL)
 
 
 def _words(name: str, number: float | None) -> str:

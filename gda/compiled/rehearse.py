@@ -22,10 +22,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
-from gda.compiled.collectives import collectives_in, temporaries_in, text_of
+from gda.compiled.collectives import collectives_in, text_of
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives
-from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
@@ -93,34 +93,41 @@ def rehearsal_of(
     stage = stage_of(fun, args, kwargs)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
-    mesh = _mesh_of((args, kwargs))
-    too_large = _too_large(stage, mesh, jax.tree.leaves((args, kwargs))) if may_skip else None
-    build = too_large or _compiled(lowered, mesh)
+    given = jax.tree.leaves((args, kwargs))
+    mesh = _mesh_of(given)
+    skipped = _too_large(stage, mesh, given) if may_skip else None
+    build = skipped or _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
+
     shardings = () if program is None else (program.input_shardings, program.output_shardings)
     mesh = mesh or _mesh_of(shardings)
     placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
     device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
-    found = _arguments(stage, program, iter(jax.tree.leaves((args, kwargs))), mesh)
-    arguments = _with_donations([*found], lowered, program)
-    flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
-    num_devices = 1 if mesh is None else mesh.size
-    about: dict[str, Any] = {
-        "name": getattr(fun, "__name__", type(fun).__name__),
-        "device_kind": device.device_kind,
-        "num_devices": num_devices,
-        "mesh_shape": {} if mesh is None else dict(mesh.shape),
-        "undonated_bytes": sum(each.nbytes for each in arguments if each.could_be_donated),
-        "flops": None if flops is None else flops / num_devices,
-        "compile_seconds": seconds,
-        "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
-        "temporaries": build.facts.temporaries,
-        "is_compiled": too_large is None,
-    }
+    num_devices, mesh_shape = (1, {}) if mesh is None else (mesh.size, dict(mesh.shape))
+    arguments = _with_donations([*_arguments(stage, program, iter(given), mesh)], lowered, program)
     if program is None:
-        return _that_does_not_fit(build, mesh, device, about)
-    return _that_compiles(program, build, mesh, device, about)
+        memory = _memory_that_is_too_much(build, arguments, device)
+    else:
+        memory = _memory_of(program, build, device)
+    flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    collectives = _collectives_of(build, mesh)
+    return Rehearsal(
+        name=getattr(fun, "__name__", type(fun).__name__),
+        device_kind=device.device_kind,
+        num_devices=num_devices,
+        mesh_shape=mesh_shape,
+        **memory._asdict(),
+        undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
+        flops=None if flops is None else flops / num_devices,
+        compile_seconds=seconds,
+        collectives=collectives,
+        traffic=() if collectives is None else traffic_of(collectives, *_links(mesh)),
+        arguments=tuple(sorted(arguments, key=lambda each: -each.nbytes)),
+        temporaries=build.facts.temporaries,
+        message=build.failure.strip(),
+        is_compiled=skipped is None,
+    )
 
 
 @set_module("gda")
@@ -249,7 +256,7 @@ def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
     if not report:
         return _Build(program, failure, text, _facts_of.get(key, _Facts()))
     total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
-    temporaries = temporaries_in(assignment, text) if assignment and text else ()
+    temporaries = tuple(read_temporaries(assignment, text)) if assignment and text else ()
     facts = _Facts(None if total is None else int(total[1]), temporaries)
     if text:
         _facts_of[key] = facts
@@ -265,28 +272,35 @@ def _written_to(folder: Path) -> list[str]:
     return texts
 
 
-# The two answers.
+# The answers.
 
 
-def _that_compiles(
-    program: Compiled, build: _Build, mesh: Mesh | None, device: Any, about: dict[str, Any]
-) -> Rehearsal:
+class _Memory(NamedTuple):
+    """The fields of a ``Rehearsal`` on the memory of a device."""
+
+    fits: bool | None
+    capacity_bytes: int | None
+    peak_bytes: int | None
+    argument_bytes: int
+    output_bytes: int | None = None
+    temporary_bytes: int | None = None
+    aliased_bytes: int | None = None
+    code_bytes: int | None = None
+
+
+def _memory_of(program: Compiled, build: _Build, device: Any) -> _Memory:
     memory: Any = program.memory_analysis()
-    found = Collectives((), about["mesh_shape"])
-    if mesh is not None and mesh.size > 1:
-        found = collectives_in(build.text or text_of(program), mesh)
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
     if device.platform == "tpu":
         # libtpu's own temporaries may be more than the memory of a device that the program fits
-        # into, and its peak has the memory on the chip too. The report has the buffers; JAX 0.12
-        # tells the same.
-        told = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
-        temporary = (build.facts.allocated_bytes or told) - held
+        # into, and its peak has the memory on the chip too. The report has the buffers, and so has
+        # JAX 0.12.
+        total = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
+        temporary = (build.facts.allocated_bytes or total) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
-    return Rehearsal(
-        **about,
+    return _Memory(
         # The compiler for TPUs refuses what does not fit.
         fits=None if capacity is None else device.platform == "tpu" or peak <= capacity,
         capacity_bytes=capacity,
@@ -296,32 +310,30 @@ def _that_compiles(
         temporary_bytes=temporary,
         aliased_bytes=memory.alias_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
-        collectives=found,
-        traffic=traffic_of(found, *_links(mesh)),
     )
 
 
-def _that_does_not_fit(
-    build: _Build, mesh: Mesh | None, device: Any, about: dict[str, Any]
-) -> Rehearsal:
-    told = _NEEDED.search(build.failure)
-    sizes = [] if told is None else [told.group(1, 2), told.group(3, 4)]
+def _memory_that_is_too_much(
+    build: _Build, arguments: Sequence[ArgumentBytes], device: Any
+) -> _Memory:
+    words = _NEEDED.search(build.failure)
+    sizes = [] if words is None else [words.group(1, 2), words.group(3, 4)]
     needed, available = [int(float(n) * _UNITS[unit]) for n, unit in sizes] or (None, None)
-    found = collectives_in(build.text, mesh) if build.text else None
-    return Rehearsal(
-        **about,
+    return _Memory(
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
         peak_bytes=_the_more_exact(build.facts.allocated_bytes, needed),
-        argument_bytes=sum(each.nbytes for each in about["arguments"]),
-        output_bytes=None,
-        temporary_bytes=None,
-        aliased_bytes=None,
-        code_bytes=None,
-        collectives=found,
-        traffic=() if found is None else traffic_of(found, *_links(mesh)),
-        message=build.failure.strip(),
+        argument_bytes=sum(each.nbytes for each in arguments),
     )
+
+
+def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
+    """Return the collectives of a program; None for one that the compiler does not write."""
+    if build.program is None:
+        return collectives_in(build.text, mesh) if build.text else None
+    if mesh is None or mesh.size == 1:
+        return Collectives((), {} if mesh is None else dict(mesh.shape))
+    return collectives_in(build.text or text_of(build.program), mesh)
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-from gda.checkpoint.format.manifest_json import leaves_of_json, written
+from gda.checkpoint.format.manifest_json import leaves_of_json, to_json
 from gda.exchange.connection import Address, Deadline
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import Processes
@@ -79,7 +79,7 @@ class Catalog(RecordedTree):
         """Return the catalog as JSON."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         fields["meshes"] = [(shape, held.process_of.tolist()) for shape, held in self.meshes]
-        return written(fields).encode()
+        return to_json(fields).encode()
 
 
 class LayoutNumbers:

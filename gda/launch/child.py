@@ -77,8 +77,8 @@ def _exit_code(code: object) -> int:
 def _report_good_end(report: int) -> None:
     # Garbage may hold XLA's client, which must not be destroyed, see leave().
     gc.disable()
-    saving = sys.modules.get("gda.checkpoint.saving")
-    if saving and (failures := saving.unheard_failures()):
+    pending = sys.modules.get("gda.checkpoint.pending")
+    if pending and (failures := pending.unheard_failures()):
         atexit.unregister(leave)
         _send(report, 1, "".join(f"{failure}\n" for failure in failures))
     else:

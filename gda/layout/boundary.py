@@ -101,13 +101,6 @@ def _name_successor(error: TypeError, given: Collection[str]) -> None:
         error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)
 
 
-def unexpected_keyword(function: str, keyword: str) -> TypeError:
-    """Return the error of a keyword that a function does not take, with its successor."""
-    error = TypeError(f"{function}() got an unexpected keyword argument {keyword!r}")
-    _name_successor(error, {keyword})
-    return error
-
-
 def frame_of_caller() -> tuple[FrameType | None, int]:
     """Return the first frame outside gda, and its ``stacklevel`` for a warning.
 

@@ -12,7 +12,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra: ``pip install 'jax-gda[show]'``.
+    """Return the command that installs an extra: ``pip install 'jax-gda[checkpoint]'``.
 
     In a checkout, installed or not, it names the folder.
     """

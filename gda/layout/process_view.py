@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.boundary import set_module
+from gda.layout.indices import shape_at
 from gda.layout.numbering import IntArray, Layout, layout_of
 from gda.layout.processes import Processes, ProcessOf, check_process_of, writing_of
 from gda.layout.spec import (
@@ -89,13 +90,8 @@ class ProcessView:
 
     @property
     def indices(self) -> list[Index]:
-        """Its distinct indices, in the order of ``block_ids``; equal slices are shared."""
-        return self._indices_by(
-            [
-                {part: dimension.slice_of(part) for part in parts}
-                for dimension, parts in zip(self._tiling.dimensions, self.coordinates, strict=True)
-            ]
-        )
+        """Its distinct indices, in the order of ``block_ids``."""
+        return [self._tiling.index(block) for block in self.block_ids]
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
@@ -124,8 +120,8 @@ class ProcessView:
         """Elements it reads: those of each distinct block once."""
         if self._tiling.is_even:
             return len(self.block_ids) * math.prod(self._tiling.shard_shape)
-        boxes = self._indices_by([self._placed(d) for d in range(len(self.coordinates))])
-        return sum(math.prod(part.stop - part.start for part in box) for box in boxes)
+        shape = self._tiling.global_shape
+        return sum(math.prod(shape_at(index, shape)) for index in self.indices)
 
     def nbytes(self, itemsize: int) -> int:
         """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once."""

@@ -6,10 +6,11 @@ import heapq
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import common_box
 from gda.layout.numbering import layout_of
 from gda.layout.processes import Processes, Writing, writing_of
 from gda.layout.spec import Index, Shape
@@ -49,30 +50,6 @@ def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> l
             heapq.heapreplace(loads, (load + nbytes[number] + _BYTES_PER_READ, process))
         given.update({process: load - given[process] for load, process in loads})
     return readers
-
-
-def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None) -> list[Index]:
-    """Return a block in about ``count`` parts, as indices within the block.
-
-    It is divided along the first dimension that is long enough, so that a part is contiguous where
-    it can be. If the array is stored in ``chunks``, a part ends where a chunk does; ``start`` is
-    the place of the block in the array.
-    """
-    steps = chunks or (1,) * len(sizes)
-    whole = tuple([slice(0, size) for size in sizes])
-    most = [size // step for size, step in zip(sizes, steps, strict=True)]
-    if count < 2 or max(most, default=0) < 2:
-        return [whole]
-    enough = (dimension for dimension, number in enumerate(most) if number >= count)
-    dimension = next(enough, most.index(max(most)))
-    first, size, step = start[dimension], sizes[dimension], steps[dimension]
-    count = min(count, most[dimension])
-    ends = {round((first + size * part / count) / step) * step - first for part in range(1, count)}
-    bounds = [0, *sorted(end for end in ends if 0 < end < size), size]
-    return [
-        (*whole[:dimension], slice(begin, end), *whole[dimension + 1 :])
-        for begin, end in pairwise(bounds)
-    ]
 
 
 def blocks_read_together(
@@ -145,3 +122,16 @@ def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterato
         yield tuple(
             [slice(max(s.start, first), min(first + step, s.stop)) for s, first, step in sides]
         )
+
+
+def parts_in_boxes(
+    blocks: Mapping[int, Index], boxes: Iterable[Index]
+) -> Iterator[list[tuple[int, Index]]]:
+    """Yield for each box the parts of blocks in it, with the numbers of the blocks.
+
+    Boxes without a part are left out.
+    """
+    for box in boxes:
+        common = [(number, common_box(box, block)) for number, block in blocks.items()]
+        if parts := [(number, part) for number, part in common if part is not None]:
+            yield parts

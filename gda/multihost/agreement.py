@@ -176,6 +176,8 @@ def check_processes_agree(
     return None
 
 
+@set_module("gda")
+@public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
 ) -> AbstractContextManager[None]:

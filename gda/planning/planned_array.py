@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 LISTED = 16_384  # the most of anything in a list of a document
 
-_SUGGESTED = 4
-
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
 
 
@@ -113,25 +111,15 @@ def _num_empty_devices(grid: ShardGrid) -> int:
 
 
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
-    """Return the devices of each process; all devices by default.
-
-    If the number does not divide the devices of the mesh, the error has some that do.
-    """
+    """Return the devices of each process; all devices by default."""
     devices = math.prod(mesh.values())
     if devices_per_process is None:
         return devices
     if devices_per_process and not devices % devices_per_process:
         return devices_per_process
-    dividing = [number for number in range(1, math.isqrt(devices) + 1) if devices % number == 0]
-    dividing = sorted({*dividing, *(devices // number for number in dividing)})
-    near = sorted(dividing, key=lambda number: abs(number - devices_per_process))[:_SUGGESTED]
-    which = "the numbers that do are" if len(dividing) <= _SUGGESTED else "the nearest that do are"
     raise MistakesError(
         f"{devices_per_process} devices per process do not divide the {devices} devices of the "
-        f"mesh {format_mesh(mesh)}; {which} {', '.join(map(str, sorted(near)))}"
-        if devices > 1
-        else f"the mesh {format_mesh(mesh)} has 1 device, so a process has 1, not "
-        f"{devices_per_process}"
+        f"mesh {format_mesh(mesh)}; give a number that does"
     )
 
 

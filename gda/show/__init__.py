@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import numpy.typing as npt
 
@@ -182,8 +182,8 @@ def html(
 class Show(ModuleType):
     """The type of this module, with which it can be called."""
 
-    # For type checkers; the module has them by itself.
-    text, svg, html = staticmethod(text), staticmethod(svg), staticmethod(html)
+    if TYPE_CHECKING:  # the module has them by itself
+        text, svg, html = staticmethod(text), staticmethod(svg), staticmethod(html)
 
     @public
     def __call__(

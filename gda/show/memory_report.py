@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import cycle, groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -240,7 +240,7 @@ def _bars(report: MemoryReport) -> str:
     """Return a table with a bar for each device, and the legend of its colours."""
     devices = report.devices[:_MOST_BARS]
     trees = [*dict.fromkeys(name for each in devices for name in each.by_tree)]
-    color_of = dict(zip(trees, colors_of(len(trees)), strict=False)) | {_OTHER: _GREY}
+    color_of = dict(zip(trees, cycle(colors_of(len(trees))), strict=False)) | {_OTHER: _GREY}
     longest = max(max(each.bytes_limit or 0, _taken(each)) for each in devices) or 1
     rows = [
         [

@@ -6,6 +6,7 @@ No JAX, and no format: blocks of arrays that lie in C order in a file, and folde
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import math
 import os
@@ -200,11 +201,17 @@ def sync_file(path: Path) -> None:
             os.close(handle)
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: str | Path) -> None:
     """Make the entries of a folder durable, where the file system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with about(folder):
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            return  # writable, but not readable; PostgreSQL ignores these cases too
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
+                raise
         finally:
             os.close(handle)

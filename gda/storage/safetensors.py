@@ -40,9 +40,7 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
 
     A header or an index may have 32,000,000 bytes and 1,500,000 values (commas and opening
     brackets), for some 180,000 tensors. More is refused before it is parsed, so that no file takes
-    more than some 640 MiB to open. All that the safetensors package refuses is refused, and three
-    things that it accepts against the format: a name twice in an object, the entry of a tensor that
-    is a list, a dtype that is an object.
+    more than some 640 MiB to open. A name twice in an object is refused too.
 
     Args:
       path_or_paths: a ``.safetensors`` file or several; an index such as

@@ -100,8 +100,9 @@ def _of_h5py(target: Any) -> Target:
             "with 'r+'"
         )
     # h5py holds one lock around every call of HDF5. Without MPI, HDF5 lets one process write.
-    known = _of_anything(target)
-    return known._replace(allows_threads=True, allows_processes=file.driver == "mpio")
+    return _of_anything(target)._replace(
+        allows_threads=True, allows_processes=file.driver == "mpio"
+    )
 
 
 def _check_writeable(target: np.ndarray[Any, Any]) -> None:
@@ -162,11 +163,10 @@ def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
         return f"make a target of dtype {dtype}"
     # A dtype of another library than NumPy: h5py makes raw bytes of it, and zarr-python refuses it.
     wide = next(name for name in ("int8", "uint8", "float32") if holds(np.dtype(name), dtype))
-    advice = f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}"
-    bits = 8 * dtype.itemsize
-    if wide == "float32" and jax.numpy.finfo(dtype).bits == bits:
-        advice += f", or of uint{bits} for jax.numpy.asarray(array).view('uint{bits}')"
-    return f"{advice}, or write to a TensorStore, which has it"
+    return (
+        f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}, or write "
+        "to a TensorStore, which has it"
+    )
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:

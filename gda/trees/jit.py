@@ -19,8 +19,7 @@ from jax.sharding import (
 )
 
 from gda.arrays.container import Container
-from gda.arrays.global_array import GlobalArray
-from gda.arrays.operators import unwrapped
+from gda.arrays.global_array import GlobalArray, unwrapped
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.transport.moving import reshard
@@ -30,7 +29,7 @@ from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of,
 from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.multihost.agreement import communicates
-from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value
+from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value, opened
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -129,6 +128,7 @@ def jit(
         return partial(jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options)
     if not callable(fun):
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
+    in_specs, out_specs = opened(in_specs), opened(out_specs)
     check_kind(in_specs, "in_specs", SPECS_OR_NONE)
     check_kind(out_specs, "out_specs", SPECS_OR_NONE)
     if not SPECS_OR_NONE.has(in_specs) and type(in_specs) is not tuple:
@@ -136,24 +136,25 @@ def jit(
             "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
             f"positional argument, not a {type(in_specs).__name__}"
         )
-    for ours, theirs in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
-        if ours is not None and theirs in jit_options:
-            raise TypeError(f"give {theirs.replace('shardings', 'specs')} or {theirs}, not both")
+    for specs, option in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
+        if specs is not None and option in jit_options:
+            raise TypeError(f"give {option.replace('shardings', 'specs')} or {option}, not both")
     if mesh is not None:
         check_mesh(mesh)
 
     @public
     @wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(unwrapped, args))
-        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        empty = _empty_contents((args, kwargs))
+        args = tuple(map(_plain, args))
+        kwargs = {name: _plain(value) for name, value in kwargs.items()}
         has_specs = in_specs is not None or out_specs is not None
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
             args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
         is_ambiguous, result = False, None
         try:
-            result = unwrapped(fun(*args, **kwargs))
+            result = _plain(fun(*args, **kwargs))
         except Exception as error:
             if isinstance(error, AttributeError) and error.name == "array" and is_tracer(error.obj):
                 error.add_note("gda.jit: the function gets plain arrays; write x, not x.array")
@@ -172,7 +173,7 @@ def jit(
             if mesh is not None:
                 _map_specs(_check_rank, out_specs, result, "out_specs")
             result = _map_specs(partial(_constrained, mesh=over), out_specs, result, "out_specs")
-        return jax.tree.map(_contained, result, is_leaf=is_container)
+        return _contained(result, empty)
 
     if mesh is not None and out_specs is not None:
         # Tells JAX the devices if no argument is on them yet. As written, because a result that is
@@ -227,11 +228,47 @@ def constrain(
     )
 
 
-def _contained(leaf: Any) -> Container:
-    if isinstance(leaf, Container):
-        return leaf
-    is_number = isinstance(leaf, int | float | complex | np.generic)
-    return GlobalArray(array=jax.numpy.asarray(leaf) if is_number else leaf)
+def _plain(tree: Any) -> Any:
+    """Return the tree as it would be if there were no ``GlobalArray``."""
+    return unwrapped(opened(tree, GlobalArray))
+
+
+def _empty_contents(tree: Any) -> set[Any]:
+    """Return the structures of nodes without leaves that are in containers, as of ``MaskedNode``.
+
+    ``None`` is none of them, because it stands for many things.
+    """
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, GlobalArray))
+    contents = [node.array for node in nodes if isinstance(node, GlobalArray)]
+    return {
+        jax.tree.structure(content)
+        for content in contents
+        if content is not None and not jax.tree.leaves(content)
+    }
+
+
+def _contained(result: Any, empty: set[Any]) -> Any:
+    """Return a result with a container for every array.
+
+    Nodes that came in containers as ``empty`` have theirs again, so that a state which a step takes
+    and returns keeps its structure.
+    """
+
+    def is_empty(node: Any) -> bool:
+        return bool(empty) and jax.tree.structure(node) in empty
+
+    def is_held(node: Any) -> bool:
+        return is_container(node) or is_empty(node)
+
+    def contained(leaf: Any) -> Any:
+        if isinstance(leaf, int | float | complex | np.generic):
+            leaf = jax.numpy.asarray(leaf)
+        is_held = isinstance(leaf, jax.Array | np.ndarray) or is_empty(leaf)
+        return GlobalArray(array=leaf) if is_held else leaf
+
+    return jax.tree.map(
+        contained, result, is_leaf=lambda node: is_container(node) or is_empty(node)
+    )
 
 
 def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
@@ -350,7 +387,7 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     if isinstance(x, Container):
         _layout(x, spec, mesh)
-        return x._like(_constrained(x.array, spec, mesh))
+        return x._with_array(_constrained(x.array, spec, mesh))
     x = jax.numpy.asarray(x)
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:
@@ -373,7 +410,7 @@ def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceShardin
     mesh, spec, kind = mesh_and_spec(sharding, None)
     if isinstance(x, Container):
         _layout(x, spec, mesh)
-        return x._like(_constrained_in_memory(x.array, sharding))
+        return x._with_array(_constrained_in_memory(x.array, sharding))
     x = _constrained(x, spec, mesh)
     is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
     if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore
@@ -398,7 +435,7 @@ def _traced_as_auto(
         for i, array in zip(traced, arrays, strict=True):
             merged[i] = array
         args, kwargs = jax.tree.unflatten(treedef, merged)
-        result = unwrapped(fun(*args, **kwargs))
+        result = _plain(fun(*args, **kwargs))
         _map_specs(partial(_layout, mesh=mesh), out_specs, result, "out_specs")
         return result
 

@@ -23,8 +23,29 @@ T = TypeVar("T")
 
 
 def is_container(node: object) -> bool:
-    """Return True if a node of a tree is a container, which is a pytree too."""
-    return isinstance(node, Container)
+    """Return True if a node of a tree is a container of an array, or of its shape.
+
+    Around anything else a container is an inert node of the tree, as a list is.
+    """
+    return isinstance(node, Container) and not node._is_inert
+
+
+def opened(tree: Any, kind: type[Container] = Container) -> Any:
+    """Return the tree with the content of each inert container in its place.
+
+    Functions of trees put labels, specs and nodes of other libraries into containers.
+    """
+
+    def is_kind(node: object) -> bool:
+        return isinstance(node, kind)
+
+    def content(node: Any) -> Any:
+        return opened(node.array, kind) if is_kind(node) and node._is_inert else node
+
+    nodes = jax.tree.leaves(tree, is_leaf=is_kind)
+    if not any(is_kind(node) and node._is_inert for node in nodes):
+        return tree  # the object that it is, as a static argument must stay
+    return jax.tree.map(content, tree, is_leaf=is_kind)
 
 
 def is_array(leaf: object) -> bool:

@@ -38,6 +38,7 @@ from gda.trees.leaves import (
     is_container,
     is_value,
     note_path,
+    opened,
 )
 from gda.trees.matching import names_of
 from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, prefix_of, specs_per_leaf
@@ -189,12 +190,13 @@ class _Load:
 
     def _dtypes(self) -> list[tuple[Any, bool]]:
         """Return the dtype for each leaf, and True if it is at the very place of the leaf."""
-        given = jax.tree_util.tree_flatten_with_path(self.dtype, is_leaf=_DTYPES.has)[0]
+        dtypes = opened(self.dtype)
+        given = jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]
         for path, dtype in given:
             if dtype is not None:
                 name = f"dtype{keystr(path)}="
                 narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
-        prefix = prefix_of(self.tree, self.dtype, "dtype", _DTYPES)
+        prefix = prefix_of(self.tree, dtypes, "dtype", _DTYPES)
         named = {tuple(names_of(path)) for path, _ in given}
         is_named = [tuple(names_of(pair.keys)) in named for pair in prefix.pairs]
         return list(zip(prefix.of_each_leaf(), is_named, strict=True))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.tree_util import keystr
 
 from gda.arrays.fingerprints.formula import Words
-from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_replicas
+from gda.arrays.fingerprints.replica_sums import LANES, PendingReplicas, begin_replicas
 from gda.arrays.liveness import kind_error, real
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid

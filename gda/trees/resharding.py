@@ -149,4 +149,4 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 def _like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
     if is_padded:
         return PaddedArray(array, leaf.shape)
-    return leaf._like(array) if is_container(leaf) else array
+    return leaf._with_array(array) if is_container(leaf) else array

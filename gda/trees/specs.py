@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
 from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
-from gda.trees.leaves import held_by, is_container, is_value, with_paths
+from gda.trees.leaves import held_by, is_container, is_value, opened, with_paths
 from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 
 # A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
@@ -72,7 +72,11 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
-    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``."""
+    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``.
+
+    The entries may be in containers, as ``jax.tree.map(spec_of, params)`` returns them.
+    """
+    specs = opened(specs)
     check_kind(specs, name, kind)
     return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
 

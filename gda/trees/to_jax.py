@@ -8,7 +8,7 @@ import jax
 
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
-from gda.trees.leaves import held_by, is_container, with_paths
+from gda.trees.leaves import held_by, is_container, opened, with_paths
 
 
 @set_module("gda")
@@ -29,7 +29,7 @@ def to_jax(tree: Any) -> Any:
     >>> gda.to_jax({'step': 3, 'w': g})
     {'step': 3, 'w': Array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)}
     """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    leaves, structure = jax.tree.flatten(opened(tree), is_leaf=is_container)
     return jax.tree.unflatten(structure, with_paths(tree, _plain, leaves))
 
 

@@ -12,7 +12,7 @@ from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
 from gda.multihost.settings import own_settings
-from gda.trees.leaves import are_keys, array_of, held_by, is_container, with_paths
+from gda.trees.leaves import are_keys, array_of, held_by, is_container, opened, with_paths
 
 
 @set_module("gda")
@@ -43,7 +43,7 @@ def to_numpy(tree: Any) -> Any:
     >>> gda.to_numpy({'step': 3, 'w': g})
     {'step': 3, 'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)}
     """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    leaves, structure = jax.tree.flatten(opened(tree), is_leaf=is_container)
     with own_settings():
         for leaf in leaves:
             array = held_by(leaf)

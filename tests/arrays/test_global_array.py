@@ -9,11 +9,12 @@ import pickle
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import safetensors.flax
 import safetensors.numpy
@@ -25,8 +26,7 @@ from meshes import mesh_of
 from running import python
 
 import gda
-from gda.arrays import operators
-from gda.arrays.container import Container
+from gda.arrays import global_array
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -491,7 +491,7 @@ def test_methods_are_documented_as_those_of_the_array() -> None:
 def test_type_checkers_know_the_same_methods() -> None:
     (body,) = (
         node.body
-        for node in ast.walk(ast.parse(inspect.getsource(operators)))
+        for node in ast.walk(ast.parse(inspect.getsource(global_array)))
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
     told = {
@@ -499,7 +499,9 @@ def test_type_checkers_know_the_same_methods() -> None:
         for node in body
         if isinstance(node, ast.FunctionDef | ast.Assign)
     }
-    own = {name for name in DELEGATED if name in {**vars(Container), **vars(gda.GlobalArray)}}
+    own = {
+        n for n in DELEGATED if "``jax.Array`` inside" not in getattr(gda.GlobalArray, n).__doc__
+    }
     # One has no use, and one is newer than the oldest JAX.
     assert set(DELEGATED) - own - told <= {"flat", "unsafe_raw_buffer"}
 
@@ -632,54 +634,45 @@ def test_unpickling_without_the_devices_names_them(mesh: Mesh, tmp_path) -> None
 
 
 SHARDING = SingleDeviceSharding(jax.devices()[0])
-HELD = [None, object(), SHARDING, jax.ShapeDtypeStruct((), "f4"), DATA, "w.array"]
+ODD = [None, object(), SHARDING, DATA, jax.ShapeDtypeStruct((), "f4"), P("x"), np.dtype("int8")]
+ODD += [0.5, True, np.float32(2), "label", optax.MaskedNode(), gda.GlobalArray(array=DATA)]
+SIMPLE = [leaf for leaf in ODD if not hasattr(leaf, "shape")]
 
 
-@pytest.mark.parametrize("leaf", HELD, ids=lambda leaf: type(leaf).__name__)
-def test_unflattening_holds_what_libraries_put_in_the_place_of_arrays(leaf: object) -> None:
-    g, p = (
-        jax.tree.map(lambda _: leaf, kind(np.zeros(3)))
-        for kind in (lambda x: gda.GlobalArray(array=x), lambda x: gda.PaddedArray(x, (2,)))
+def odd_leaves() -> st.SearchStrategy[Any]:
+    """Return values that functions of trees put in the place of arrays, and trees of them."""
+    return st.recursive(
+        st.sampled_from(ODD),
+        lambda leaf: st.lists(leaf, max_size=2) | st.dictionaries(st.sampled_from("ab"), leaf),
+        max_leaves=3,
     )
-    assert g.array is p.array is leaf
-    assert repr(g).startswith("GlobalArray(")
-    if not hasattr(leaf, "dtype"):
-        assert g == jax.tree.map(lambda _: leaf, g)
-        with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
-            g.mesh  # noqa: B018
 
 
-def dissolving() -> st.SearchStrategy[Any]:
-    """Return values that are no arrays, and trees of them."""
-    spec = st.lists(st.sampled_from([None, "x", ("x", "y")]), max_size=2).map(lambda s: P(*s))
-    number = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.just(1j))
-    numpy = st.sampled_from([np.float32(2), np.bool_(True), np.dtype("int8"), np.int64(3)])
-    label = st.text("abc", max_size=3)
-    tree = st.recursive(st.one_of(spec, number, numpy, label), st.lists, max_leaves=3)
-    return st.one_of(tree, tree.map(lambda t: {"a": t}), tree.map(lambda t: Masked(t)))
+@given(st.lists(odd_leaves(), min_size=3, max_size=3))
+def test_a_tree_keeps_its_structure_around_any_leaves(leaves: list[Any]) -> None:
+    tree = {"g": gda.GlobalArray(array=DATA), "p": [gda.PaddedArray(DATA, (7, 2)), DATA]}
+    structure = jax.tree.structure(tree)
+    made = jax.tree.unflatten(structure, leaves)
+    assert jax.tree.structure(made, is_leaf=lambda node: any(node is leaf for leaf in leaves)) == (
+        structure
+    )
+    assert type(made["g"]) is gda.GlobalArray
+    assert made["g"].array is leaves[0]
+    assert made["p"][0].array is leaves[1]
+    # As in jax.tree.map(f, params, decay) with a tree that was made of params.
+    pairs = jax.tree.map(lambda one, other: (one, other), tree, made)
+    assert jax.tree.structure(pairs, is_leaf=lambda node: type(node) is tuple) == structure
 
 
-class Masked(NamedTuple):
-    """A node of a tree as those of optax."""
-
-    value: Any
-
-
-@given(st.lists(dissolving(), min_size=3, max_size=3), st.booleans())
-def test_functions_of_trees_give_values_as_for_plain_arrays(values: list[Any], pad: bool) -> None:
-    def answers(tree: Any) -> Any:
-        of_leaf = iter(values)
-        return jax.tree.map(lambda _: next(of_leaf), tree)
-
-    g = gda.PaddedArray(DATA, (7, 2)) if pad else gda.GlobalArray(array=DATA)
-    ours, theirs = answers({"a": g, "b": [g, g]}), answers({"a": DATA, "b": [DATA, DATA]})
-    assert ours == theirs
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-
-
-def test_a_container_of_a_container_is_one(auto_mesh: Mesh) -> None:
-    g = make(auto_mesh)
-    assert jax.tree.map(lambda _: g, g) is g  # as in a Jacobian of containers by containers
+@pytest.mark.parametrize("leaf", SIMPLE, ids=lambda leaf: type(leaf).__name__)
+def test_a_container_of_no_array_has_no_layout_and_says_so(leaf: object) -> None:
+    g, p = gda.GlobalArray(array=leaf), gda.PaddedArray(leaf, (2,))
+    assert repr(g) == f"GlobalArray(array={leaf!r})"
+    for container in (g, p):
+        assert container == copy.copy(container)
+        for name in ("mesh", "spec", "sharding", "grid", "local_shards"):
+            with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
+                getattr(container, name)
 
 
 def test_names_of_other_libraries_have_successors(auto_mesh: Mesh) -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 import gda
 from gda import PaddedArray, ShardGrid
+from gda.multihost.agreement import checking_agreement
 from gda.testing.strategies import meshes, partition_specs
 
 
@@ -173,7 +174,7 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
         return PaddedArray.from_process_local(rows, mesh, P("x"), (size,))
 
     def refused(build: Any, *arguments: Any) -> str:
-        with gda.checking_agreement(timeout=20), pytest.raises(gda.DisagreementError) as caught:
+        with gda.check_processes_agree(timeout=20), pytest.raises(gda.DisagreementError) as caught:
             build(*arguments)
         return str(caught.value)
 
@@ -190,7 +191,7 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
     assert "process 1: shape (16,), processes 0, 2, 3: (16,), padded with 0" in refused(
         mine, data, mesh, P("x")
     )
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         p = build(size)
     for use in (p.gather, p.fingerprint):
         assert refused(use).endswith("process 1: shape (12,), processes 0, 2, 3: (10,)")
@@ -201,7 +202,10 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
 def test_wrong_rows_of_one_process_are_known_to_all() -> None:
     kind = ValueError if jax.process_index() == 1 else gda.DisagreementError
     rows = np.zeros([4, 5, 4, 3][jax.process_index()])  # of 15
-    with gda.checking_agreement(timeout=20), pytest.raises(kind, match="local size 5; expected is"):
+    with (
+        gda.check_processes_agree(timeout=20),
+        pytest.raises(kind, match="local size 5; expected is"),
+    ):
         PaddedArray.from_process_local(rows, mesh_of({"x": 8}), P("x"), (15,))
 
 

@@ -26,6 +26,7 @@ import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
+from gda.multihost.agreement import checking_agreement
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
 from gda.trees.records import saved_leaves
@@ -153,7 +154,7 @@ def test_arrays_may_be_changed_when_it_returns(
     np.testing.assert_array_equal(*map(jax.random.key_data, (key, jax.random.key(0))))
 
 
-def test_a_hundred_saves_leave_nothing_behind(auto_mesh: Mesh, tmp_path: Path) -> None:
+def test_many_saves_leave_nothing_behind(auto_mesh: Mesh, tmp_path: Path) -> None:
     def held() -> tuple[int, int, int, int]:
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -170,13 +171,13 @@ def test_a_hundred_saves_leave_nothing_behind(auto_mesh: Mesh, tmp_path: Path) -
     for step in range(20):
         save_once(step)
     entries, before = sorted(os.listdir(tmp_path)), held()
-    for step in range(20, 100):
+    for step in range(20, 60):
         save_once(step)
     now = held()
     assert now[:3] == before[:3]
-    assert now[3] - before[3] < 32 * 2**20  # a copy of each would be 160 MiB
+    assert now[3] - before[3] < 32 * 2**20  # a copy of each would be 80 MiB
     assert len(os.listdir(tmp_path)) == len(entries)
-    assert restore(tmp_path, at=["step"]) == 99
+    assert restore(tmp_path, at=["step"]) == 59
 
 
 def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.Event) -> None:
@@ -262,7 +263,7 @@ def save_at_exit():
     except OSError as error:
         print(error)
 
-arrays = {str(i): numpy.full((256, 1024), i, numpy.float32) for i in range(40)}
+arrays = {str(i): numpy.full((256, 1024), i, numpy.float32) for i in range(8)}
 gda.checkpoint.save_async(path + '/later', arrays)
 sys.exit(*failure)
 """
@@ -282,11 +283,11 @@ def test_a_program_that_ends_finishes_its_save_and_warns_of_those_that_failed(
     )
     assert done.stderr.count("did not call result()") == 1
     for name in ("later", "at_exit"):
-        assert len(gda.checkpoint.verify(tmp_path / name).leaves) == 40
+        assert len(gda.checkpoint.verify(tmp_path / name).leaves) == 8
     done = python("-c", ENDING, tmp_path / "failed", "the training failed")
     assert (done.returncode, done.stdout) == (1, heard.replace(str(tmp_path), f"{tmp_path}/failed"))
     assert done.stderr.startswith("the training failed\n")
-    assert len(gda.checkpoint.verify(tmp_path / "failed" / "later").leaves) == 40
+    assert len(gda.checkpoint.verify(tmp_path / "failed" / "later").leaves) == 8
 
 
 @pytest.mark.processes(2, devices=4)
@@ -294,7 +295,7 @@ def test_a_program_that_ends_finishes_its_save_and_warns_of_those_that_failed(
 def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path, is_checking: bool) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
     total = jax.jit(lambda x: x.sum() + 0 * x, out_shardings=NamedSharding(mesh, P()))
-    with gda.checking_agreement(is_checking):
+    with checking_agreement(is_checking):
         pending = []
         for number in range(3):
             tree = {"a": cut(DATA + number, mesh, P("x", "y")), "n": np.full(6, number, np.int32)}

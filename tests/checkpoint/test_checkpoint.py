@@ -206,22 +206,6 @@ def test_numbers_of_numpy_come_back_as_such(tmp_path: Path) -> None:
         assert restored == tree
 
 
-def test_a_number_comes_back_as_the_array_of_like(tmp_path: Path) -> None:
-    tree = {"step": 2**30, "rate": 0.5, "done": True}
-    save(tmp_path, tree)
-    mesh = mesh_of({"x": 8})
-    like = gda.abstract(tree, mesh, P())
-    for restored in (
-        restore(tmp_path, like),
-        restore(tmp_path, jax.eval_shape(lambda: tree), mesh=mesh, specs=P()),
-    ):
-        assert restored == tree
-        for key, array in restored.items():
-            assert array.sharding == NamedSharding(mesh, P())
-            assert array.dtype == like[key].dtype
-    assert not restore(tmp_path, jax.tree.map(jnp.asarray, tree))["step"].committed
-
-
 def test_a_number_that_an_array_of_like_cannot_hold(tmp_path: Path) -> None:
     save(tmp_path, {"step": 2**40})
     like = gda.abstract({"step": 0}, mesh_of({"x": 8}), P())
@@ -325,17 +309,6 @@ def test_arrays_on_one_device_go_back_to_it(tmp_path: Path) -> None:
     struct = jax.ShapeDtypeStruct((4,), np.float32, sharding=SingleDeviceSharding(device))
     restored = restore(tmp_path, {"committed": struct}, partial=True)["committed"]
     assert (restored.devices(), restored.committed) == ({device}, True)
-
-
-@pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
-def test_memory_of_the_host(auto_mesh: Mesh, tmp_path: Path, kind: str) -> None:
-    if kind not in {memory.kind for memory in jax.devices()[0].addressable_memories()}:
-        kind = jax.devices()[0].default_memory().kind
-    sharding = NamedSharding(auto_mesh, P("x"), memory_kind=kind)
-    alone = SingleDeviceSharding(jax.devices()[2], memory_kind=kind)
-    tree = {"a": jax.device_put(DATA, sharding), "b": jax.device_put(DATA, alone)}
-    save(tmp_path, tree)
-    assert_same(restore(tmp_path, tree, check_fingerprint=True), tree)
 
 
 def test_arrays_that_jit_lays_out(auto_mesh: Mesh, tmp_path: Path) -> None:
@@ -465,22 +438,6 @@ def test_shardings_in_place_of_mesh_and_specs(mesh: Mesh, tmp_path: Path) -> Non
         assert placed.sharding.memory_kind == kind
 
 
-def test_specs_are_for_all_below_them(auto_mesh: Mesh, tmp_path: Path) -> None:
-    tree = state(auto_mesh)["params"]
-    save(tmp_path, tree)
-    for specs in (
-        {"w": P("y"), "layers": P("x")},
-        {"w": P("y"), "layers": [P("x"), {"w": P("x"), "b": None}]},
-    ):
-        restored = restore(tmp_path, mesh=auto_mesh, specs=specs)
-        assert restored["w"].spec == P("y")
-        assert [layer["w"].spec for layer in restored["layers"]] == [P("x"), P("x")]
-    assert restore(tmp_path, mesh=auto_mesh, specs=["x", None])["w"].spec == P("x", None)
-    restored = restore(tmp_path, tree, mesh=auto_mesh, specs={"w": P("y")})
-    assert restored["w"].spec == P("y")  # and the layout of like elsewhere
-    assert [layer["w"].spec for layer in restored["layers"]] == [P(None, "x")] * 2
-
-
 def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) -> None:
     def init(key: jax.Array) -> Any:
         w = jax.random.normal(key, (16, 8))
@@ -523,37 +480,6 @@ def test_a_part_of_the_tree(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert restore(tmp_path, at=["optimiser", 1, 0, "count"]) == 0
     like = {"params": {"w": tree["params"]["w"]}, "step": 0}
     assert_same(restore(tmp_path, like, partial=True), {**like, "step": 7})
-
-
-def test_casts_are_those_of_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
-    data = np.array([[1.25, -2.75], [3e38, 1e-3]] * 4, np.float32)
-    save(tmp_path, {"a": cut(data, auto_mesh, P("x")), "b": np.arange(5) + 0.5})
-    like = {
-        "a": jax.ShapeDtypeStruct((8, 2), jnp.bfloat16, sharding=NamedSharding(auto_mesh, P("y"))),
-        "b": np.zeros(5, np.int8),
-    }
-    restored = restore(tmp_path, like, cast=True)
-    assert bits(restored["a"]) == data.astype(jnp.bfloat16).tobytes()
-    np.testing.assert_array_equal(restored["b"], np.arange(5, dtype=np.int8))
-
-
-def test_uncommitted_arrays_stay_so_under_a_mesh_that_is_set(mesh: Mesh, tmp_path: Path) -> None:
-    few = mesh_of({"z": 2})
-    tree = {
-        "w": cut(batch(8), few, P("z")),
-        "step": jax.numpy.int32(3),
-        "rate": jax.numpy.asarray(0.1),
-        "key": jax.random.key(1),
-    }
-    save(tmp_path, tree)
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
-        restored = restore(tmp_path, like=tree)
-    for name in ("step", "rate", "key"):
-        assert not restored[name].committed
-    assert np.array_equal(restored["w"].array * restored["step"], batch(8) * 3)
-    assert restored["rate"].weak_type
-    assert (jax.numpy.ones(2, jax.numpy.bfloat16) * restored["rate"]).dtype == jax.numpy.bfloat16
-    assert not restored["step"].weak_type
 
 
 def test_integers_of_any_length(tmp_path: Path) -> None:

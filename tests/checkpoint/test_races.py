@@ -19,7 +19,7 @@ from gda.checkpoint.writing.writer import Writer
 from gda.storage.stores import directory
 
 
-@tried("two programs save into one path at once, without locks", sample=12, full=700)
+@tried("two programs save into one path at once, without locks", sample=4, full=700)
 def test_two_programs_without_locks_commit_no_damage(
     tmp_path: Path, forks: Forks, trials: Trials
 ) -> None:
@@ -100,7 +100,7 @@ def lose_data(path: Path, kept: set[str]) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
-@tried("the data of a save is removed at a step of it", sample=10)
+@tried("the data of a save is removed at a step of it", sample=3)
 @pytest.mark.parametrize("is_over", [False, True], ids=["new", "overwrite"])
 def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool, trials: Trials
@@ -145,7 +145,7 @@ def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
     assert trials.outcomes["refused"] > (10 if trials.most > commit else 0)
 
 
-@tried("the data of a save is removed at a random moment", sample=10, full=700)
+@tried("the data of a save is removed at a random moment", sample=4, full=700)
 def test_data_that_is_removed_at_any_moment_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:

@@ -161,12 +161,6 @@ def test_errors_are_lines(
     assert said in err
 
 
-def test_a_path_of_5000_characters_is_a_short_message(run: Run) -> None:
-    said = f"gda: File name too long: /{'n' * 59}… (5,000 characters)\n"
-    for command in (["inspect"], ["verify"], ["plan", "--tree"]):
-        assert run(*command, "/" + "n" * 4999) == (2, "", said)
-
-
 @pytest.mark.parametrize("kind", [AttributeError, NotImplementedError, RecursionError])
 def test_a_mistake_in_gda_itself_is_not_hidden(
     monkeypatch: pytest.MonkeyPatch, kind: type[Exception]

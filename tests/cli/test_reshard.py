@@ -100,7 +100,6 @@ def test_pictures_of_before_and_after(run: Run) -> None:
     [
         ((), "--to-mesh and --to-spec are missing; give one or both"),
         (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
-        (("--to-spec", "q,zz"), "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but "),
         (("--to-spec", "(x)"), "if both shard one dimension\n  (x)\n  ^"),
         (("--to-mesh", "x=3"), "after the reshard, global shape (64, 64) cannot be sharded by P('"),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),

@@ -1,5 +1,8 @@
 """The temporaries of a program, from the files that XLA writes."""
 
+import pytest
+
+from gda.compiled.hlo import source_lines
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 
 PROGRAM = """HloModule jit_step
@@ -24,10 +27,13 @@ allocation 2: size 2048, color 1, page 0, preallocated-temp:
 """
 
 
-def test_the_largest_of_each_part_of_the_memory_with_its_line() -> None:
+def test_the_largest_of_each_part_of_the_memory_with_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/",))
     # What the loop carries is not a value of the program, "masked" shares the memory of "scores",
     # "both" is a table of addresses, and "near" is on the chip.
-    assert read_temporaries(ASSIGNMENT, PROGRAM, library=["/lib"]) == [
+    assert read_temporaries(ASSIGNMENT, PROGRAM) == [
         Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),
         Temporary("float32", (8,), 32, "c", None, None),
     ]

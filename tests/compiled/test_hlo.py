@@ -5,13 +5,14 @@ import math
 import re
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.compiled.hlo import Collective, num_devices, read_collectives
+from gda.compiled.hlo import Collective, num_devices, read_collectives, source_lines
 from gda.compiled.hlo.groups import Groups, axes_of_groups, axes_of_pairs, parse_groups
 from gda.testing.strategies import mesh_shapes
 
@@ -103,35 +104,6 @@ def test_each_kind_with_its_bytes(kind: str, output: str, more: str, nbytes_outp
     assert (found.nbytes, found.nbytes_output) == (256, nbytes_output)
 
 
-def test_several_operands_of_one_collective() -> None:
-    found = only(
-        """
-        %a = f32[8,8]{1,0} parameter(0)
-        %b = s32[4]{0} parameter(1)
-        %r = (f32[8,8]{1,0}, s32[4]{0}) all-reduce(%a, /*index=1*/%b), channel_id=1,
-          replica_groups={}, use_global_device_ids=true, to_apply=%add
-        """
-    )
-    assert found.operand_shapes == found.output_shapes == ((8, 8), (4,))
-    assert found.operand_dtypes == found.output_dtypes == ("float32", "int32")
-    assert found.nbytes == found.nbytes_output == 256 + 16
-    assert found.axes == ("x", "y")
-
-
-def test_a_ragged_all_to_all_counts_its_data_and_not_its_offsets() -> None:
-    found = only(
-        """
-        %in = bf16[128,16]{1,0} parameter(0)
-        %out = bf16[256,16]{1,0} parameter(1)
-        %o = s64[4]{0} parameter(2)
-        %r = bf16[256,16]{1,0} ragged-all-to-all(%in, %out, %o, %o, %o, %o), channel_id=3,
-          replica_groups={{0,1,2,3},{4,5,6,7}}
-        """
-    )
-    assert (found.kind, found.axes) == ("ragged-all-to-all", ("y",))
-    assert (found.operand_shapes, found.nbytes, found.nbytes_output) == (((128, 16),), 4096, 8192)
-
-
 @pytest.mark.parametrize(
     ("element", "dtype", "nbytes"),
     [
@@ -189,38 +161,52 @@ def test_the_type_of_a_beginning_has_operands_outputs_and_contexts(
 
 
 @pytest.mark.parametrize(
-    ("line", "axes", "nbytes", "nbytes_output"),
+    ("line", "kind", "shapes", "nbytes", "nbytes_output"),
     [
         (
-            "f32[4]{0} all-reduce-start(%b), channel_id=1, replica_groups=[2,4]<=[8],"
+            "f32[4]{0} all-reduce-start(%b), channel_id=1, Y,"
             ' use_global_device_ids=true, to_apply=%add, backend_config={"is_sync":false}',
-            *("y", 16, 16),
+            *("all-reduce", ((4,),), 16, 16),
         ),
         (
-            "((bf16[2]{0}, f32[4]{0}), (bf16[4]{0}, f32[8]{0})) all-gather-start(%a, %b),"
-            " channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}",
-            *("x", 20, 40),
+            "((bf16[2]{0}, f32[4]{0}), (bf16[8]{0}, f32[16]{0})) all-gather-start(%a, %b),"
+            " channel_id=1, Y, dimensions={0}",
+            *("all-gather", ((2,), (4,)), 20, 80),
         ),
         (
-            "(f32[4], f32[4], f32[4], f32[4]) all-to-all(%b, %b, %b, %b),"
-            " channel_id=1, replica_groups=[2,4]<=[8]",
-            *("y", 64, 64),
+            "(bf16[2]{0}, f32[4]{0}) all-reduce(%a, /*index=1*/%b), channel_id=1, Y,"
+            " use_global_device_ids=true, to_apply=%add",
+            *("all-reduce", ((2,), (4,)), 20, 20),
+        ),
+        (  # an array for each peer
+            "(f32[4], f32[4], f32[4], f32[4]) all-to-all(%b, %b, %b, %b), channel_id=1, Y",
+            *("all-to-all", ((4,),) * 4, 64, 64),
+        ),
+        (  # its data, and not its offsets
+            "bf16[8]{0} ragged-all-to-all(%a, %d, %o, %o, %o, %o), channel_id=3, Y",
+            *("ragged-all-to-all", ((2,),), 4, 16),
+        ),
+        (  # an element of a tuple in the files that XLA writes
+            "f32[4] all-reduce(%t#1), Y, to_apply=%add",
+            *("all-reduce", ((4,),), 16, 16),
         ),
     ],
-    ids=["alone", "combined", "one for each peer"],
 )
-def test_one_array_or_several_are_one_collective(
-    line: str, axes: str, nbytes: int, nbytes_output: int
+def test_operands_and_outputs(
+    line: str, kind: str, shapes: tuple[Any, ...], nbytes: int, nbytes_output: int
 ) -> None:
     found = only(
         f"""
         %a = bf16[2]{{0}} parameter(0)
         %b = f32[4]{{0}} parameter(1)
-        %s = {line}
+        %o = s64[4]{{0}} parameter(2)
+        %t = (s32[2], f32[4]) custom-call(), custom_call_target="two"
+        %s = {line.replace("Y", "replica_groups={{0,1,2,3},{4,5,6,7}}")}
         ROOT %d = f32[4]{{0}} all-reduce-done(%s)
         """
     )
-    assert (found.axes, found.nbytes, found.nbytes_output) == ((axes,), nbytes, nbytes_output)
+    assert (found.kind, found.axes, found.operand_shapes) == (kind, ("y",), shapes)
+    assert (found.nbytes, found.nbytes_output) == (nbytes, nbytes_output)
 
 
 def test_a_wrapped_collective_counts_once() -> None:
@@ -303,16 +289,6 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
     assert (found.operand_shapes, found.output_shapes) == (((16, 4),), ((4, 4),))
     assert (found.nbytes, found.nbytes_output) == (256, 64)
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
-
-
-def test_an_element_of_a_tuple_in_the_files_that_xla_writes() -> None:
-    found = only(
-        """
-        %t = (s32[2], f32[16,8]) custom-call(), custom_call_target="two"
-        %r = f32[16,8] all-reduce(%t#1), replica_groups=[2,4]<=[8], to_apply=%add
-        """
-    )
-    assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
 
 
 @pytest.mark.parametrize(
@@ -837,12 +813,17 @@ def _line(frame: int, excess: int, more: str = "") -> tuple[str | None, int | No
     tables = TABLES
     for name, parent in parents.items():
         tables = tables.replace(name, str(parent + excess))
-    (found,) = read_collectives(
-        module(body, before=tables), MESH, library=["/lib/jax"], installed=["/lib"]
-    )
+    (found,) = read_collectives(module(body, before=tables), MESH)
     return found.source_file, found.source_line
 
 
+@pytest.fixture
+def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/jax/",))
+    monkeypatch.setattr(source_lines, "INSTALLED", ("/lib/",))
+
+
+@pytest.mark.usefixtures("_folders")
 @pytest.mark.parametrize("excess", [1, 0], ids=["as_printed", "plain"])
 def test_the_innermost_line_of_the_user(excess: int) -> None:
     assert _line(1, excess) == ('/home/me/a "b" é.py', 20)
@@ -852,6 +833,7 @@ def test_the_innermost_line_of_the_user(excess: int) -> None:
     assert _line(5, excess) == _line(6, excess) == ("/lib/jaxtras/layer.py", 30)
 
 
+@pytest.mark.usefixtures("_folders")
 def test_no_line_where_there_is_none_of_the_user() -> None:
     assert _line(4, 1) == (None, None)
     assert _line(9, 1) == (None, None)

@@ -1,6 +1,5 @@
 """Rehearsals on eight CPU devices, and on TPUs that are not here."""
 
-import dataclasses
 import functools
 import json
 import pickle
@@ -113,32 +112,6 @@ def test_containers_and_arrays_are_arguments(mesh: Mesh) -> None:
     assert arguments(rehearsal) == {"tree['g']": 4 * 16 * 4, "p": 4 * 3 * 4}
     assert rehearsal.name == "<lambda>"
     assert gda.rehearse(lambda x: x.sum(), g.array).argument_bytes == 4 * 16 * 4
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Model:
-    """A layer with a jitted method."""
-
-    weights: Any
-
-    @jax.jit
-    def apply(self, x: Any, *, scale: Any = 1.0) -> Any:
-        return x @ self.weights * scale
-
-
-def test_methods_and_partials_are_the_function_inside(mesh: Mesh) -> None:
-    w, x = abstract((64, 32), mesh, None, "y"), abstract((16, 64), mesh, "x")
-    block = 64 * 16 * 4
-    of_method = gda.rehearse(Model(w).apply, x, scale=2.0)
-    assert of_method.name == "apply"
-    assert arguments(of_method) == {"self.weights": block, "x": 1024, "scale": 4}
-    f = jax.jit(lambda w, x, scale: x @ w * scale)
-    assert arguments(gda.rehearse(functools.partial(f, w, scale=2.0), x)) == {
-        "w": block,
-        "x": 1024,
-        "scale": 4,
-    }
 
 
 def test_stages_are_rehearsed(mesh: Mesh) -> None:
@@ -256,14 +229,6 @@ def test_other_failures_of_a_compiler_are_raised(
 
 
 # Errors.
-
-
-def test_mistakes_are_explained(auto_mesh: Mesh) -> None:
-    x = abstract((8, 2), auto_mesh, "x")
-    with pytest.raises(TypeError, match="fun must be a function, plain or jitted, not int"):
-        gda.rehearse(3)
-    with pytest.raises(ZeroDivisionError):
-        gda.rehearse(lambda x: x / (1 // 0), x)
 
 
 def test_a_bound_on_the_peak(auto_mesh: Mesh) -> None:

@@ -74,6 +74,15 @@ def test_a_name_that_is_none(topology: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        (("h100:8", {"x": 16}, 2), ValueError, "omit num_slices, and write h100:HOSTSxGPUS"),
+        (
+            *(("l40:8", {"x": 8}, 1, "nowhere.txt"), FileNotFoundError),
+            "there is no file 'nowhere.txt'; target_config is the text",
+        ),
+        (
+            *(("l40:8", {"x": 8}, 1, 3), TypeError),
+            "target_config must be the text of a GpuTargetConfigProto",
+        ),
         ((4, {"x": 4}), TypeError, "topology must be a kind and its chips"),
         (("v5e:2x2", 4), TypeError, "mesh_shape must be sizes by axis, such as {'data': 64"),
         (("v5e:2x2", {}), TypeError, "mesh_shape must be sizes by axis"),
@@ -91,23 +100,9 @@ def test_a_name_that_is_none(topology: str, message: str) -> None:
 def test_arguments_of_another_kind(
     arguments: tuple[Any, ...], error: type[Exception], message: str
 ) -> None:
-    topology, shape, *slices = arguments
+    topology, shape, num_slices, target_config = (*arguments, *(1, None)[len(arguments) - 2 :])
     with pytest.raises(error, match=re.escape(message)):
-        gda.rehearsal_mesh(topology, shape, num_slices=slices[0] if slices else 1)
-
-
-def test_gpus_have_no_slices() -> None:
-    with pytest.raises(ValueError, match=re.escape("omit num_slices, and write h100:HOSTSxGPUS")):
-        gda.rehearsal_mesh("h100:8", {"x": 16}, num_slices=2)
-
-
-def test_a_target_config_that_is_none() -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"no file 'nowhere.txt'; target_config is the text"
-    ):
-        gda.rehearsal_mesh("l40:8", {"x": 8}, target_config="nowhere.txt")
-    with pytest.raises(TypeError, match="target_config must be the text of a GpuTargetConfigProto"):
-        gda.rehearsal_mesh("l40:8", {"x": 8}, target_config=3)
+        gda.rehearsal_mesh(topology, shape, num_slices=num_slices, target_config=target_config)
 
 
 def test_without_the_plugin_for_cuda_the_error_names_the_extra(
@@ -229,7 +224,7 @@ def test_the_first_axes_go_over_the_slices() -> None:
 def test_an_unknown_topology_lists_the_kinds(topology: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         gda.rehearsal_mesh(topology, {"x": 4})
-    assert re.search(r"the kinds that it knows are .*v4, v5e, v5p, v6e", str(caught.value))
+    assert str(caught.value).endswith("; the kinds are v2, v3, v4, v5e, v5p, v6e, tpu7x")
 
 
 @pytest.mark.topology

@@ -49,16 +49,16 @@ def run_in(site: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_checkout_installs_itself_with_the_extra() -> None:
-    assert install_command("show") == f"pip install -e '{ROOT}[show]'"
+    assert install_command("checkpoint") == f"pip install -e '{ROOT}[checkpoint]'"
 
 
 def test_an_installed_gda_names_the_distribution(tmp_path: Path) -> None:
     site = installed(tmp_path)
     # Some wheels leave a file of this name behind.
     (site / "pyproject.toml").write_text('name = "other"')
-    code = "from gda.layout.distribution import install_command as command; print(command('show'))"
+    code = "from gda.layout.distribution import install_command as f; print(f('checkpoint'))"
     done = run_in(site, code)
-    assert (done.stdout, done.stderr) == ("pip install 'jax-gda[show]'\n", "")
+    assert (done.stdout, done.stderr) == ("pip install 'jax-gda[checkpoint]'\n", "")
 
 
 def test_only_one_module_writes_the_command() -> None:

@@ -1,5 +1,4 @@
 import copy
-import itertools
 import json
 import math
 import pickle
@@ -63,11 +62,6 @@ def test_blocks_that_several_processes_hold_are_shared_out() -> None:
         [3],
         [0],
     ]
-
-
-def test_process_with_blocks_of_its_own_writes_fewer_others() -> None:
-    # Blocks 0 and 1 are on process 0 alone; 2 and 3 also on process 1.
-    assert writers(layout(("x",)), [0, 0, 0, 0, 0, 1, 0, 1]) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -185,22 +179,6 @@ def test_each_block_goes_to_the_holder_with_least_so_far_and_on_by_the_turn(
     assert writers(layout, process_of, turn) == [
         held[(held.index(chosen[block]) + turn) % len(held)] for block, held in enumerate(holders)
     ]
-
-
-@given(owned_layouts())
-def test_shares_are_even(owned: tuple[Layout, list[int]]) -> None:
-    layout, process_of = owned
-    written = Counter(writers(layout, process_of))
-    holders = holders_of(layout, process_of)
-    held_by = {
-        process: tuple(block for block, held in enumerate(holders) if process in held)
-        for process in process_of
-    }
-    for one, other in itertools.combinations(held_by, 2):
-        if held_by[one] == held_by[other]:
-            assert abs(written[one] - written[other]) <= 1
-    if len(holders) > 1 and any(len(held) > 1 for held in holders):
-        assert max(written.values()) < len(holders)
 
 
 @given(layouts(), st.integers(0, 3), st.integers(0, 9))

@@ -17,7 +17,6 @@ from gda.layout.sharing import (
     blocks_read_together,
     boxes_of_chunks,
     holders_of,
-    parts_of,
     readers_of,
 )
 from gda.layout.spec import Shape
@@ -60,39 +59,6 @@ def test_each_read_is_made_by_one_that_needs_it(reads: list[tuple[set[int], int]
         loads[reader] += size + 2**20
     # As any greedy choice of the largest first.
     assert max(loads.values()) <= sum(loads.values()) / 6 + max(nbytes, default=0) + 2**20
-
-
-def test_parts_are_contiguous_where_they_can_be() -> None:
-    assert parts_of((0, 0), (1, 8), 2) == [
-        (slice(0, 1), slice(0, 4)),
-        (slice(0, 1), slice(4, 8)),
-    ]
-    assert parts_of((0, 0), (4, 8), 1) == [(slice(0, 4), slice(0, 8))]
-    assert parts_of((), (), 4) == [()]
-    # The longest dimension, as none has so many.
-    assert len(parts_of((0, 0), (2, 3), 8)) == 3
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12), st.integers(1, 5)), max_size=3),
-    st.integers(0, 9),
-    st.booleans(),
-)
-def test_parts_cover_a_block_once_and_end_where_chunks_do(
-    dimensions: list[tuple[int, int, int]], count: int, has_chunks: bool
-) -> None:
-    start = tuple(first for first, _, _ in dimensions)
-    sizes = tuple(size for _, size, _ in dimensions)
-    chunks = tuple(chunk for _, _, chunk in dimensions) if has_chunks else None
-    parts = parts_of(start, sizes, count, chunks)
-    assert len(parts) <= max(count, 1)
-    times = np.zeros(sizes, int)
-    for part in parts:
-        times[part] += 1
-        assert math.prod(along.stop - along.start for along in part) > 0
-        for first, size, chunk, along in zip(start, sizes, chunks or (), part, strict=False):
-            assert along.stop == size or (first + along.stop) % chunk == 0
-    assert (times == 1).all()
 
 
 @given(

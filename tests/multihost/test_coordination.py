@@ -93,14 +93,6 @@ def test_a_jax_that_moved_its_service_is_said_once(
     assert caplog.text.count("gda does not find the coordination service") == 1
 
 
-def test_a_client_without_the_methods_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from jax._src import distributed
-
-    monkeypatch.setattr(distributed.global_state, "client", object())
-    coordination.warn_of_moved_service.cache_clear()
-    assert coordination.service() is None
-
-
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -118,18 +110,6 @@ def test_errors_are_of_kinds_that_python_users_know(status: str, kind: type[Exce
 
     with pytest.raises(kind, match=status.partition(":")[0]):
         coordination.Service(Client()).put("key", b"")
-
-
-def test_waits_are_at_least_a_millisecond() -> None:
-    class Client:
-        def wait_at_barrier(self, name: str, milliseconds: int, processes: object) -> None:
-            self.waited = milliseconds
-
-    client = Client()
-    coordination.Service(client).barrier("b", 1e-9)
-    assert client.waited == 1
-    coordination.Service(client).barrier("b", 2.5)
-    assert client.waited == 2500
 
 
 def test_a_jax_that_has_moved_the_way_to_choose_an_address_is_told_of(

@@ -5,11 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from contrasts import contrast
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.color import Color
 from trials import rarely
 
 import gda
@@ -158,13 +156,6 @@ def test_a_large_matrix() -> None:
     )
 
 
-def test_an_array_without_elements() -> None:
-    text = picture(gda.ShardGrid((0, 8), XY, ("x", "y")))
-    assert "blocks  2 of (0, 4), each on 4 devices\n" in text
-    assert "│ 0:0, 0:4           │ 0:0, 4:8           │\n" in text
-    assert "│ devices 0, 2, 4, 6 │ devices 1, 3, 5, 7 │\n" in text
-
-
 # What is said around a picture.
 
 
@@ -243,13 +234,6 @@ def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
 
 
 # Colours.
-
-
-def test_the_colours_can_be_read_on_black_and_on_white() -> None:
-    for color in PALETTE:
-        shown = Color.from_ansi(color).get_truecolor().hex
-        assert contrast(shown, "#000000") >= 3
-        assert contrast(shown, "#ffffff") >= 3
 
 
 def test_each_process_has_its_colour_and_shared_blocks_none() -> None:
@@ -355,22 +339,10 @@ def test_no_line_is_too_wide_and_no_index_wrong(
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True))
 def test_numbers_can_be_read_back(numbers: list[int]) -> None:
     text = format_numbers(numbers)
-    if "more" in text:
-        written, _, left = text.removesuffix(" more").rpartition(", … ")
-        shown = numbers_in(written)
-        assert shown == numbers[: len(shown)]
-        assert len(shown) + int(left) == len(numbers)
-    else:
-        assert numbers_in(text) == numbers
-
-
-@given(st.integers(0, 500), st.integers(1, 10), st.integers(1, 6), st.integers(-9, 600))
-def test_runs_at_equal_steps_are_short(first: int, runs: int, length: int, step: int) -> None:
-    assume(abs(step) > length and first + runs * step >= 0)
-    numbers = [first + run * step + place for run in range(runs) for place in range(length)]
-    text = format_numbers(numbers)
-    assert numbers_in(text) == numbers
-    assert len(re.findall(r"\d+(?:-\d+)?", text)) <= 8
+    written, _, left = text.removesuffix(" more").rpartition(", … ")
+    shown = numbers_in(written if "more" in text else text)
+    assert shown == numbers[: len(shown)]
+    assert len(shown) + int(left if "more" in text else 0) == len(numbers)
 
 
 @given(st.integers(0, 10_000), st.integers(3, 50))
@@ -391,9 +363,7 @@ def test_folding_keeps_the_ends(count: int, room: int) -> None:
 # Meshes larger than anybody has.
 
 
-@pytest.mark.parametrize(
-    "spec", [("x", "y"), (("x", "y"),), (None, ("y", "x")), ("x",), (None, "y"), ()], ids=str
-)
+@pytest.mark.parametrize("spec", [("x", "y"), (None, ("y", "x")), ("x",)], ids=str)
 def test_a_million_devices(spec: Any) -> None:
     owners = np.arange(2**20) // 8
     grid = gda.ShardGrid((2**20, 2**20), {"x": 1024, "y": 1024}, spec, process_of=owners)
@@ -416,9 +386,3 @@ def test_a_million_devices(spec: Any) -> None:
 def test_a_width_that_is_none(width: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         gda.show.text((8,), {"x": 4}, ("x",), width=width)
-
-
-@pytest.mark.parametrize("show", [gda.show.text, gda.show.svg, gda.show.html])
-def test_all_pictures_refuse_the_same(show: Any) -> None:
-    with pytest.raises(TypeError, match=r"a sequence of integers such as \(8, 2\), not with int"):
-        show(8, {"x": 4}, ("x",))

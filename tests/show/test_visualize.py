@@ -354,11 +354,6 @@ def test_a_notebook_shows_the_drawing_unless_text_is_asked_for(
 # What cannot be shown.
 
 
-def test_values_without_a_sharding_are_refused() -> None:
-    with pytest.raises(TypeError, match="there is a picture of a GlobalArray, .* not of ndarray"):
-        printed(DATA)
-
-
 @pytest.mark.parametrize(
     "options", [{"mesh": {"x": 4}}, {"spec": P("x")}, {"dtype": "float32"}], ids=list
 )

@@ -248,7 +248,7 @@ def test_readers_see_the_old_or_the_new_at_every_step(
 
 
 @pytest.mark.parametrize("most", [ONE, SEVERAL])
-@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize("before", [several, without_index, index_of_one_and_another])
 def test_files_of_others_stay(before: Callable[[Path], bool], most: int, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     before(folder)

@@ -551,6 +551,27 @@ def test_an_optax_step_updates_a_tree_of_containers(mesh: Mesh) -> None:
         assert params[name].spec == spec
 
 
+@pytest.mark.parametrize("ways", [(gda.jit, gda.jit), (lambda f: f, gda.jit, lambda f: f)])
+def test_a_masked_state_goes_in_and_out_of_jit(auto_mesh: Mesh, ways: Any) -> None:
+    params = {"w": make(auto_mesh), "b": make(auto_mesh, P("y"), DATA[0])}
+    tx = optax.masked(optax.adam(0.1), lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree))
+    state = tx.init(params)
+    structure = jax.tree.structure(state.inner_state[0].mu)
+
+    def step(params: Any, state: Any) -> Any:
+        updates, state = tx.update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for way in ways:
+        params, state = way(step)(params, state)
+        assert jax.tree.structure(state.inner_state[0].mu) == structure
+        assert type(state.inner_state[0].mu["b"].array) is optax.MaskedNode
+    decay = jax.tree.map(lambda x: 0.5, params)
+    decayed = gda.jit(lambda params, decay: jax.tree.map(jnp.multiply, params, decay))
+    for tree in (decayed(params, decay), jax.tree.map(jnp.multiply, params, decay)):
+        np.testing.assert_array_equal(tree["b"], np.asarray(params["b"]) * 0.5)
+
+
 def test_an_exported_function_takes_and_gives_containers(mesh: Mesh) -> None:
     g = make(mesh)
     exported = jax.export.export(jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g)))(g)

@@ -69,8 +69,9 @@ def optax_state() -> Any:
     return {"chain": tx.init(params), "masked": masked.init(params), "name": "adam", "no": None}
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "containers"])
-@pytest.mark.parametrize("make", [nnx_state, train_state, optax_state])
+@pytest.mark.parametrize(
+    ("make", "plain"), [(nnx_state, True), (train_state, False), (optax_state, True)]
+)
 @pytest.mark.filterwarnings("ignore:jax.(array_ref|ArrayRef):DeprecationWarning")
 def test_states_of_libraries_go_through_everything(
     make: Callable[[], Any], plain: bool, tmp_path: Path

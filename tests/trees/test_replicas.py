@@ -18,6 +18,7 @@ from trials import Trials, tried
 import gda
 from gda.arrays.fingerprints import replicas as replica_sums
 from gda.arrays.fingerprints.formula import sums_of_numpy
+from gda.multihost.agreement import checking_agreement
 
 P = PartitionSpec
 DTYPES = [
@@ -226,10 +227,9 @@ def delayed(leaf: Any, gate: threading.Event) -> jax.Array:
     return jax.jit(late)(leaf)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_pending_check_waits_for_nothing(way: str, dtype: str) -> None:
+def test_a_pending_check_waits_for_nothing(way: str) -> None:
     gate = threading.Event()
-    w = cut(batch(256).astype(dtype), mesh_of({"x": 2}), P()).array
+    w = cut(batch(256), mesh_of({"x": 2}), P()).array
     gda.check_replicas_agree(w)  # compiles
     late = delayed(w, gate)
     try:
@@ -243,7 +243,7 @@ def test_a_pending_check_waits_for_nothing(way: str, dtype: str) -> None:
     assert check.is_ready()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "int4"])
 def test_array_may_be_donated_during_the_check(way: str, dtype: str) -> None:
     w = flipped(cut(batch(64).astype(jnp.dtype(dtype)), mesh_of({"x": 4}), P()), 2)
     check = gda.check_replicas_agree({"w": w}, wait=False)
@@ -332,7 +332,7 @@ def flip_at_random(leaf: Any, chance: random.Random) -> tuple[Any, int, tuple[in
     return changed, shard.device.id, tuple(part.start or 0 for part in shard.index)
 
 
-@tried("a bit of one replica is flipped", sample=30, full=10_000)
+@tried("a bit of one replica is flipped", sample=12, full=10_000)
 def test_every_flipped_bit_is_found_and_named(trials: Trials) -> None:
     """Half of the leaves of each tree have a flipped bit; these are named, and no others."""
     chance, done = trials.chance, 0
@@ -438,9 +438,9 @@ def on_own_devices(data: np.ndarray) -> gda.GlobalArray:
 @pytest.mark.parametrize("checks", [True, False])
 def test_processes_with_different_trees_are_told(checks: bool) -> None:
     mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
-    with gda.checking_agreement(checks, timeout=30):
+    with checking_agreement(checks, timeout=30):
         with pytest.raises(
             gda.DisagreementError, match=r"process 2: structure .*{'a': \*, 'b': \*"
         ):

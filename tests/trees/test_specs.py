@@ -81,6 +81,26 @@ def test_all_that_does_not_match_is_named(way: Callable[..., Any], tmp_path: Pat
         assert path in str(caught.value)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_specs_may_be_in_containers(way: Callable[..., Any], tmp_path: Path) -> None:
+    params = {"a": cut(DATA, MESH, P("x")), "b": [cut(DATA, MESH, P("y"))]}
+    specs = jax.tree.map(lambda x: x.sharding.spec, params)
+    assert specs_in(way({"a": DATA, "b": [DATA]}, specs, tmp_path)) == [("x",), ("y",)]
+
+
+def test_shardings_and_dtypes_may_be_in_containers() -> None:
+    params = {"a": cut(DATA, MESH, P("x")), "b": [cut(DATA, MESH, P("y"))]}
+    shardings = jax.tree.map(lambda x: x.sharding, params)
+    dtypes = jax.tree.map(lambda x: np.dtype("float16"), params)
+    for made in (
+        gda.load_tree({"a": DATA, "b": [DATA]}, shardings, dtype=dtypes),
+        gda.reshard_tree(params, shardings),
+        gda.constrain(params, shardings),
+    ):
+        assert specs_in(made) == [("x",), ("y",)]
+    assert jax.tree.map(lambda x: x.dtype, gda.load_tree(params, MESH, P(), dtype=dtypes)) == dtypes
+
+
 @pytest.mark.parametrize("way", [load, restore])
 def test_a_module_that_can_be_called_is_a_tree_of_specs(way: Any, tmp_path: Path) -> None:
     model = eqx.nn.Linear(8, 4, key=jax.random.key(0))

@@ -23,11 +23,11 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
-    asked_dtype,
     fill_of,
     is_extended,
     jax_dtype,
     objects_error,
+    requested_dtype,
 )
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
@@ -87,7 +87,6 @@ class BlockReader:
         other code can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
-      in_threads: blocks are read in several threads.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -104,21 +103,19 @@ class BlockReader:
         device: Device | None = None,
         count: int = 1,
         align: bool = False,
-        in_threads: bool = False,
         fill: object = 0,
     ) -> None:
         if copy is not None and copy is not True and copy is not False:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
-        self.asked = None if dtype is None else asked_dtype(dtype)
+        self.asked = None if dtype is None else requested_dtype(dtype)
         self.dtype = None if self.asked is None else jax_dtype(self.asked)
         self.copy = copy
         self._device = device
         self._count = count
         self._align = align and copy is None
         self._buffers: Buffers | None = None
-        self._in_threads = in_threads
         self._fill = fill
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
@@ -174,15 +171,9 @@ class BlockReader:
         if is_extended(self.asked):
             raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
         dtype = np.dtype(self.asked)
-        # Threads share what is kept and locked; alone there is a quicker way.
-        own = None if self._in_threads else Buffers(self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
-            out = (
-                self.empty(dtype, index)
-                if own is None
-                else own.empty(shape_at(index, self.shape), dtype)
-            )
+            out = self.empty(dtype, index)
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
             is_view = isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)

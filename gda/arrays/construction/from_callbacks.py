@@ -50,11 +50,10 @@ def array_from_callback(
         reader = plan.reader(dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
         return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
-    options = options or Options()
-    reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
+    reader = plan.reader(dtype, copy, fill=fill)
     read = partial(reader.fill if into else reader.read, data_callback)
     pending = PendingArray(plan, reader, read)
-    read_all([pending], options, "from_callback")
+    read_all([pending], options or Options(), "from_callback")
     return pending.array()
 
 

@@ -26,7 +26,7 @@ from gda.storage.options import Options
 from gda.storage.progress import shown
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, source_of
-from gda.storage.tasks import AsyncTask, Future, Task, Transfer, run
+from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 
 class PendingArray:
@@ -34,8 +34,8 @@ class PendingArray:
 
     Args:
       read: gets a list of one index and returns a list of its block; called in any thread.
-      source: that of the blocks, if they are slices of one; an ``AsyncSource`` is used instead of
-        ``read``, and any source for blocks that are read together.
+      source: that of the blocks, if they are slices of one; used instead of ``read`` for blocks
+        that are read together, and for all blocks of an ``AsyncSource``.
       dtype: of what is read, if that is known.
       options: of the reads of a source.
       note: adds to an error which array it was.
@@ -56,9 +56,6 @@ class PendingArray:
         self.plan = plan
         self._is_weak = is_weak
         self.reader, self._read, self.source = reader, read, source
-        # Empty blocks are not read: some libraries refuse.
-        has_elements = math.prod(reader.shape) > 0
-        self._begin = source.begin if isinstance(source, AsyncSource) and has_elements else None
         self.dtype = dtype
         self._note, self._options = note, options
         self._places_early = plan.places_early
@@ -85,29 +82,24 @@ class PendingArray:
             yield from reads.tasks()
             others = {*others, *reads.numbers}
         for number, index in enumerate(self.plan.distinct):
-            if number in others:
-                continue
-            nbytes = self._held_bytes()
-            if self._begin is None:
+            if number not in others:
                 finish = partial(self.keep, number, report)
-                yield Task(nbytes, partial(self._work, index), finish)
-            else:
-                yield self._async_task(nbytes, number, index, report)
+                yield Task(self._held_bytes(), partial(self._work, index), finish)
 
     def _reads_together(
         self, report: Callable[[int], object], others: Collection[int | None]
     ) -> BoxReads | None:
         """Return the reads of the blocks that share chunks or rows of a source."""
         source, options = self.source, self._options
+        # Empty blocks are not read: some libraries refuse.
         if source is None or options is None or not math.prod(self.reader.shape):
             return None
-        # Few chunks are held if a library reads all blocks by chunks, also those that share none.
-        # On an accelerator that is not needed: a complete block is sent, and its memory is free.
-        by_chunks = isinstance(source, AsyncSource) and source.chunks and not self._places_early
+        # A library reads few chunks at a time, also of a block that shares none.
+        fewest = 1 if isinstance(source, AsyncSource) else 2
         groups = [
             own
             for group in _local_groups(self.plan, source.chunks, source.dtype.itemsize)
-            if len(own := [n for n in group if n not in others]) >= (1 if by_chunks else 2)
+            if len(own := [n for n in group if n not in others]) >= fewest
         ]
         if not groups:
             return None
@@ -156,22 +148,6 @@ class PendingArray:
         except Exception as error:
             self._note(error)  # the reader has noted the index
             raise
-
-    def _async_task(
-        self, nbytes: int, number: int, index: Index, report: Callable[[int], object]
-    ) -> AsyncTask:
-        begin: Any = self._begin
-        dtype: Any = self.dtype
-        out: list[np.ndarray[Any, Any]] = []
-
-        def start() -> Future:
-            out[:] = [self.reader.empty(dtype, index)]
-            return begin(index, out[0])
-
-        def finish(_: object) -> Transfer | None:
-            return self.settle_own(number, index, report, out.pop())
-
-        return AsyncTask(nbytes, start, finish, partial(self.note_where, index))
 
     def note_where(self, index: Index, error: Exception) -> None:
         self.reader.note(error, index)
@@ -222,8 +198,7 @@ def pending_array_of_source(
     """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(source)
     plan = local_blocks_of(found.shape, mesh, spec, pad)
-    in_threads = options.are_for_threads
-    reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
+    reader = plan.reader(dtype, None, fill=fill, always_align=True)
     raw, asked = found.dtype, reader.asked
     if is_raw(raw) and asked is not None and asked.itemsize != raw.itemsize:
         raise TypeError(

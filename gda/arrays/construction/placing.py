@@ -154,7 +154,6 @@ class LocalBlocks:
         *,
         fill: object = 0,
         always_align: bool = False,
-        in_threads: bool = False,
     ) -> BlockReader:
         """Return a ``BlockReader``, which makes blocks ready for JAX.
 
@@ -162,8 +161,7 @@ class LocalBlocks:
         """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
-        first, grid = self._first_device, self.grid
-        return BlockReader(grid, dtype, copy, first, count, align, in_threads, fill)
+        return BlockReader(self.grid, dtype, copy, self._first_device, count, align, fill)
 
     def place(
         self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None

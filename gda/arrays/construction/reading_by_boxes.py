@@ -18,8 +18,8 @@ import numpy as np
 
 from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
 from gda.layout.dtype_names import native
-from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
-from gda.layout.sharing import boxes_of_chunks
+from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
+from gda.layout.sharing import boxes_of_chunks, parts_in_boxes
 from gda.layout.spec import Index
 from gda.storage.options import Options
 from gda.storage.read_boxes import READ_BYTES
@@ -33,7 +33,7 @@ _SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 
 _COPIES = 2  # of a chunk that is read: as it is stored, and decoded
 
 
-class _Read(NamedTuple):
+class _BegunRead(NamedTuple):
     """A read that has begun: its future, and its buffer if it is not read into a block."""
 
     future: Future
@@ -76,7 +76,7 @@ class BoxTasks:
         if not isinstance(self._source, AsyncSource):
             nbytes = max(boxes_bytes) + held + beside
             return Task(nbytes, partial(self._read, boxes), lambda _: finish())
-        begun: list[_Read] = []
+        begun: list[_BegunRead] = []
         return AsyncTask(
             beside + (held or sum(self._nbytes(index) for each in boxes for _, index in each)),
             partial(self._begin, self._source, boxes, begun),
@@ -138,7 +138,9 @@ class BoxTasks:
                 self._note(number, box, error)
                 raise
 
-    def _begin(self, source: AsyncSource, boxes: list[Needed], begun: list[_Read]) -> JoinedFutures:
+    def _begin(
+        self, source: AsyncSource, boxes: list[Needed], begun: list[_BegunRead]
+    ) -> JoinedFutures:
         """Begin to read boxes: into the blocks, or each into a buffer."""
         begun.clear()
         for needed in boxes:
@@ -147,22 +149,22 @@ class BoxTasks:
             has_one = source.buffer_bytes or self._nbytes(box) <= _SMALL_BYTES
             if (len(needed) > 1 and has_one) or self._is_cast:
                 buffer = np.empty(sizes_of(box), source.dtype)
-                begun.append(_Read(source.begin(box, buffer), box, buffer, needed))
+                begun.append(_BegunRead(source.begin(box, buffer), box, buffer, needed))
                 continue
             # The library decodes a chunk once for all reads of it at the same time.
             for number, index in needed:
                 future = source.begin(index, self._part(number, index))
-                begun.append(_Read(future, index, None, [(number, index)]))
+                begun.append(_BegunRead(future, index, None, [(number, index)]))
         return JoinedFutures([read.future for read in begun])
 
-    def _copy(self, begun: list[_Read]) -> None:
+    def _copy(self, begun: list[_BegunRead]) -> None:
         """Copy what was read into buffers."""
         for read in begun:
             if read.buffer is not None:
                 self._split(read.buffer, read.box, read.needed)
         begun.clear()
 
-    def _note_failed(self, begun: list[_Read], error: Exception) -> None:
+    def _note_failed(self, begun: list[_BegunRead], error: Exception) -> None:
         for read in begun:
             if _has_failed(read.future):
                 self._note(read.needed[0][0], read.box, error)
@@ -240,10 +242,8 @@ class BoxReads:
         blocks = {number: self._blocks[number] for number in group}
         chunks = self._source.chunks or (1,) * len(self._source.shape)
         most_elements = max(self._most_bytes // self._itemsize, 1)
-        for box in boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements):
-            common = [(number, common_box(box, index)) for number, index in blocks.items()]
-            if needed := [(number, index) for number, index in common if index is not None]:
-                yield needed
+        boxes = boxes_of_chunks(hull_of(blocks.values()), chunks, most_elements)
+        return parts_in_boxes(blocks, boxes)
 
     def _part(self, number: int, index: Index) -> _Memory:
         """Return the memory of the elements at an index of the array, in a block."""

@@ -21,8 +21,8 @@ from gda.arrays.construction.from_sources import PendingArray, groups_of, read_a
 from gda.arrays.construction.reading_by_boxes import BoxTasks
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
-from gda.layout.indices import bounded, common_box, hull_of, sizes_of, start_of, within
-from gda.layout.sharing import boxes_of_chunks, holders_of, parts_of, readers_of
+from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
+from gda.layout.sharing import boxes_of_chunks, holders_of, parts_in_boxes, readers_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
@@ -101,7 +101,7 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
     return mesh if is_shared else None
 
 
-class _Piece(NamedTuple):
+class _PartOfBlock(NamedTuple):
     """The elements of a block in a part of the array."""
 
     block: Index
@@ -113,8 +113,7 @@ class _Piece(NamedTuple):
 class _SharedPart(NamedTuple):
     """A part of the array that one process reads, and others need too."""
 
-    place: Index  # with every start and stop
-    pieces: list[_Piece]
+    pieces: list[_PartOfBlock]
     holders: tuple[int, ...]  # the processes that need any of it, ascending
     nbytes: int
 
@@ -183,36 +182,28 @@ class SharedBlocks:
             among = {process for number in group for process in holders[number]}
             if len(among) < 2:
                 continue
-            for box in self._boxes_of([blocks[number] for number in group], len(among)):
-                common = [(number, common_box(box, blocks[number])) for number in group]
+            own = {number: blocks[number] for number in group}
+            for parts in parts_in_boxes(own, self._boxes_of([*own.values()], len(among))):
                 pieces = [
-                    _Piece(indices[number], index, holders[number], self._nbytes(index))
-                    for number, index in common
-                    if index is not None
+                    _PartOfBlock(indices[number], index, holders[number], self._nbytes(index))
+                    for number, index in parts
                 ]
-                if pieces:
-                    index = hull_of([piece.place for piece in pieces])
-                    needed_by = sorted({process for each in pieces for process in each.holders})
-                    yield _SharedPart(index, pieces, tuple(needed_by), self._nbytes(index))
+                needed_by = sorted({process for each in pieces for process in each.holders})
+                nbytes = self._nbytes(hull_of([piece.place for piece in pieces]))
+                yield _SharedPart(pieces, tuple(needed_by), nbytes)
 
     def _boxes_of(self, group: list[Index], processes: int) -> Iterator[Index]:
-        """Yield the boxes of a group of blocks, about one for each process if they are small."""
-        chunks = self._source.chunks
-        if len(group) > 1:
-            most_elements = max(self._most_bytes // self._itemsize, 1)
-            whole = hull_of(group)
-            yield from boxes_of_chunks(whole, chunks or (1,) * len(whole), most_elements)
-            return
-        (index,) = group
-        count = min(processes, self._nbytes(index) // _LEAST_BYTES_OF_A_PART)
-        for part in parts_of(start_of(index), sizes_of(index), count, chunks):
-            sides = zip(index, part, strict=True)
-            yield tuple([slice(s.start + p.start, s.start + p.stop) for s, p in sides])
+        """Yield the boxes of a group of blocks: of one block, about one for each process."""
+        whole, most_bytes = hull_of(group), self._most_bytes
+        if len(group) == 1:
+            most_bytes = max(-(-self._nbytes(whole) // processes), _LEAST_BYTES_OF_A_PART)
+        chunks = self._source.chunks or (1,) * len(whole)
+        return boxes_of_chunks(whole, chunks, max(most_bytes // self._itemsize, 1))
 
     def _nbytes(self, index: Index) -> int:
         return math.prod(sizes_of(index)) * self._itemsize
 
-    def memory(self, piece: _Piece) -> np.ndarray[Any, Any]:
+    def memory(self, piece: _PartOfBlock) -> np.ndarray[Any, Any]:
         """Return the memory of a piece, of a block that this process has or reads for others."""
         number = self._pending.plan.number_of(piece.block)
         dtype = native(self._source.dtype)

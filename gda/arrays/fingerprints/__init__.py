@@ -1,5 +1,5 @@
 """Fingerprints of values, computed on the devices that hold them.
 
-Read in this order: ``formula``, ``on_devices`` (the sums of each block), ``sums`` (a value for
-them), ``fingerprint`` (of an array), ``replicas`` (the sums of every replica).
+Read in this order: ``formula``, ``on_devices`` (the sums of each block), ``fingerprint`` (of an
+array), ``replica_sums`` (of every replica).
 """

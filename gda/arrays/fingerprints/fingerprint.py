@@ -25,8 +25,7 @@ from gda.arrays.fingerprints.formula import (
     digest_of,
     sums_of_numpy,
 )
-from gda.arrays.fingerprints.on_devices import device_of, started
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums, device_of, started
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.dtype_names import width_of
@@ -90,7 +89,7 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
     ]
 
 
-def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
+def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
     So over all processes each block counts once; see ``ProcessView.written_blocks``. ``grid`` is
@@ -109,14 +108,14 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
     return begin_blocks({number: shards[number] for number in written}, grid)
 
 
-def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
+def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSums:
     """Start the sums over some blocks by their numbers, each on its device, as ``begin``.
 
     They may be copies, which are no parts of an array. PRNG keys may be given by their numbers.
     Blocks have the shard shape; of a padded grid, that of their index.
     """
     if not blocks or not math.prod(grid.shard_shape):
-        return Sums(add([]))
+        return PendingSums(add([]))
     chosen = dict(blocks)
     some = next(iter(chosen.values()))
     with own_settings():
@@ -124,12 +123,12 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
         is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
         if is_small and device_of(some).platform == "cpu":
-            return Sums(_by_numpy(chosen, grid))
+            return PendingSums(_by_numpy(chosen, grid))
         by_shape: dict[Shape, list[int]] = {}
         for number, block in chosen.items():
             if block.size:
                 by_shape.setdefault(block.shape, []).append(number)
-        return Sums(
+        return PendingSums(
             *[
                 started(
                     [chosen[number] for number in numbers],
@@ -155,7 +154,7 @@ def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     # One at a time: several threads would each compile the same program.
     with _summing, own_settings():
         block = jax.device_put(array, device)
-        return Sums(started([block], [start or (0,) * array.ndim])).result()
+        return PendingSums(started([block], [start or (0,) * array.ndim])).result()
 
 
 _summing = threading.Lock()

@@ -24,6 +24,8 @@ from gda.arrays.fingerprints.formula import (
     ORIGIN,
     ROUNDS,
     WORD,
+    Words,
+    add,
     constants_of,
     key_at,
     keys_from,
@@ -32,6 +34,7 @@ from gda.arrays.fingerprints.formula import (
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, sharding_of
+from gda.multihost.settings import own_settings
 
 # The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
 # columns then stay in the cache.
@@ -129,6 +132,23 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
         of_rows = (leads, high, outer_sums(low, trail), carry)
         keys.append(Keys(*(part[: folding.lanes] for part in of_rows)))
     return keys
+
+
+class PendingSums:
+    """The share of some blocks in a fingerprint, on which devices may still be working.
+
+    Any thread may ask for the result.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: Words | jax.Array) -> None:
+        self._parts = parts
+
+    def result(self) -> Words:
+        """Wait, and return the sums: uint32 ``[LANES]``. Raises what the computation raised."""
+        with own_settings():
+            return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
 
 
 # On the devices. One program for all devices that hold blocks of an array, because JAX compiles for

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
-from gda.layout.reshard.rounds import Packets, Piece, Relocation, Round, Routes, Streams
+from gda.layout.reshard.rounds import MovedPiece, Packets, Relocation, Round, Routes, Streams
 from gda.layout.spec import Shape, check_spec
 from gda.mesh import (
     Device,
@@ -121,7 +121,7 @@ def carry(
     at most ``max_bytes`` beside the arrays, and at least one element for each buffer. With
     ``donate``, blocks that stay are copied. ``name`` is the function that the user called.
     """
-    leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
+    leaves = [_MovingArray(number, each) for number, each in enumerate(relayouts)]
     devices = {device for each in relayouts for device in each.devices}
     if not any(device.process_index == jax.process_index() for device in devices):
         with own_settings(), jax.enable_x64(True):
@@ -151,20 +151,20 @@ def carry(
     return [results[number] for number in range(len(leaves))]
 
 
-def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
+def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_MovingArray]]:
     """Yield the leaves in groups of one dtype and move, so that small ones share the rounds.
 
     A device holds the donated arrays of a group twice for a while. So a group has no more than
     ``max_bytes`` of new blocks on a device, or it is one leaf.
     """
-    alike: defaultdict[Any, list[_Leaf]] = defaultdict(list)
+    alike: defaultdict[Any, list[_MovingArray]] = defaultdict(list)
     for leaf in leaves:
         alike[leaf.dtype, leaf.key].append(leaf)
     for group in alike.values():
         yield from groups_within(group, [leaf.nbytes for leaf in group], max_bytes)
 
 
-class _Leaf:
+class _MovingArray:
     """One array: the blocks that this process has of it, and those that it is to have.
 
     ``new`` are the new blocks that are complete, by the ids of their devices; those of ``kept`` are
@@ -264,7 +264,7 @@ class _Leaf:
 class _Wave:
     """Some arrays of one dtype and move, whose pieces travel together."""
 
-    def __init__(self, leaves: Sequence[_Leaf], max_bytes: int, watch: FailureWatch) -> None:
+    def __init__(self, leaves: Sequence[_MovingArray], max_bytes: int, watch: FailureWatch) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, int], Any] = {}
@@ -301,7 +301,7 @@ class _Wave:
             works = (self._sending(exchange, streams, this) for this in rounds)
             self._watch.in_turn(works, partial(self._unpack, streams))
 
-    def _new_block(self, leaf: _Leaf, device: Device) -> Any:
+    def _new_block(self, leaf: _MovingArray, device: Device) -> Any:
         key = leaf.number, device.id
         if key not in self._new:
             has_padding = leaf.relayout.target.is_padded
@@ -310,7 +310,7 @@ class _Wave:
 
     # Within this process.
 
-    def _move(self, piece: Piece) -> None:
+    def _move(self, piece: MovedPiece) -> None:
         leaf, device = self._leaves[piece.leaf], self._mine[piece.target]
         block = self._blocks[piece.leaf][piece.source]
         if piece.sizes == block.shape == leaf.block_shape:

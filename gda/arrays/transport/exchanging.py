@@ -53,7 +53,7 @@ def exchange(
     # In the same order in every process: some may be in several of these groups.
     for processes in sorted(among):
         if jax.process_index() in processes:
-            _Group(processes, among[processes], parts, memory_of, max_bytes).exchange(watch)
+            _Sharers(processes, among[processes], parts, memory_of, max_bytes).exchange(watch)
 
 
 class _Span(NamedTuple):
@@ -65,7 +65,7 @@ class _Span(NamedTuple):
     offset: int
 
 
-class _Group:
+class _Sharers:
     """Processes that send parts to each other, in rounds of one length."""
 
     def __init__(

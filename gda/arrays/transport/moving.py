@@ -22,7 +22,7 @@ from gda.arrays.transport.exchanging import Part, exchange
 from gda.arrays.transport.staging import box
 from gda.arrays.transport.to_host import MAX_BYTES, one_by_one
 from gda.arrays.weak_types import is_weak, weakly_typed
-from gda.layout.reshard.rounds import Piece
+from gda.layout.reshard.rounds import MovedPiece
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
     MeshLike,
@@ -219,14 +219,14 @@ def _gather_into(
     # A piece is copied where it is not contiguous on the host, so it is not large.
     itemsize, everybody = array.dtype.itemsize, tuple(range(jax.process_count()))
     most = max(max_bytes // len(everybody), _LEAST_PIECE_BYTES) // itemsize
-    pieces: list[Piece] = []
+    pieces: list[MovedPiece] = []
     for process, view in enumerate(views):
         for block in view.written_blocks():
             along = zip(shape, grid.block_index(block), strict=True)
             ranges = [range(size)[part] for size, part in along]
             starts, sizes = tuple(each.start for each in ranges), tuple(map(len, ranges))
             if math.prod(sizes):
-                whole = Piece(block, process, me, (0,) * len(sizes), starts, sizes)
+                whole = MovedPiece(block, process, me, (0,) * len(sizes), starts, sizes)
                 pieces += whole.parts(most)
     mine = ((block, shards[block]) for block in views[me].written_blocks())
     on_host = one_by_one(mine, max_bytes)

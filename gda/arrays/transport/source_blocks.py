@@ -21,7 +21,7 @@ from gda.layout.text import format_index
 from gda.layout.tiling import Tiling
 from gda.storage.options import Options
 from gda.storage.read_boxes import box_shape_of
-from gda.storage.sources import AsyncSource, Source, source_of
+from gda.storage.sources import AsyncSource, Source, checked_block, source_of
 from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
@@ -168,14 +168,7 @@ class SourceBlock:
             np.copyto(self._empty(self.dtype), self._checked(block))
 
     def _checked(self, block: Any) -> _Memory:
-        if isinstance(block, np.ma.MaskedArray):
-            raise TypeError("the source returned a masked array, which would lose its mask")
-        block = np.asarray(block)
-        if block.shape != self.shape:
-            raise ValueError(
-                f"the source has shape {self._array.shape}, and returned a block of shape "
-                f"{block.shape} where {self.shape} was asked for; it must slice as NumPy does"
-            )
+        block = checked_block(self._array.source, self._index, block)
         if native(block.dtype) != self.dtype:
             raise TypeError(
                 f"the source has dtype {self.dtype}, and returned a block of dtype {block.dtype}; "

@@ -10,7 +10,7 @@ from gda.checkpoint.comparing.elements import ElementDifferences
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
 from gda.trees.records.structure import format_path
 
@@ -199,7 +199,7 @@ def _is_same(a: Leaf, b: Leaf) -> bool | None:
 
 def _text(leaf: Leaf) -> str:
     if not isinstance(leaf, ArrayLeaf):
-        return said(leaf.value)
+        return repr_of(leaf.value)
     text = typed_shape(leaf.dtype.name, leaf.shape)
     return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
 

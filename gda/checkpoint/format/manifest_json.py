@@ -46,7 +46,7 @@ MOST_HEADER_BYTES = 1000
 
 def dump(manifest: Manifest) -> bytes:
     """Return the file; raise ``ValueError`` if it would be larger than ``load`` accepts."""
-    text = written(manifest)
+    text = to_json(manifest)
     try:
         if len(text) + MOST_HEADER_BYTES > MOST_BYTES:
             raise ValueError(f"it would have {len(text)} bytes; expected are at most {MOST_BYTES}")
@@ -60,7 +60,7 @@ def dump(manifest: Manifest) -> bytes:
     return _header(body) + body
 
 
-def written(value: Any) -> str:
+def to_json(value: Any) -> str:
     """Return the JSON of a value with records in it."""
     return json.dumps(value, default=_for_json, separators=(",", ":"), allow_nan=False)
 
@@ -119,9 +119,9 @@ def _checked(read: Callable[[], T], where: str) -> T:
         with _without_collections():
             return read()
     except _Invalid as invalid:
-        said = str(invalid)
-        said = said[1:] if said[0] == "." else f"the manifest{said}"
-        raise CorruptionError(f"{where} is invalid: {said}") from None
+        problem = str(invalid)
+        problem = problem[1:] if problem[0] == "." else f"the manifest{problem}"
+        raise CorruptionError(f"{where} is invalid: {problem}") from None
     except (ValueError, RecursionError) as error:
         raise CorruptionError(f"{where} is not a manifest: {error}") from None
 

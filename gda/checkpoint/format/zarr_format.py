@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.layout.strict_json import parse_json
 from gda.storage.paths import of_extra
 from gda.storage.stores.checksums import Bytes
 
@@ -48,17 +47,6 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
         "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
     }
     return json.dumps(document, indent=1).encode()
-
-
-def check_metadata(document: bytes, expected: bytes) -> None:
-    """Raise ``ValueError`` unless a ``zarr.json`` describes the same array as another."""
-    found = parse_json(document.decode())
-    for name, value in json.loads(expected).items():
-        if not isinstance(found, dict) or found.get(name) != value:
-            said = found.get(name) if isinstance(found, dict) else found
-            raise ValueError(
-                f"contradicts the manifest: its {name} is {said!r:.80}, not {value!r:.80}"
-            )
 
 
 def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
@@ -113,13 +101,13 @@ def compress(data: Bytes) -> Bytes:
 def decompress(frame: Bytes, out: Bytes) -> None:
     """Read a zstd frame into contiguous memory of its size; takes no other memory."""
     zstandard = require_zstd()
-    said = -1
+    size = -1
     with contextlib.suppress(zstandard.ZstdError):
-        said = zstandard.frame_content_size(frame)
+        size = zstandard.frame_content_size(frame)
     # A frame that declares no size may ask for a window of 2 GiB, however short it is.
-    if said != out.nbytes:
+    if size != out.nbytes:
         raise ValueError(
-            f"holds a zstd frame of {said if said >= 0 else 'unknown'} bytes, not {out.nbytes}"
+            f"holds a zstd frame of {size if size >= 0 else 'unknown'} bytes, not {out.nbytes}"
         )
     try:
         # With all of the frame and room for its content, zstd needs no window and no buffer.

@@ -1,1 +1,1 @@
-"""Writing a checkpoint: ``claim`` (the path), ``writer`` (the chunks)."""
+"""Writing a checkpoint: ``writer`` (the chunks of a process)."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import Overlap, chunk_shape_of
@@ -58,7 +58,7 @@ class Share:
     """The part of this process in the save of a tree: every leaf, and sums that are begun."""
 
     leaves: Sequence[SavedLeaf | ValueLeaf]
-    sums: Mapping[int, Sums] = field(default_factory=dict)  # over its blocks, by leaf
+    sums: Mapping[int, PendingSums] = field(default_factory=dict)  # over its blocks, by leaf
 
     @cached_property
     def small(self) -> list[SavedLeaf]:
@@ -297,7 +297,7 @@ class Writer:
         self,
         leaves: Iterable[SavedLeaf],
         arrays: Mapping[int, StoredArray],
-        sums: dict[int, Sums],
+        sums: dict[int, PendingSums],
     ) -> Iterator[_Chunk]:
         """Yield every chunk; begin those of the ``sums`` of leaves that are missing."""
         blocks = [(leaf, block) for leaf in leaves for block in leaf.blocks]
@@ -431,7 +431,7 @@ def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
     return [(block.start, block.data.shape, (block,)) for block in leaf.blocks]
 
 
-def _sums(large: Mapping[int, Sums], written: Iterable[_Written]) -> dict[int, list[int]]:
+def _sums(large: Mapping[int, PendingSums], written: Iterable[_Written]) -> dict[int, list[int]]:
     """Return the share of this process in the fingerprint of each leaf."""
     small: dict[int, list[Words]] = {}
     for each in written:

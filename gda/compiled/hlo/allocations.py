@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, parse_instruction
@@ -43,9 +43,7 @@ class Temporary(NamedTuple):
     source_line: int | None
 
 
-def read_temporaries(
-    assignment: str, program: str, *, library: Sequence[str] = (), installed: Sequence[str] = ()
-) -> list[Temporary]:
+def read_temporaries(assignment: str, program: str) -> list[Temporary]:
     """Return the largest temporaries of a program, the largest first.
 
     Temporaries that are not needed at the same time share memory. Only the largest of each part of
@@ -54,7 +52,7 @@ def read_temporaries(
     """
     computations, _ = parse_computations(program)
     texts = {name: text for each in computations.values() for name, text in each.lines.items()}
-    sources = Sources(program, library, installed)
+    sources = Sources(program)
     # Of equal ones, a value of the program comes before one that a loop carries.
     values = sorted(_values(assignment), key=lambda value: (-value.nbytes, value.name not in texts))
     taken: list[_Value] = []

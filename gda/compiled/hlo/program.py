@@ -114,16 +114,13 @@ def read_collectives(
     text: str,
     mesh_shape: Mapping[str, int] | None = None,
     *,
-    library: Sequence[str] = (),
-    installed: Sequence[str] = (),
     slices: Mapping[str, int] | None = None,
     device_ids: Sequence[int] = (),
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
-    Those in a computation that is called several times come at its first call. Code in the folders
-    ``library`` is not the user's; that in ``installed`` is only if there is no other. ``slices`` is
-    the number of slices of TPUs along each axis that goes over several, and ``device_ids`` are then
+    Those in a computation that is called several times come at its first call. ``slices`` is the
+    number of slices of TPUs along each axis that goes over several, and ``device_ids`` are then
     those of the mesh, in its order.
 
     Raises:
@@ -133,8 +130,7 @@ def read_collectives(
     modules = [part for part in parts if part.strip()] or [text]
     found: list[Collective] = []
     for module in modules:
-        sources = Sources(module, library, installed)
-        read = _Module(module, dict(mesh_shape or {}), sources, dict(slices or {}), device_ids)
+        read = _Module(module, dict(mesh_shape or {}), dict(slices or {}), device_ids)
         found += read.collectives()
     return tuple(found)
 
@@ -172,7 +168,6 @@ class _Module:
         self,
         text: str,
         mesh_shape: dict[str, int],
-        sources: Sources,
         slices: dict[str, int],
         device_ids: Sequence[int],
     ) -> None:
@@ -196,7 +191,7 @@ class _Module:
             for name in computation.ended_elsewhere & computation.of_interest.keys()
         }
         self.partitions, self.replicas = _sizes(text)
-        self.sources = sources
+        self.sources = Sources(text)
 
     def collectives(self) -> Iterator[Collective]:
         reached = [*self._walk(self.entry, set())]

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import site
+import sysconfig
+from collections.abc import Iterator, Mapping
 
 from gda.compiled.hlo.instructions import Instruction
+
+
+def _folders(*paths: str | None) -> tuple[str, ...]:
+    return tuple(os.path.join(path, "") for path in paths if path)
+
+
+# JAX and gda, whose code is not the user's, and all installed code.
+_JAX = importlib.util.find_spec("jax")
+LIBRARY = _folders(
+    _JAX and os.path.dirname(_JAX.origin or ""),
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+)
+INSTALLED = _folders(
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    *site.getsitepackages(),
+    site.getusersitepackages(),
+)
 
 _METADATA = re.compile(r'(\w+)=("(?:\\.|[^"\\])*"|\d+)')
 
@@ -26,9 +46,7 @@ def _unquoted(text: str) -> str:
 class Sources:
     """The tables of files, lines and stack frames above a program."""
 
-    def __init__(self, text: str, library: Sequence[str], installed: Sequence[str]) -> None:
-        self.library = _with_slash(library)
-        self.installed = _with_slash(installed)
+    def __init__(self, text: str) -> None:
         self.files = {
             int(number): _unquoted(name)
             for number, name in re.findall(r"^(\d+) (.*)$", _table(text, "FileNames"), re.MULTILINE)
@@ -49,9 +67,9 @@ class Sources:
         places = [
             place
             for place in self._places(metadata)
-            if place[0] and not place[0].startswith(self.library)
+            if place[0] and not place[0].startswith(LIBRARY)
         ]
-        own = [place for place in places if not place[0].startswith(self.installed)]
+        own = [place for place in places if not place[0].startswith(INSTALLED)]
         return next(iter(own or places), (None, None))
 
     def _places(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
@@ -65,10 +83,6 @@ class Sources:
             yield self.files.get(file, ""), line
             frame = parent - self.excess
         yield metadata.get("source_file", ""), int(metadata.get("source_line", 0))
-
-
-def _with_slash(folders: Iterable[str]) -> tuple[str, ...]:
-    return tuple(os.path.join(folder, "") for folder in folders)
 
 
 def _table(text: str, title: str) -> str:

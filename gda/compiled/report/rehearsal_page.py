@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import table_of
@@ -89,27 +88,16 @@ def _memory(rehearsal: Rehearsal) -> str:
     taken, capacity = sum(parts.values()), rehearsal.capacity_bytes or 0
     longest = max(taken, capacity, 1)
     shown = markup.bar(parts, _COLOR_OF, longest, _WIDE, _HIGH)
-    below = ""
     if capacity:
-        share = 100 * capacity / longest
         shown += (
-            f'<div style="position:absolute;left:{share:.3g}%;right:0;top:0;bottom:0;'
-            f'background:{_EXCESS}"></div>'
-        )
-        # The words are on the side of the mark that has room for them.
-        side, part = ("right", share) if share > 50 else ("left", 100 - share)
-        below = (
-            f'<div class="gda-text" style="width:{part:.3g}%;max-width:none;margin:0;'
-            f"margin-left:{0 if side == 'right' else share:.3g}%;box-sizing:border-box;"
-            f'border-{side}:2px solid;padding:0 6px;text-align:{side}">'
-            f"a device has {format_bytes(capacity)}</div>"
+            f'<div style="position:absolute;left:{100 * capacity / longest:.3g}%;right:0;top:0;'
+            f'bottom:0;background:{_EXCESS}"></div>'
         )
     sizes = {f"{name} {format_bytes(size)}": _COLOR_OF[name] for name, size in parts.items()}
     return "".join(
         [
             markup.text(f"<b>{escape(_peak(rehearsal))}</b>"),
-            f'<div style="width:{_WIDE}em;max-width:100%">',
-            f'<div style="position:relative">{shown}</div>{below}</div>',
+            f'<div style="position:relative;width:{_WIDE}em;max-width:100%">{shown}</div>',
             markup.text(markup.legend(sizes)),
             *(markup.text(escape(line)) for line in notes_of(rehearsal)),
         ]
@@ -175,6 +163,6 @@ def _with_bars(
     """Return a table with a bar in each row before the column ``at``; the last may have none."""
     header, *rows = [[*map(escape, row)] for row in cells]
     header.insert(at, legend)
-    for row, each in zip_longest(rows, bars, fillvalue=""):
+    for row, each in zip(rows, [*bars, ""], strict=False):
         row.insert(at, each)
     return markup.html_table(header, rows)

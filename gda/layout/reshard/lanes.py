@@ -93,13 +93,6 @@ class Lanes:
 
     # Lanes.
 
-    @cached_property
-    def num_colours(self) -> int:
-        """The number of colours: without mixed dimensions, as many as one device sends or gets."""
-        return self._num_shifts * math.prod(
-            _most(each) for each in self._dimensions if _is_mixed(each)
-        )
-
     def colours(self, segments: Sequence[IntArray], requests: IntArray) -> IntArray:
         """Return the colours of requests with these segments."""
         gathered, mixed = np.zeros_like(requests), np.zeros_like(requests)

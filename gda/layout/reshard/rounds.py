@@ -32,7 +32,7 @@ _DIGITS = 7
 _ALIGNED = 64
 
 
-class Piece(NamedTuple):
+class MovedPiece(NamedTuple):
     """A box of elements that one device gets from another, or keeps.
 
     Attributes:
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
         """The number of elements."""
         return math.prod(self.sizes)
 
-    def parts(self, most: int) -> Iterator[Piece]:
+    def parts(self, most: int) -> Iterator[MovedPiece]:
         """Yield the piece in parts of at most ``most`` elements, contiguous where they can be."""
         steps = list(self.sizes)
         for dimension, size in enumerate(steps):
@@ -70,12 +70,12 @@ class Piece(NamedTuple):
             )
             yield self._within(offsets, tuple(sizes))
 
-    def between(self, start: int, stop: int) -> Iterator[Piece]:
+    def between(self, start: int, stop: int) -> Iterator[MovedPiece]:
         """Yield the elements from ``start`` to ``stop``, in row-major order, as boxes."""
         for offsets, sizes in _boxes(self.sizes, start, stop):
             yield self._within(offsets, sizes)
 
-    def _within(self, offsets: Shape, sizes: Shape) -> Piece:
+    def _within(self, offsets: Shape, sizes: Shape) -> MovedPiece:
         return self._replace(
             source_starts=_sum(self.source_starts, offsets),
             target_starts=_sum(self.target_starts, offsets),
@@ -93,7 +93,7 @@ class Lane(NamedTuple):
 class FarPiece(NamedTuple):
     """A piece for another process, and the lanes that carry it."""
 
-    piece: Piece
+    piece: MovedPiece
     colour: int
     units: int
 
@@ -150,9 +150,9 @@ class Relocation:
         lengths = (int(each.lengths.max()) for each in self._flow.pieces.dimensions[1:])
         return math.prod(lengths) * math.prod(self._beside)
 
-    def arriving(self, process: int) -> tuple[list[Piece], list[FarPiece]]:
+    def arriving(self, process: int) -> tuple[list[MovedPiece], list[FarPiece]]:
         """Return the pieces that a process gets: those from itself, and those from others."""
-        near: list[Piece] = []
+        near: list[MovedPiece] = []
         far: list[FarPiece] = []
         for run in self._flow.runs(_positions(self._target, process)):
             chosen = ~run.is_far
@@ -200,7 +200,7 @@ class Relocation:
 
     def _pieces(
         self, sources: IntArray, targets: IntArray, segments: tuple[IntArray, ...]
-    ) -> list[Piece]:
+    ) -> list[MovedPiece]:
         columns: list[list[list[int]]] = [[], [], []]
         for dimension, segment in zip(self._flow.pieces.dimensions, segments, strict=True):
             starts = dimension.starts[segment]
@@ -213,7 +213,7 @@ class Relocation:
             for of, beside in zip(columns, (corner, corner, self._beside), strict=True)
         ]
         ends = self._ids[0][sources].tolist(), self._ids[1][targets].tolist()
-        return [*map(Piece, [self.leaf] * count, *ends, *boxes)]
+        return [*map(MovedPiece, [self.leaf] * count, *ends, *boxes)]
 
 
 class Routes:
@@ -272,13 +272,13 @@ class Packet:
 
     def __init__(self, digit: int) -> None:
         self._digit = digit
-        self._parts: list[tuple[Piece, Steps, int]] = []
+        self._parts: list[tuple[MovedPiece, Steps, int]] = []
 
-    def add(self, piece: Piece, steps: Steps, start: int) -> None:
+    def add(self, piece: MovedPiece, steps: Steps, start: int) -> None:
         """Append the elements of a piece from ``start`` on, as many as the steps have."""
         self._parts.append((piece, steps, start))
 
-    def boxes(self, this: Round) -> Iterator[tuple[int, Piece]]:
+    def boxes(self, this: Round) -> Iterator[tuple[int, MovedPiece]]:
         """Yield what travels in a round, as boxes with their places in a flat buffer."""
         for piece, steps, start in self._parts:
             begin = max(this.start, steps.start)
@@ -311,7 +311,7 @@ class Streams:
             move.leaf: Steps(*each) for move, each in zip(moves, pairwise(ends), strict=True)
         }
         self._total = ends[-1]
-        self.near: list[Piece] = []
+        self.near: list[MovedPiece] = []
         self.sent: defaultdict[tuple[int, int], Packets] = defaultdict(dict)
         self.received: defaultdict[tuple[int, int], Packets] = defaultdict(dict)
         for move in moves:

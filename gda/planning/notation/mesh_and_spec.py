@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import number_in, parse_shape
+from gda.planning.notation.numbers import number_in
 
 if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry
@@ -23,19 +23,16 @@ NOT_SHARDED = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
 _CLOSING = {"(": ")", "[": "]"}
-_AXES = "xyzw"  # in a mesh that is suggested
 
 
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the sizes of mesh axes by name: ``data=64,model=16``, also with ``:`` as in Python."""
     scan = _Scanner(text)
-    if proposed := _with_names(text):
-        scan.fail(f"an axis with its size was expected; did you mean {proposed}?")
     mesh: dict[str, int] = {}
     closing = "}" if scan.skip("{") else ""
     while True:
         name = scan.next
-        if not name.is_name:
+        if not name.text or name.kind == "mark":
             scan.fail("an axis with its size was expected, such as data=64")
         if name.text in NOT_SHARDED:
             scan.fail(f"no axis can have the name {name.text}: in a spec it means 'not sharded'")
@@ -55,17 +52,6 @@ def parse_mesh(text: str) -> dict[str, int]:
     if not scan.is_done:
         scan.fail("the mesh ends before this; omit the rest")
     return mesh
-
-
-def _with_names(text: str) -> str:
-    """Return a mesh of these sizes, ``x=4,y=2`` for ``4x2``; empty if it has more than sizes."""
-    try:
-        sizes = parse_shape(text)
-    except MisreadError:
-        return ""
-    if len(sizes) > len(_AXES) or 0 in sizes:
-        return ""
-    return ",".join(f"{name}={size}" for name, size in zip(_AXES, sizes, strict=False))
 
 
 def parse_spec(text: str) -> tuple[SpecEntry, ...]:
@@ -145,25 +131,24 @@ def _quoted_name(scan: _Scanner) -> str:
 
 
 class _Token(NamedTuple):
+    """A part of a text: its ``kind`` is ``mark``, ``word``, ``quoted`` or ``end``."""
+
     text: str
     position: int
     kind: str
 
     @property
     def is_quoted(self) -> bool:
-        return self.kind in ("one", "two")
-
-    @property
-    def is_name(self) -> bool:
-        return (self.is_quoted or self.kind == "word") and bool(self.text)
+        return self.kind == "quoted"
 
     def is_mark(self, mark: str) -> bool:
         return self.kind == "mark" and self.text == mark
 
 
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<mark>[()\[\]{},+=:])|'(?P<one>[^']*)'|"(?P<two>[^"]*)"|"""
-    r"""(?P<word>[^\s()\[\]{},+=:'"]+)|(?P<stray>['"])|$)"""
+    r"""\s*(?:(?P<mark>[()\[\]{},+=:])|(?P<quote>['"])(?P<quoted>.*?)(?P=quote)|"""
+    r"""(?P<word>[^\s()\[\]{},+=:'"]+)|(?P<stray>['"])|$)""",
+    re.DOTALL,
 )
 
 
@@ -178,7 +163,7 @@ class _Scanner:
             if kind == "stray":
                 raise MisreadError("this quote is not closed", text, match.start(kind))
             if kind:
-                at = match.start(kind) - (kind in ("one", "two"))  # of the quote
+                at = match.start(kind) - (kind == "quoted")  # of the quote
                 self.tokens.append(_Token(match[kind], at, kind))
         self._end = _Token("", len(text.rstrip()), "end")
         self._at = 0

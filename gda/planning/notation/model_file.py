@@ -37,7 +37,6 @@ from gda.planning.notation.planned_grid import (
     TypedGrid,
     check_dimensions,
     check_shape_and_mesh,
-    mistakes_of_spec,
     plan_grid,
 )
 
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from gda.layout.spec import Shape, SpecEntry
 
 _MOST_BYTES = 2**24
-_MOST_LETTERS = 10_000  # of a spec or a mesh as a text
 _SHOWN = 20
 _KEYS_SHOWN = 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
@@ -159,7 +157,7 @@ def read_model(
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            array = _array(name, entry, defaults, sizes, pad)
+            array = _array(name, entry, defaults)
             arrays.append(array)
             grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad)
             parameters.append(Parameter(grid, array.dtype, name))
@@ -205,7 +203,6 @@ def _mesh_from(given: Any) -> dict[str, int]:
     if given is None:
         raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
     if isinstance(given, str):
-        _check_letters("mesh", given)
         return parse_mesh(given)
     if not isinstance(given, dict) or not given:
         raise MistakesError(f"expected are {expected}, not {_short(given)}")
@@ -227,7 +224,7 @@ def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]
 
 
 def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return what is known of a shape, a dtype and a spec, None for a wrong one, and mistakes."""
+    """Return the shape, the dtype and the spec that can be read, and the mistakes in the others."""
     values, wrong = {}, []
     for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
         try:
@@ -235,18 +232,10 @@ def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
                 values[key] = read(given[key])
         except MistakesError as error:
             wrong += error.lines
-            values[key] = None
     return values, wrong
 
 
-def _array(
-    name: str,
-    entry: Any,
-    defaults: Mapping[str, Any],
-    mesh: Mapping[str, int] | None = None,
-    pad: bool = False,
-) -> ModelArray:
-    """Return a parameter; of a wrong one, its mistakes on a mesh are reported as well."""
+def _array(name: str, entry: Any, defaults: Mapping[str, Any]) -> ModelArray:
     if not isinstance(entry, dict):
         raise MistakesError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
     given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
@@ -257,9 +246,6 @@ def _array(
         wrong.append('there is no "shape"')
     if "dtype" not in given and defaults["dtype"] is None:
         wrong.append('there is no "dtype", here or for all parameters')
-    if wrong and mesh is not None:
-        # The readable part of its layout may be wrong, too.
-        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
     if wrong:
         raise MistakesError(*wrong)
     return ModelArray(name, **values)
@@ -315,7 +301,6 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
             check_dimensions("spec", value)
     try:
         if isinstance(given, str):
-            _check_letters("spec", given)
             return parse_spec(given)
         entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except (MisreadError, MistakesError) as error:
@@ -329,14 +314,6 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
                 f'not "{word}"'
             )
     return entries
-
-
-def _check_letters(kind: str, text: str) -> None:
-    """Raise ``MistakesError`` if a text is too long to be read with good messages."""
-    if len(text) > _MOST_LETTERS:
-        raise MistakesError(
-            f"is a text of {len(text):,} characters, and a {kind} has at most {_MOST_LETTERS:,}"
-        )
 
 
 # Words.

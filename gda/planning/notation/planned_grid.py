@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gda.layout.padding import Padding, format_percent, padding_of
-from gda.layout.spec import axis_errors
 from gda.layout.text import counted, format_mesh, typed_shape
-from gda.planning.notation.mesh_and_spec import NOT_SHARDED
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
@@ -24,9 +22,6 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
-
-# Other words that users write for it.
-_MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
 
 
 @dataclass(frozen=True)
@@ -63,17 +58,14 @@ def plan_grid(
     *,
     pad: bool,
 ) -> ShardGrid:
-    """Return the grid of an array, on a mesh without processes; an error has all reasons."""
+    """Return the grid of an array, on a mesh without processes."""
     from gda.layout.grid import ShardGrid
 
     check_shape_and_mesh(shape, mesh)
     try:
         grid = ShardGrid(shape, mesh, spec, pad=pad)
     except ValueError as error:
-        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
-        first += _hint_of_not_sharded(mesh, spec)
-        first += _hint_of_padding(shape, mesh, spec)
-        raise MistakesError(first, *more) from None
+        raise MistakesError(f"{error}{_hint_of_padding(shape, mesh, spec)}") from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -82,38 +74,6 @@ def plan_grid(
             f"({2**63:.1e}); check the sizes"
         )
     return grid
-
-
-def mistakes_of_spec(
-    spec: Sequence[SpecEntry],
-    mesh: Mapping[str, int],
-    shape: Shape | None = None,
-    *,
-    pad: bool = False,
-) -> list[str]:
-    """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
-    from gda.layout.grid import ShardGrid
-
-    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
-    if shape is not None:
-        unused = dict(mesh)
-        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
-        try:
-            ShardGrid(shape, mesh, known[: len(shape)], pad=pad)
-        except ValueError as error:
-            mistakes.append(str(error))
-    return mistakes
-
-
-def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
-    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
-    words = [entry for entry in entries if entry.lower() in _MEANS_NOT_SHARDED]
-    return (
-        f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
-        if words
-        else ""
-    )
 
 
 def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from gda.layout.numbering import IntArray
 from gda.layout.text import format_bytes, format_index, format_processes
-from gda.show.drawing.colors import INK, colors_of, which
+from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.sheet import escape, number
 from gda.show.subject import Subject
 from gda.show.words import format_devices, padding_of, processes_at
@@ -64,7 +64,7 @@ class Paint:
     @cached_property
     def by_block(self) -> IntArray:
         """Place in ``colors`` of each device's process."""
-        return which(self.ranks, len(self.numbers))
+        return self.ranks % len(self.colors)
 
     def of_blocks(self, blocks: IntArray) -> list[str]:
         """Return the colours of the processes that hold some blocks, at most ``MOST_BANDS``."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gda.layout.text import counted, format_numbers
 from gda.show.drawing.boxes import draw_boxes
-from gda.show.drawing.colors import INK, MOST_NAMED
+from gda.show.drawing.colors import INK
 from gda.show.drawing.faces import MOST_BANDS, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import TIMES, escape, number, text_width
@@ -143,11 +143,8 @@ def _draw_legend(picture: Picture) -> None:
     y = sheet.bottom + 26
     sheet.text(0, y, "", detail="process", size=11)
     x = text_width("process", 11) + 8
-    if len(paint.numbers) > MOST_NAMED:
-        _draw_ramp(picture, x, y)
-        return
     left = x
-    for process, color in zip(paint.numbers, paint.colors, strict=True):
+    for process, color in zip(paint.numbers, paint.colors, strict=False):
         name = str(process)
         width = 16 + text_width(name, 11) + 12
         if x + width > _LEGEND_WIDTH and x > left:
@@ -158,21 +155,8 @@ def _draw_legend(picture: Picture) -> None:
         )
         sheet.text(x + 16, y, name, size=11)
         x += width
-
-
-def _draw_ramp(picture: Picture, x: float, y: float) -> None:
-    paint, sheet = picture.paint, picture.sheet
-    first, last = str(paint.numbers[0]), str(paint.numbers[-1])
-    sheet.text(x, y, first, size=11)
-    x += text_width(first, 11) + 6
-    colors = paint.colors[::2]
-    for place, color in enumerate(colors):
-        sheet.add(
-            f'<rect class="gda-key" x="{number(x + 3 * place)}" y="{number(y - 9.5)}" width="3" '
-            f'height="11" fill="{color}" shape-rendering="crispEdges"/>'
-        )
-    x += 3 * len(colors) + 6
-    sheet.text(x, y, last, detail=f"{len(paint.numbers):,} processes", size=11)
+    if len(paint.numbers) > len(paint.colors):  # the next one has the first colour again
+        sheet.text(x, y, "", detail=f"… {len(paint.numbers):,} processes", size=11)
 
 
 def _write_notes(picture: Picture) -> None:

@@ -8,7 +8,6 @@ each array is opened; all at the same time, because each waits for its own file.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -42,7 +41,7 @@ from gda.storage.sources import Unreadable
 T = TypeVar("T")
 
 _MOST_AGGREGATED_BYTES = 2**40  # of the file of all small leaves, whose arrays may be any
-_MOST_KEY_BYTES = 2**26  # of an array of keys, which is read when the run is opened
+_MOST_KEY_BYTES = 2**26  # of an array of keys or a number, which is read when a run is opened
 
 # The numbers of Python by the dtype in which they are saved.
 _OF_PYTHON = ("bool", "int64", "float64", "complex128")
@@ -102,7 +101,7 @@ def open_orbax(
         return _structured(folder, like)
     saved = None
     if (tree := _parsed(folder, METADATA, parse_tree)) is None:
-        saved = _saved_values(folder)
+        saved = _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
         tree = OrbaxTree(_parsed_by(folder, AGGREGATE, lambda: [*leaves_of(saved)]))
     values = _values_of(folder, tree, saved)
     return _parsed_by(folder, METADATA, lambda: tree_of(tree.leaves, lambda leaf: values[leaf]))
@@ -125,32 +124,21 @@ def _structured(folder: OrbaxFolder, like: Any) -> Any:
     return jax.tree.unflatten(structure, [values[leaf] for leaf in leaves])
 
 
-def _saved_values(folder: OrbaxFolder) -> Any:
-    """Return the values of the file of all small leaves; ``None`` if there is no such file."""
-    return _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
-
-
 def _values_of(folder: OrbaxFolder, tree: OrbaxTree, saved: Any) -> dict[OrbaxLeaf, Any]:
     """Return the value or the source of each leaf; ``saved`` has values that were read before."""
     written = [leaf for leaf in tree.leaves if leaf.is_written]
     if saved is None and not all(leaf.is_written or leaf.kind in EMPTY for leaf in tree.leaves):
-        saved = _saved_values(folder)
+        saved = _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
     values: dict[OrbaxLeaf, Any] = {
         leaf: _without_data(folder, leaf, saved) for leaf in tree.leaves
     }
-    strings = [leaf for leaf in written if leaf.kind == "string"]
-    if strings:
+    if strings := [leaf for leaf in written if leaf.kind == "string"]:
         values |= _strings(folder, strings)
     arrays = [leaf for leaf in written if leaf.kind in (*ARRAYS, "scalar")]
     stores = dict(zip(arrays, _opened(folder, tree, arrays), strict=True))
     kinds = _key_kinds(folder, stores)
-    scalars = {leaf: _number for leaf in arrays if leaf.kind == "scalar"}
-    keys = {
-        leaf: functools.partial(_keys, kind)
-        for leaf in arrays
-        if leaf not in scalars and (kind := kinds.get(leaf.name)) is not None
-    }
-    return values | stores | _read(folder, stores, scalars | keys)
+    small = [leaf for leaf in arrays if leaf.kind == "scalar" or kinds.get(leaf.name)]
+    return values | stores | _read(folder, {leaf: stores[leaf] for leaf in small}, kinds)
 
 
 def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf, saved: Any) -> Any:
@@ -168,13 +156,13 @@ def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf, saved: Any) -> Any:
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
-    found = _parsed(folder, "_strings.json", parse_strings) or {}
-    if lost := [leaf.name for leaf in leaves if leaf.name not in found]:
+    texts = _parsed(folder, "_strings.json", parse_strings) or {}
+    if lost := [leaf.name for leaf in leaves if leaf.name not in texts]:
         raise ValueError(
             f"{folder.url} is damaged: the string {lost[0]!r:.200} is not in _strings.json; "
             "copy the run again"
         )
-    return {leaf: found[leaf.name] for leaf in leaves}
+    return {leaf: texts[leaf.name] for leaf in leaves}
 
 
 def _opened(folder: OrbaxFolder, tree: OrbaxTree, leaves: Sequence[OrbaxLeaf]) -> list[Any]:
@@ -207,51 +195,42 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         for leaf, store in stores.items()
         if leaf.kind == "jax.Array" and store.dtype.name == "uint32"
     }
-    found: dict[str, str | None] = {}
+    kinds: dict[str, str | None] = {}
     # An array is in the file of each process that wrote a part of it: mostly all are in the first.
     numbers = range(1)
-    while names - found.keys():
+    while names - kinds.keys():
         files = [f"array_metadatas/process_{process}" for process in numbers]
         texts = folder.read_each(files)
         for file, text in zip(files, texts, strict=True):
             if text is not None:
-                found |= _parsed_by(folder, file, lambda text=text: parse_key_kinds(text))
+                kinds |= _parsed_by(folder, file, lambda text=text: parse_key_kinds(text))
         if None in texts:
             break
         numbers = range(numbers.stop, numbers.stop + MOST_FILES)
-    return found
+    return kinds
 
 
 def _read(
-    folder: OrbaxFolder,
-    stores: dict[OrbaxLeaf, Any],
-    made: dict[OrbaxLeaf, Callable[[OrbaxLeaf, Any], Any]],
+    folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any], kinds: dict[str, str | None]
 ) -> dict[OrbaxLeaf, Any]:
-    """Return what is made of the data of some leaves."""
-    for leaf in made:
-        shape, nbytes = (
-            stores[leaf].shape,
-            stores[leaf].size * stores[leaf].dtype.numpy_dtype.itemsize,
-        )
-        if leaf.kind == "scalar" and shape:
-            raise ValueError(
-                f"{folder.url} is damaged: the number {leaf.name!r:.200} has the shape {shape}"
-            )
+    """Return the values of numbers and PRNG keys."""
+    for leaf, store in stores.items():
+        nbytes = store.size * store.dtype.numpy_dtype.itemsize
         if nbytes > _MOST_KEY_BYTES:
             raise ValueError(
-                f"the PRNG keys {leaf.name!r:.200} of {folder.url} have {nbytes} bytes; gda reads "
-                f"at most {_MOST_KEY_BYTES} when it opens a run"
+                f"the numbers or PRNG keys {leaf.name!r:.200} of {folder.url} have {nbytes} bytes; "
+                f"gda reads at most {_MOST_KEY_BYTES} when it opens a run"
             )
-    names = [leaf.name for leaf in made]
-    data = folder.results([stores[leaf].read() for leaf in made], names, "cannot be read")
-    return {leaf: make(leaf, each) for (leaf, make), each in zip(made.items(), data, strict=True)}
+    names = [leaf.name for leaf in stores]
+    data = folder.results([store.read() for store in stores.values()], names, "cannot be read")
+    values = zip(stores, data, strict=True)
+    return {leaf: _value_of(leaf, each, kinds.get(leaf.name)) for leaf, each in values}
 
 
-def _number(leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
-    return data.item() if data.dtype.name in _OF_PYTHON else data[()]
-
-
-def _keys(kind: str, leaf: OrbaxLeaf, data: np.ndarray[Any, Any]) -> Any:
+def _value_of(leaf: OrbaxLeaf, data: np.ndarray[Any, Any], kind: str | None) -> Any:
+    if leaf.kind == "scalar":
+        is_python = data.dtype.name in _OF_PYTHON and not data.ndim
+        return data.item() if is_python else data[()]
     try:
         return jax.random.wrap_key_data(jax.numpy.asarray(data), impl=kind)
     except (TypeError, ValueError) as error:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gda.storage.new_files import about as _about
-from gda.storage.new_files import begin_to_sync
+from gda.storage.new_files import begin_to_sync, sync_folder
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 
@@ -79,7 +79,7 @@ class FileStore:
         with self._guard:
             directories, self._to_sync = sorted(self._to_sync, reverse=True), set()
         for directory in directories:
-            _sync_directory(directory)
+            sync_folder(directory)
 
     def version(self, name: str) -> bytes:
         """Return a version that changes with the content of a file."""
@@ -119,7 +119,7 @@ class FileStore:
         except BaseException:
             _remove_again(beside)
             raise
-        _sync_directory(os.path.dirname(path))
+        sync_folder(os.path.dirname(path))
 
     def _check_version(self, name: str, version: bytes | None) -> None:
         now = self.version(name)
@@ -346,18 +346,3 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[i + 1 :]]
         count -= view.nbytes
     return []
-
-
-def _sync_directory(directory: str) -> None:
-    with _about(directory):
-        try:
-            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        except PermissionError:
-            return  # writable, but not readable; PostgreSQL ignores these cases too
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
-                raise
-        finally:
-            os.close(handle)

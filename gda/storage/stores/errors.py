@@ -55,6 +55,6 @@ class SaveError(RuntimeError):
     """
 
 
-def said(value: object) -> str:
+def repr_of(value: object) -> str:
     """Return the ``repr`` of a value; the hexadecimal digits of a very long integer."""
     return hex(value) if isinstance(value, int) and value.bit_length() > 1000 else repr(value)

@@ -26,21 +26,18 @@ from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
-from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import (
     checks_are_on,
     communicates,
     if_checked,
     together,
-    user_location,
 )
 from gda.multihost.descriptions import describe
-from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.trees.jit import constrain
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
-from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
+from gda.trees.replicas import check_replicas_agree
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
 __all__ = [
@@ -87,9 +84,7 @@ def host_local_array_to_global_array(
     Raises:
       ValueError, TypeError, DoesNotFitError: as ``GlobalArray.from_process_local``, with a note of
         the leaf's path; or ``pspecs`` is no prefix, or has ``None`` for an array.
-      DisagreementError: with ``check_replicas``, in every process: a block has different bytes in
-        some. It names the leaf, the block and the processes, those in the minority first.
-      LateProcessError: with ``check_replicas``: a process did not arrive in time.
+      ReplicaMismatchError, LateProcessError: with ``check_replicas``, as ``check_replicas_agree``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -107,8 +102,11 @@ def host_local_array_to_global_array(
         return _placed(local_inputs, global_mesh, pspecs, "pspecs", SPECS, layout_of)
 
     result = together(_NAME, global_mesh, work, describe, always=check_replicas)
-    if check_replicas and len(processes_of(global_mesh).numbers) > 1:
-        _check_replicas(local_inputs, result)
+    if check_replicas:
+        given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
+        leaves = zip(given, structure.flatten_up_to(result), strict=True)
+        built = [None if _is_global(leaf) else array for leaf, array in leaves]
+        check_replicas_agree(jax.tree.unflatten(structure, built))
     return result
 
 
@@ -175,26 +173,6 @@ def _is_global(leaf: Any) -> bool:
     """Return True if an array is over other processes too."""
     array = held_by(leaf)
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
-
-
-def _check_replicas(local_inputs: Any, result: Any) -> None:
-    """Raise ``DisagreementError`` in all processes unless the blocks built here are the same."""
-    given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
-    leaves = zip(given, structure.flatten_up_to(result), strict=True)
-    built = [None if _is_global(leaf) else array for leaf, array in leaves]
-    try:
-        ReplicaCheck(jax.tree.unflatten(structure, built)).result()
-    except ReplicaMismatchError as error:
-        differences = [
-            f"{f'at {each.path}, ' if each.path else ''}block {format_index(each.index)}: "
-            + ", and other bytes in ".join(map(format_processes, each.processes))
-            for each in error.mismatches
-        ]
-        raise DisagreementError(
-            f"{_NAME} ({user_location()}): blocks that several processes hold differ: "
-            f"{join_some(differences)}. Give every process the same data there, or shard the array "
-            "over the processes"
-        ) from None
 
 
 # Of axlearn.

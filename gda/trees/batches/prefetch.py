@@ -9,7 +9,6 @@ import queue
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import TracebackType
@@ -125,23 +124,21 @@ class Prefetched(Iterator[Any]):
         self._source = source
         self._state = _state_of(source)
         self._is_closed = False
-        self._run: _BatchThread | None = self._start()
+        self._thread: _BatchThread | None = self._start()
 
     def __iter__(self) -> Self:
         return self
 
     @public
     def __next__(self) -> Any:
-        run = self._run
-        if run is None:
+        thread = self._thread
+        if thread is None:
             raise StopIteration
-        made = run.following()
+        made = thread.following()
         if made.error is None:
             self._state = made.state
-            run.hand_out()
             return made.batch
-        self._run = None
-        run.hand_out()
+        self._thread = None
         try:
             raise made.error
         finally:
@@ -174,13 +171,13 @@ class Prefetched(Iterator[Any]):
         self._check_has("set_state")
         if self._is_closed:
             raise ValueError("the prefetched batches were closed; call gda.prefetch again")
-        if self._run is not None:
-            self._run.stop()
-            self._run.thread.join()
-            self._run = None
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread.join()
+            self._thread = None
         self._source.set_state(copy.deepcopy(state))  # pyright: ignore[reportAttributeAccessIssue]
         self._state = _state_of(self._source)
-        self._run = self._start()
+        self._thread = self._start()
 
     @public
     def close(self) -> None:
@@ -188,17 +185,17 @@ class Prefetched(Iterator[Any]):
 
         Waits for the batch that is being made. There are no more batches afterwards.
         """
-        run, self._run = self._run, None
+        thread, self._thread = self._thread, None
         if self._is_closed:
             return
         self._is_closed = True
-        if run is not None:
-            run.stop(closes=True)
-            run.thread.join()
-        if run is None or not run.has_closed:
+        if thread is not None:
+            thread.stop(closes=True)
+            thread.join()
+        if thread is None or not thread.has_closed:
             _close(self._source)
-        elif run.failure is not None:
-            raise run.failure
+        elif thread.failure is not None:
+            raise thread.failure
 
     def __enter__(self) -> Self:
         return self
@@ -212,9 +209,9 @@ class Prefetched(Iterator[Any]):
         self.close()
 
     def __del__(self) -> None:
-        run = getattr(self, "_run", None)
-        if run is not None:
-            run.stop(closes=True)  # without waiting: any thread may be collecting garbage
+        thread = getattr(self, "_thread", None)
+        if thread is not None:
+            thread.stop(closes=True)  # without waiting: any thread may be collecting garbage
 
     def _check_has(self, method: str) -> None:
         if not hasattr(self._source, method):
@@ -236,7 +233,7 @@ class _Made(NamedTuple):
     error: BaseException | None = None
 
 
-class _BatchThread:
+class _BatchThread(threading.Thread):
     """A thread that makes batches, until the iterator ends, an error or ``stop``.
 
     The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
@@ -245,42 +242,37 @@ class _BatchThread:
     def __init__(
         self, source: Iterator[Any], place: Callable[[Any], Any], size: int, x64: bool
     ) -> None:
-        self._source, self._place, self._size, self._x64 = source, place, size, x64
-        self._made: deque[_Made] = deque()
-        # Each says only that the other side may look again, so that a Ctrl-C between two lines of
-        # the caller's thread loses nothing. They are no Condition for the reason in storage.tasks.
+        super().__init__(daemon=True, name="gda-prefetch")
+        self._source, self._place, self._x64 = source, place, x64
+        self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
+        # One for each batch that may be made. No Semaphore: ``stop`` is called while garbage is
+        # collected, perhaps in the middle of another call of it.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(size):
+            self._room.put(None)
         self._is_over = self._closes = False
         self.has_closed = False  # True if the thread has called close() of the iterator
         self.failure: BaseException | None = None  # of that
-        self.thread = threading.Thread(target=self._serve, daemon=True, name="gda-prefetch")
         _running.add(self)
-        self.thread.start()
+        self.start()
 
     # In the caller's thread.
 
     def following(self) -> _Made:
-        """Return the next batch, or the error in its place, when it is there; do not remove it."""
-        while not self._made:
-            self._wake(self._room)
-            self._news.get()
-        return self._made[0]
-
-    def hand_out(self) -> None:
-        """Remove the batch that ``following`` returned: there is room for another."""
-        self._made.popleft()
-        self._wake(self._room)
+        """Return the next batch, or the error in its place, when it is there."""
+        made = self._made.get()
+        self._room.put(None)
+        return made
 
     def stop(self, *, closes: bool = False) -> None:
         """Let the thread end after the batch that it is making; ``closes`` the iterator there."""
         self._closes = self._closes or closes
         self._is_over = True
-        self._wake(self._room)
+        self._room.put(None)
 
     # In its own thread.
 
-    def _serve(self) -> None:
+    def run(self) -> None:
         with jax.enable_x64(self._x64):
             last = self._make_all()
             if self._closes:
@@ -290,7 +282,7 @@ class _BatchThread:
                 except BaseException as error:
                     self.failure = error
         del self._source, self._place  # an error may keep this for long
-        self._add(last)
+        self._made.put(last)
         del last  # the frames of the error lead to this one
 
     def _make_all(self) -> _Made:
@@ -298,12 +290,11 @@ class _BatchThread:
         number = 0
         try:
             while True:
-                while len(self._made) >= self._size and not self._is_over:
-                    self._room.get()
+                self._room.get()
                 host = _THE_END if self._is_over else next(self._source, _THE_END)
                 if host is _THE_END:
                     return _Made(error=StopIteration())
-                self._add(_Made(self._place(host), _state_of(self._source)))
+                self._made.put(_Made(self._place(host), _state_of(self._source)))
                 del host
                 number += 1
         except BaseException as error:
@@ -311,17 +302,6 @@ class _BatchThread:
                 error = RuntimeError("a leaf of a batch raised StopIteration")
             error.add_note(f"gda: in batch {number} of prefetch, counted from 0")
             return _Made(error=error)
-
-    def _add(self, made: _Made) -> None:
-        self._made.append(made)
-        self._wake(self._news)
-
-    # Not a function of the module, which may be gone when the last objects are.
-    @staticmethod
-    def _wake(waiting: queue.SimpleQueue[None]) -> None:
-        # One is enough: the side that gets it looks at everything that was done before.
-        if waiting.empty():
-            waiting.put(None)
 
 
 def _state_of(source: Any) -> Any:
@@ -341,11 +321,11 @@ _running: weakref.WeakSet[_BatchThread] = weakref.WeakSet()
 @atexit.register
 def _end_all() -> None:
     deadline = time.monotonic() + _SECONDS_AT_EXIT
-    runs = list(_running)
-    for run in runs:
-        run.stop(closes=True)
-    for run in runs:
-        run.thread.join(max(0.0, deadline - time.monotonic()))
+    threads = list(_running)
+    for thread in threads:
+        thread.stop(closes=True)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # One batch.

@@ -102,12 +102,7 @@ def save_safetensors(
         ``jax.ShapeDtypeStruct``.
       max_workers: number of threads that write, 4 by default. Sources are read one block at a time
         unless it is given.
-      max_bytes: bound on host memory for copies of blocks from accelerators and for blocks of
-        sources; one block is always allowed.
-      retry: the errors after which a block is read and written again, and how often; see
-        ``gda.Retry``.
-      progress: ``True`` shows bytes and rate of this process on stderr, which needs the
-        extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
+      max_bytes, retry, progress: as for ``gda.store``.
 
     Raises, before anything is written:
       TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a
@@ -211,6 +206,14 @@ class PlannedSave:
         paths = [folder / file.name for file in self.files]
         return write_leaves(self.tree, leaves, places, paths, options, add)
 
+    def commit(self, folder: Path) -> None:
+        """Move the files from the folder of the save to their places."""
+        if self.is_one_file:
+            (file,) = self.files
+            new_files.move(folder / file.name, self.folder / file.name)
+        else:
+            replace_model(folder, self.folder, self.files)
+
 
 def planned_save(
     path: str,
@@ -257,10 +260,13 @@ def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
         dtype_name(np.dtype(array.dtype))
         return array
 
+    def grid_of(leaf: Any, array: Any) -> ShardGrid | None:
+        return None if isinstance(array, np.ndarray | SourceArray) else grid_of_leaf(leaf)
+
     keyed = _with_paths(tree)
-    paths, given = [keys for keys, _ in keyed], [leaf for _, leaf in keyed]
-    arrays = with_paths(tree, array_at, paths, given)
-    grids = with_paths(tree, _grid_of, given, arrays)
+    paths, sources = [keys for keys, _ in keyed], [leaf for _, leaf in keyed]
+    arrays = with_paths(tree, array_at, paths, sources)
+    grids = with_paths(tree, grid_of, sources, arrays)
     return written_arrays(arrays, grids, are_copies=True)
 
 
@@ -276,10 +282,6 @@ def _array_of(leaf: Any) -> Any:
             f"no file holds {array.dtype}; save the numbers of the keys: jax.random.key_data(array)"
         )
     return array
-
-
-def _grid_of(given: Any, array: Any) -> ShardGrid | None:
-    return None if isinstance(array, np.ndarray | SourceArray) else grid_of_leaf(given)
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -372,13 +374,4 @@ def _save(plan: PlannedSave, options: Options) -> None:
             write(in_rows(group, _NAME), lambda _: None)  # of other blocks
             add(sum(sizes[number] for number in group))
         step(lambda: sync_files(written), what=f"the writing {what}")
-        move = partial(_commit, plan, folder) if is_first else lambda: None
-        step(move, what=f"the end {what}")
-
-
-def _commit(plan: PlannedSave, partial_folder: Path) -> None:
-    if plan.is_one_file:
-        (file,) = plan.files
-        new_files.move(partial_folder / file.name, plan.folder / file.name)
-    else:
-        replace_model(partial_folder, plan.folder, plan.files)
+        step(lambda: plan.commit(folder) if is_first else None, what=f"the end {what}")

@@ -25,7 +25,6 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
-from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
@@ -205,22 +204,21 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
     """Return the blocks to write and their targets, checked."""
     reading = one_at_a_time(options)
 
-    def array_of_leaf(number: int, leaf: Any, given: Any) -> Any:
+    def array_of_leaf(number: int, leaf: Any, target: Any) -> Any:
         if not is_source(leaf):
             return _array_of(leaf)
-        target = target_of(held_by(given))
-        found = source_of(leaf)
-        check_fit(target, found.shape, native(found.dtype))
-        path = path_of(tree, number)
+        target = target_of(held_by(target))
+        source = source_of(leaf)
+        check_fit(target, source.shape, native(source.dtype))
         most = options.max_bytes or MAX_BYTES
-        return SourceArray.of(leaf, path, most, reading, written=target.chunks)
+        return SourceArray.of(leaf, path_of(tree, number), most, reading, written=target.chunks)
 
     def grid_of(leaf: Any) -> ShardGrid | None:
         return None if is_source(leaf) else grid_of_leaf(leaf)
 
-    def job(leaf: WrittenArray, given: Any) -> _Job:
+    def job(leaf: WrittenArray, target: Any) -> _Job:
         # jax.tree.map over a tree with containers puts each target into a container.
-        target = target_of(held_by(given))
+        target = target_of(held_by(target))
         check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
         _check_chunks(leaf, target, options)
         return _Job(leaf, target)
@@ -245,8 +243,12 @@ def _check_chunks(leaf: WrittenArray, target: Target, options: Options) -> None:
     """Raise unless every chunk has one writer: a process, or a thread if several threads write."""
     if 0 in leaf.shape or not (leaf.has_several_writers or options.are_for_threads):
         return
-    if not target.allows_processes:
-        _check_one_process(leaf.writers())
+    if not target.allows_processes and len(processes := {*leaf.writers().ravel().tolist()}) > 1:
+        raise ValueError(
+            "the target is in an HDF5 file, which only one process at a time may write, but "
+            f"{format_processes(processes)} have blocks to write; gather the array with "
+            "g.gather(process=0), write a file for each process, or use a Zarr array"
+        )
     if target.chunks is None:
         return
     if are_aligned(leaf.block_shape, leaf.parts, target.chunks, target.origin):
@@ -261,17 +263,6 @@ def _check_chunks(leaf: WrittenArray, target: Target, options: Options) -> None:
         text = _shared_chunk_text(leaf.block_shape, target.chunks, target.origin, conflicts, who)
         alone = ", or max_workers=1" if by_threads and not leaf.has_several_writers else ""
         raise ValueError(text + alone)
-
-
-def _check_one_process(writers: IntArray) -> None:
-    """Raise if several processes would write into an HDF5 file."""
-    processes = set(writers.ravel().tolist())
-    if len(processes) > 1:
-        raise ValueError(
-            "the target is in an HDF5 file, which only one process at a time may write, but "
-            f"{format_processes(processes)} have blocks to write; gather the array with "
-            "g.gather(process=0), write a file for each process, or use a Zarr array"
-        )
 
 
 def _shared_chunk_text(
@@ -332,7 +323,7 @@ def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> 
 
     def work() -> None:
         try:
-            to.target.handle[to.index] = _values(block)
+            to.target.handle[to.index] = block.values().astype(to.target.dtype, copy=False)
         except Exception as error:
             to.note(error)
             raise
@@ -343,19 +334,14 @@ def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> 
     return Task(block.nbytes, work, lambda _: finish(block))
 
 
-def _values(block: _Block) -> np.ndarray[Any, Any]:
-    """Return a block on the host, as the target takes it."""
-    return block.values().astype(block.key.target.dtype, copy=False)
-
-
 class _Commit:
     """A block that TensorStore is writing; its ``Future``."""
 
     def __init__(self, block: _Block) -> None:
+        target, index = block.key.target, block.key.index
+        values = block.values().astype(target.dtype, copy=False)
         # Neither a jax.Array nor its cast changes, so no copy is needed.
-        written = block.key.target.handle[block.key.index].write(
-            _values(block), can_reference_source_data_indefinitely=True
-        )
+        written = target.handle[index].write(values, can_reference_source_data_indefinitely=True)
         self.add_done_callback = written.commit.add_done_callback
         self.result = written.commit.result
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import digest_of, sums_of_numpy
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
@@ -38,7 +38,7 @@ def check_fingerprints(
         ]
 
     done = all_do(
-        lambda: [(holders, sums.to_json()) for holders, sums in begun],
+        lambda: [(holders, sums.result().tolist()) for holders, sums in begun],
         judge=judge,
         what=f"comparing fingerprints with {source}",
         timeout=timeout,
@@ -53,11 +53,11 @@ def line_of(record: ArrayLeaf, was: str = "saved") -> str:
     return f"array {format_path(record.path)} is not what was {was}: its fingerprint differs"
 
 
-def _begin_share(arrival: Arrival) -> tuple[tuple[int, ...], Sums]:
+def _begin_share(arrival: Arrival) -> tuple[tuple[int, ...], PendingSums]:
     """Return the processes that hold an array, and the sums over the share of this one."""
     array = held_by(arrival.value)
     if not isinstance(array, jax.Array):
-        return (jax.process_index(),), Sums(sums_of_numpy(np.asarray(array, arrival.dtype)))
+        return (jax.process_index(),), PendingSums(sums_of_numpy(np.asarray(array, arrival.dtype)))
     sums = begin(array, grid_of_leaf(arrival.value))
     if array.is_fully_addressable:
         return (jax.process_index(),), sums

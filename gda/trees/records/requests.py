@@ -25,7 +25,7 @@ from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
 from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING
 from gda.trees.records.arrivals import (
@@ -385,10 +385,11 @@ def _value_like(value: Any, like: Any, casts: bool) -> Any:
             cast_value = kind(value)
             if kind is not bool or cast_value == value:
                 return cast_value
-        raise ValueError(f"it has {said(value):.40}, which does not fit {kind.__name__}")
+        raise ValueError(f"it has {repr_of(value):.40}, which does not fit {kind.__name__}")
+    kind = type(value)
     raise ValueError(
-        f"it has the {type(value).__name__} {said(value):.40}, and like has {_in_words(like)}; put "
-        f"a value of type {type(value).__name__} there"
+        f"it has the {kind.__name__} {repr_of(value):.40}, and like has {_in_words(like)}; put a "
+        f"value of type {kind.__name__} there"
     )
 
 
@@ -423,7 +424,7 @@ def _array_of_number(
         number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
     except (DoesNotFitError, OverflowError):
         raise ValueError(
-            f"it has the {type(value).__name__} {said(value):.40}, and like has {dtype}, which "
+            f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
             "cannot hold it"
         ) from None
     with own_settings():  # as for arrays

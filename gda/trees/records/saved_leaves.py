@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.fingerprints.fingerprint import begin_blocks, sums_of_host
 from gda.arrays.fingerprints.formula import sums_of_numpy
-from gda.arrays.fingerprints.sums import Sums
+from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import (
@@ -34,7 +34,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
 from gda.storage.stores.checksums import crc32c
-from gda.storage.stores.errors import said
+from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
@@ -95,12 +95,14 @@ class SavedLeaf(NamedTuple):
         """Bytes that this process writes."""
         return sum(math.prod(b.data.shape) for b in self.blocks) * self.record.dtype.itemsize
 
-    def begin_sums(self) -> Sums:
+    def begin_sums(self) -> PendingSums:
         """Begin the share of this process in the fingerprint, where the blocks are."""
         if self.is_source:
-            return Sums(*[sums_of_host(on_host(block.data), block.start) for block in self.blocks])
+            return PendingSums(
+                *[sums_of_host(on_host(block.data), block.start) for block in self.blocks]
+            )
         if self.grid is None:
-            return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
+            return PendingSums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
         with own_settings():
             blocks = {block.number: _on_device(block) for block in self.blocks}
         return begin_blocks(blocks, self.grid)
@@ -115,10 +117,11 @@ def saved_leaves(
     ``are_held`` is that of ``written_arrays``.
     """
     given: list[_Given | ValueLeaf] = []
-    reading = one_at_a_time(options)
+    reading = None
     for path, leaf in leaves:
         with noting_path(path):
             if is_source(leaf):
+                reading = reading or one_at_a_time(options)
                 given.append(_of_source(path, leaf, options, reading))
             else:
                 given.append(_given(path, leaf))
@@ -199,7 +202,7 @@ def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
     values = {}
     for leaf in leaves:
         if isinstance(leaf, ValueLeaf):
-            values[format_path(leaf.path)] = f"{said(leaf.value):.200}"
+            values[format_path(leaf.path)] = f"{repr_of(leaf.value):.200}"
         elif leaf.is_source:
             values[format_path(leaf.record.path)] = str(leaf.own)
         elif leaf.own is not None:
@@ -212,8 +215,8 @@ def check_same_values(values: list[dict[str, str]]) -> None:
     """Raise ``DisagreementError`` unless the values are the same in all processes."""
     differences = []
     for path, first in values[0].items():
-        said = {process: each.get(path) for process, each in enumerate(values)}
-        others = [f"process {i} has {value}" for i, value in said.items() if value != first]
+        there = [each.get(path) for each in values]
+        others = [f"process {i} has {value}" for i, value in enumerate(there) if value != first]
         if others:
             differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
     if differences:
@@ -254,8 +257,8 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf:
 
 
 def _of_source(path: Path, leaf: Any, options: Options, reading: Any) -> _Given:
-    said = format_path(path) if path else ""
-    array = SourceArray.of(leaf, said, options.max_bytes or MAX_BYTES, reading)
+    name = format_path(path) if path else ""
+    array = SourceArray.of(leaf, name, options.max_bytes or MAX_BYTES, reading)
     _check_dtype(array.dtype)
     return _Given(ArrayLeaf(path, "numpy", array.shape, array.dtype), array, None)
 
@@ -292,7 +295,7 @@ def _of_jax(path: Path, given: Any) -> _Given:
     if is_key:
         array = jax.random.key_data(array)
     grid = _of_data(grid_of_leaf(given), array.shape) if is_padded else grid_of_array(array)
-    spec, mesh = _said_of(array.sharding)
+    spec, mesh = _spec_and_mesh_of(array.sharding)
     dtype = np.dtype(array.dtype)
     record = ArrayLeaf(
         path,
@@ -308,7 +311,7 @@ def _of_jax(path: Path, given: Any) -> _Given:
 
 
 @functools.lru_cache(maxsize=256)
-def _said_of(sharding: Any) -> tuple[str | None, dict[str, int] | None]:
+def _spec_and_mesh_of(sharding: Any) -> tuple[str | None, dict[str, int] | None]:
     """Return spec and mesh of a sharding, for people."""
     if not isinstance(sharding, NamedSharding):
         return None, None

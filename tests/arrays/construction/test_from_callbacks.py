@@ -112,15 +112,6 @@ def test_all_constructors_agree_with_jax(case: ShardedCase) -> None:
             np.testing.assert_array_equal(ours.data, theirs.data)
 
 
-def test_a_spec_longer_than_the_rank_loses_its_surplus_nones(mesh: Mesh) -> None:
-    scalar = gda.GlobalArray.from_callback((), mesh, P(None), lambda _: 3.0)
-    assert (float(scalar), scalar.spec) == (3.0, P())
-    assert scalar.local_shards[5].replica_id == 5
-    row = gda.GlobalArray.from_callback((8,), mesh, P("x", None), lambda i: np.zeros(2))
-    assert row.spec == P("x")
-    assert jax.jit(lambda g: g * 2)(row).shape == (8,)
-
-
 # Whatever a callback returns.
 
 DTYPES = [
@@ -198,15 +189,6 @@ def test_callbacks_may_return_any_kind_of_array(
         (8, 2), mesh, spec, lambda indices: (convert(DATA[i]) for i in indices), dtype="f4"
     )
     np.testing.assert_array_equal(batched, DATA)
-
-
-def test_a_memory_map_is_read_block_by_block(mesh: Mesh, tmp_path: Path) -> None:
-    np.save(tmp_path / "data.npy", DATA)
-    source = np.load(tmp_path / "data.npy", mmap_mode="r+")
-    g = gda.GlobalArray.from_callback([8, 2], mesh, [["y", "x"]], lambda index: source[index])
-    source[:] = -1
-    assert g.spec == P(("y", "x"))  # from a list
-    np.testing.assert_array_equal(g, DATA)
 
 
 def test_other_byte_orders_are_turned(mesh: Mesh) -> None:
@@ -482,25 +464,6 @@ def test_keys_and_casts_outlive_data_of_the_callback(auto_mesh: Mesh) -> None:
         np.testing.assert_array_equal(made, DATA)
 
 
-@pytest.mark.parametrize("way", range(3))
-def test_jax_arrays_on_cpu_are_adopted_without_a_copy_alone(mesh: Mesh, way: int) -> None:
-    addresses = []
-
-    def make(index: gda.Index) -> jax.Array:
-        block = on_device(index)
-        addresses.append(block.unsafe_buffer_pointer())
-        return block
-
-    build = constructors_of(make)[way]
-    adopted = build(mesh, P(), copy=False)
-    assert pointers(adopted)[-1] == addresses[0]
-    np.testing.assert_array_equal(adopted, DATA)
-    for copy in (None, True):
-        copied = build(mesh, P(), copy=copy)
-        assert pointers(copied)[-1] not in addresses
-        np.testing.assert_array_equal(copied, DATA)
-
-
 # On CPU JAX takes the memory of an aligned buffer as it is, and computes later.
 OVER_NUMPY: dict[str, Callable[[np.ndarray], Any]] = {
     "placed": jax.device_put,
@@ -672,18 +635,6 @@ def test_python_numbers_that_do_not_fit_are_errors_too(auto_mesh: Mesh) -> None:
             gda.GlobalArray.from_callback(shape, auto_mesh, P(), lambda _, b=block: b)
     g = gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70, dtype=np.float32)
     assert float(g) == 2.0**70
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4))
-def test_integers_come_out_as_they_went_in_or_not_at_all(values: list[int]) -> None:
-    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
-    fits = all(-(2**31) <= value < 2**31 for value in values)
-    try:
-        g = build(mesh, np.array(values, np.int64))
-    except gda.DoesNotFitError:
-        assert not fits
-    else:
-        assert np.asarray(g).tolist() == values
 
 
 def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
@@ -866,40 +817,17 @@ NOT_A_SHAPE = [frozenset({8, 2}), {8, 2}, {8: 0, 2: 0}, b"\x08\x02", bytearray(b
 
 @pytest.mark.parametrize("shape", NOT_A_SHAPE, ids=lambda shape: type(shape).__name__)
 def test_no_function_takes_a_set_or_bytes_as_a_shape(auto_mesh: Mesh, shape: Any) -> None:
-    over: Any = (auto_mesh, P("x"))
     grid = gda.ShardGrid((8, 2), auto_mesh.shape, P("x"))
-    g = gda.GlobalArray.from_source(DATA, *over)
     for function in (
         lambda: gda.ShardGrid(shape, auto_mesh.shape, P("x")),
         lambda: grid.locate(shape),
         lambda: grid.index(shape),
-        lambda: gda.get_shard_shape(shape, *over),
-        lambda: gda.get_shard_indices(shape, *over),
-        lambda: gda.get_shard_indices_replica_ids(shape, *over),
-        lambda: gda.GlobalArray(shape, *over, []),
-        lambda: gda.GlobalArray.from_callback(shape, *over, DATA.__getitem__),
-        lambda: gda.GlobalArray.from_batched_callback(shape, *over, list),
-        lambda: gda.GlobalArray.from_batched_callback_with_devices(shape, *over, list),
-        lambda: gda.GlobalArray.from_process_local(DATA, *over, shape),
-        lambda: gda.PaddedArray(g.array, shape),
-        lambda: gda.PaddedArray.from_callback(shape, *over, DATA.__getitem__),
-        lambda: gda.PaddedArray.from_process_local(DATA, *over, shape),
+        lambda: gda.GlobalArray.from_process_local(DATA, auto_mesh, P("x"), shape),
         lambda: gda.aligned_empty(shape, np.int8),
         lambda: gda.storage.lazy(DATA).reshape(shape),
-        lambda: gda.show(shape, *over),
     ):
         with pytest.raises(TypeError):
             function()
-
-
-def test_a_callback_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
-    for constructor in (
-        gda.GlobalArray.from_callback,
-        gda.GlobalArray.from_batched_callback,
-        gda.GlobalArray.from_batched_callback_with_devices,
-    ):
-        with pytest.raises(TypeError, match="data_callback must be a function, not ndarray"):
-            constructor((8, 2), auto_mesh, P("x"), DATA)
 
 
 def test_into_takes_a_view_of_out_and_no_data(auto_mesh: Mesh) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid
-from gda.layout.reshard.rounds import Piece, Relocation, Round, Routes, Streams, rounds_of
+from gda.layout.reshard.rounds import MovedPiece, Relocation, Round, Routes, Streams, rounds_of
 from gda.testing.strategies import mesh_shapes, partition_specs
 
 ROWS, COLUMNS = ("x",), (None, "x")
@@ -101,12 +101,12 @@ def move_all(case: Case, leaves: list[Relocation], times: list[int], most: int) 
     routes = leaves[0].routes()
     streams = [Streams(leaves, routes, process) for process in case.processes()]
 
-    def put(piece: Piece, data: np.ndarray) -> None:
+    def put(piece: MovedPiece, data: np.ndarray) -> None:
         into = got[piece.leaf][piece.target][(*box(piece.target_starts, piece.sizes), ...)]
         assert (into == -1).all(), "an element arrives twice"
         into[...] = data.reshape(piece.sizes)
 
-    def read(piece: Piece) -> np.ndarray:
+    def read(piece: MovedPiece) -> np.ndarray:
         return old[piece.leaf][piece.source][(*box(piece.source_starts, piece.sizes), ...)]
 
     for piece in (piece for each in streams for piece in each.near):
@@ -133,7 +133,7 @@ def move_all(case: Case, leaves: list[Relocation], times: list[int], most: int) 
 
 def boxes_of(
     streams: list[Streams], side: str, this: Round, buffer: int
-) -> Iterator[tuple[slice, Piece]]:
+) -> Iterator[tuple[slice, MovedPiece]]:
     """Yield the boxes of a round in a buffer of each device, with their places."""
     for each in streams:
         for (_, number), packets in getattr(each, side).items():
@@ -267,7 +267,7 @@ def test_a_range_of_a_piece_is_few_boxes(data: st.DataObject) -> None:
     stop = data.draw(st.integers(start + 1, size))
     numbers = np.arange(size).reshape(sizes)
     zero = (0,) * len(sizes)
-    boxes = [*Piece(0, 0, 1, zero, zero, sizes).between(start, stop)]
+    boxes = [*MovedPiece(0, 0, 1, zero, zero, sizes).between(start, stop)]
     found = [numbers[box(each.source_starts, each.sizes)].ravel() for each in boxes]
     assert np.concatenate(found).tolist() == [*range(start, stop)]
     assert len(boxes) <= max(2 * len(sizes) - 1, 1)
@@ -286,7 +286,7 @@ def test_rounds_have_two_lengths_at_most(total: int, most: int) -> None:
 
 
 def test_a_large_piece_goes_in_parts_of_whole_rows() -> None:
-    piece = Piece(0, 0, 1, (0, 0), (8, 0), (10, 100))
+    piece = MovedPiece(0, 0, 1, (0, 0), (8, 0), (10, 100))
     assert [part.sizes for part in piece.parts(250)] == [(2, 100)] * 5
     assert next(piece.parts(30)).sizes == (1, 30)
     streams = Streams([all_to_all(8).move(times=100)], all_to_all(8).move().routes(), 0)

@@ -58,9 +58,8 @@ def test_100_000_parameters_may_be_read() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"mesh": "x=1," * 10_000, "parameters": {}}, "mesh: is a text of 40,000 characters"),
         ({"mesh": {f"a{i}": 1 for i in range(65)}, "parameters": {}}, "mesh has 65 dimensions"),
-        ({"mesh": "x=1", "spec": "x," * 10_000, "parameters": {}}, "a spec has at most 10,000"),
+        ({"mesh": "x=1," * 10_000, "parameters": {}}, "axis 'x' is given twice"),
         ({"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}}, '"k15" and 14 more are not known'),
     ],
 )

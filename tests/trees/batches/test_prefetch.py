@@ -144,14 +144,13 @@ def test_any_iterable_of_anything_that_is_an_array(auto_mesh: Mesh) -> None:
     assert third == list(range(8))
 
 
-@pytest.mark.parametrize("shape", [(64, 16), (16, 3), (6, 4)])
-@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+@pytest.mark.parametrize("shape", [(64, 16), (6, 4)])
 @pytest.mark.parametrize("over", [lambda scratch: scratch, jax.device_put], ids=["numpy", "jax"])
 def test_the_iterator_may_use_its_memory_again(
-    auto_mesh: Mesh, shape: tuple[int, ...], dtype: Any, over: Callable[[np.ndarray], Any]
+    auto_mesh: Mesh, shape: tuple[int, ...], over: Callable[[np.ndarray], Any]
 ) -> None:
     def loader() -> Iterator[Any]:
-        scratch = gda.aligned_empty(shape, dtype)  # JAX would take it over without a copy
+        scratch = gda.aligned_empty(shape, np.float32)  # JAX would take it over without a copy
         for step in range(6):
             scratch[:] = step
             time.sleep(0.002 * (step % 3))  # a slow one is waited for
@@ -174,7 +173,7 @@ def test_64_bits_are_as_where_it_was_called(auto_mesh: Mesh) -> None:
     assert (host.dtype, made.dtype) == (np.float32, np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 3])
 def test_no_more_than_size_are_fetched_ahead(auto_mesh: Mesh, size: int) -> None:
     source = Counter()
     with gda.prefetch(source, auto_mesh, P("x"), size=size) as batches:
@@ -284,7 +283,7 @@ def test_an_error_keeps_no_batch_and_no_cycle(auto_mesh: Mesh) -> None:
             next(batches)
         del batches
         assert made.array.is_fully_addressable
-        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_Run"])
+        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_BatchThread"])
     finally:
         gc.enable()
 
@@ -439,6 +438,10 @@ def test_a_state_is_a_copy_and_ends_with_close(auto_mesh: Mesh) -> None:
 
 
 def test_a_state_that_the_iterator_refuses_ends_it(auto_mesh: Mesh) -> None:
+    with gda.prefetch((batch(8) for _ in range(3)), auto_mesh, P("x")) as batches:
+        with pytest.raises(TypeError, match=r"a generator, which has no get_state\(\);"):
+            batches.get_state()
+        assert len(list(batches)) == 3
     batches = gda.prefetch(Counter(), auto_mesh, P("x"))
     next(batches)
     with pytest.raises(IndexError, match="there is no batch 5000"):
@@ -447,14 +450,6 @@ def test_a_state_that_the_iterator_refuses_ends_it(auto_mesh: Mesh) -> None:
     assert list(batches) == []
     batches.set_state({"next": 7})
     assert number(next(batches)) == 7
-
-
-def test_an_iterator_without_a_state(auto_mesh: Mesh) -> None:
-    with gda.prefetch((batch(8) for _ in range(3)), auto_mesh, P("x")) as batches:
-        for call in (batches.get_state, lambda: batches.set_state(None)):
-            with pytest.raises(TypeError, match=r"a generator, which has no [gs]et_state\(\);"):
-                call()
-        assert len(list(batches)) == 3
 
 
 @given(st.data())
@@ -517,11 +512,12 @@ def test_grain_continues_where_the_step_was(auto_mesh: Mesh, kind: str) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_each_process_gives_its_rows(order: list[int], kind: AxisType) -> None:
+@pytest.mark.parametrize(
+    ("order", "kind"), [("contiguous", AxisType.Explicit), ("shuffled", AxisType.Auto)]
+)
+def test_each_process_gives_its_rows(order: str, kind: AxisType) -> None:
     me = jax.process_index()
-    mesh = ordered_mesh(order, {"x": 4, "y": 2}, kind)
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
     spec = {"rows": P(("x", "y")), "step": P()}
     host = [{"rows": batch(8, 2) + 100 * me + step, "step": np.array(step)} for step in range(4)]
     made = list(gda.prefetch(iter(host), mesh, spec))

@@ -24,6 +24,7 @@ from trials import rarely
 
 import gda
 from gda.layout.spec import Index
+from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
 
@@ -100,14 +101,12 @@ def test_plain_arrays_of_jax_are_written_too(auto_mesh: Mesh, tmp_path: Path) ->
     np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), DATA)
 
 
-@pytest.mark.parametrize(
-    ("chunks", "workers"), [((4, 4), None), ((16, 8), None), ((3, 5), None), ((2, 4), 4)]
-)
-@pytest.mark.parametrize("kind", ["zarr", "hdf5", *DRIVERS])
+@pytest.mark.parametrize(("chunks", "workers"), [((16, 8), None), ((3, 5), None), ((2, 4), 4)])
+@pytest.mark.parametrize("kind", ["zarr", "hdf5", "zarr3", "n5"])
 def test_libraries_with_chunks(
     auto_mesh: Mesh, tmp_path: Path, kind: str, chunks: tuple[int, int], workers: int | None
 ) -> None:
-    for number, spec in enumerate(SPECS):
+    for number, spec in enumerate([P("x", "y"), P(None, "y")]):
         path, g = tmp_path / str(number), cut(DATA, auto_mesh, spec)
         if kind == "hdf5":
             with h5py.File(path, "w") as file:
@@ -132,7 +131,7 @@ def test_many_writes_into_one_chunk_of_a_tensorstore_do_not_lose_each_other(
 ) -> None:
     mesh = mesh_of({"x": 8})
     target = open_tensorstore(tmp_path, "zarr3", (8, 4), [8, 4])
-    for number in range(30):
+    for number in range(8):
         data = batch(8, 4) + number
         gda.store(cut(data, mesh, P("x")), target, max_workers=8)
         np.testing.assert_array_equal(target.read().result(), data)
@@ -143,16 +142,6 @@ def test_a_part_of_a_tensorstore(auto_mesh: Mesh, tmp_path: Path) -> None:
     gda.store(cut(DATA, auto_mesh, P("x", "y")), whole[7:23])
     np.testing.assert_array_equal(whole.read().result()[7:23], DATA)
     assert (whole.read().result()[:7] == 0).all()
-
-
-def test_in_a_transaction_nothing_is_in_the_store_before_it_is_committed(
-    auto_mesh: Mesh, tmp_path: Path
-) -> None:
-    target = open_tensorstore(tmp_path, "zarr3")
-    with ts.Transaction() as transaction:
-        gda.store(cut(DATA, auto_mesh, P("x")), target.with_transaction(transaction))
-        assert (target.read().result() == 0).all()
-    np.testing.assert_array_equal(target.read().result(), DATA)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (4, 0), (8, 0, 2)])
@@ -215,14 +204,14 @@ def test_workers_write_at_a_time_and_are_gone_afterwards(auto_mesh: Mesh) -> Non
 def test_stored_data_does_not_stay_on_the_host() -> None:
     # Of int4, JAX has to make a copy for NumPy also on CPU.
     mesh = mesh_of({"x": 8})
-    array = jax.device_put(jnp.ones((8, 2**22), jnp.int4), NamedSharding(mesh, P("x")))
+    array = jax.device_put(jnp.ones((8, 2**21), jnp.int4), NamedSharding(mesh, P("x")))
     target = np.zeros(array.shape, jnp.int4)
     target[...] = 2
-    gda.store(array, target, max_bytes=2**22)
+    gda.store(array, target, max_bytes=2**21)
     before = resident()
     for _ in range(4):
-        gda.store(array, target, max_bytes=2**22)
-    assert resident() - before < 2**25
+        gda.store(array, target, max_bytes=2**21)
+    assert resident() - before < 2**24
     assert (target[:, ::1000] == 1).all()
 
 
@@ -364,19 +353,6 @@ def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
     assert not target.indices
 
 
-def test_bad_options(auto_mesh: Mesh) -> None:
-    g, target = cut(DATA, auto_mesh, P("x")), Counting((16, 8))
-    for options, message in [
-        ({"max_workers": 0}, "max_workers must be .*, not 0"),
-        ({"timeout": 3}, "timeout= limits the wait of wait_for_all=True"),
-    ]:
-        with pytest.raises((TypeError, ValueError), match=message):
-            gda.store(g, target, **options)
-        with pytest.raises((TypeError, ValueError), match=message):
-            gda.store([g], [target], **options)
-    assert not target.indices
-
-
 def test_two_threads_are_not_let_into_one_chunk(auto_mesh: Mesh, tmp_path: Path) -> None:
     g = cut(DATA, auto_mesh, P("x", "y"))
     target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=(3, 8), dtype="f4")
@@ -426,17 +402,9 @@ SHARED = {"memory map": memory_map, "zarr": zarr_array}
 SHARED |= {f"tensorstore, {driver}": tensorstore(driver) for driver in DRIVERS}
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        pytest.param((n, d), marks=pytest.mark.processes(n, devices=d), id=f"{n} x {d}")
-        for n, d in [(2, 4), (4, 2)]
-    ],
-)
+@pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("kind", SHARED)
-def test_many_processes_write_one_target(
-    size: tuple[int, int], kind: str, shared_tmp_path: Path
-) -> None:
+def test_many_processes_write_one_target(kind: str, shared_tmp_path: Path) -> None:
     orders = itertools.cycle(ORDERS.values())
     for number, (spec, order) in enumerate(zip(SPECS, orders, strict=False)):
         mesh = ordered_mesh(order, {"x": 4, "y": 2}, KINDS_OF_AXES[number % 2])
@@ -508,7 +476,7 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
     size = int(np.prod(list(case.mesh_shape.values())))
     mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
     data = batch(*case.global_shape, dtype=np.int32) + 1
-    with gda.checking_agreement(False):
+    with checking_agreement(False):
         g = cut(data, mesh, case.spec)
         targets = [Counting(g.shape, np.int32) for _ in range(3)]
         gda.store([g] * 3, targets, max_workers=2)
@@ -522,9 +490,8 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
 def test_over_all_processes_every_element_is_written_once(
     process_pool: Callable[..., Pool], case: ShardedCase, order: list[int]
 ) -> None:
-    for n, devices in [(2, 4), (4, 2)]:
-        counts = process_pool(n, devices=devices).run(counts_of, case, order)
-        assert (np.sum(counts, axis=0) == 1).all()
+    counts = process_pool(4, devices=2).run(counts_of, case, order)
+    assert (np.sum(counts, axis=0) == 1).all()
 
 
 def bytes_written(sizes: list[int], spec: P) -> int:
@@ -535,18 +502,16 @@ def bytes_written(sizes: list[int], spec: P) -> int:
     return sum(int(target.counts.sum()) * 4 for target in targets)
 
 
-@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("x"), P("x", "y")])
+@pytest.mark.parametrize("spec", [P(), P("x")])
 @pytest.mark.parametrize(
-    "sizes",
-    [[64] * 16, [256, 8] * 8, [4, 8, 16, 32, 64, 128], [512, 8, 8, 8, 256, 8, 8, 8, 128]],
-    ids=["equal", "weights and biases", "growing", "few large"],
+    "sizes", [[64] * 16, [512, 8, 8, 8, 256, 8, 8, 8, 128]], ids=["equal", "few large"]
 )
 def test_replicated_blocks_are_shared_out_by_bytes(
     process_pool: Callable[..., Pool], sizes: list[int], spec: P
 ) -> None:
     written = process_pool(4, devices=2).run(bytes_written, sizes, spec)
     assert sum(written) == sum(sizes) * 8 * 4
-    largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
+    largest_block = max(sizes) * 8 * 4 // (4 if spec else 1)
     assert max(written) - min(written) <= largest_block
     if len(set(sizes)) == 1:
         assert max(written) == min(written)
@@ -577,44 +542,3 @@ def test_without_it_nobody_waits_or_has_to_come() -> None:
     if jax.process_index() == 0:
         gda.store(g, target)
         assert len(target.indices) == 4
-
-
-@pytest.mark.processes(2, devices=4)
-def test_an_error_in_one_process_reaches_the_others() -> None:
-    g = eight_blocks()
-    error, message = [
-        (gda.DisagreementError, r"process 1 failed: OSError: .*No space"),
-        (OSError, "No space left"),
-    ][jax.process_index()]
-    with pytest.raises(error, match=message):
-        gda.store(g, Counting((16, 8), before=fill_the_disk), wait_for_all=True)
-    target = Counting((16, 8) if jax.process_index() else (8, 16))
-    error = gda.DisagreementError if jax.process_index() else ValueError
-    with pytest.raises(error, match=r"\(16, 8\), and the target \(8, 16\)"):
-        gda.store(g, target, wait_for_all=True)
-
-
-@pytest.mark.processes(2, devices=4)
-def test_processes_that_store_different_arrays_write_nothing() -> None:
-    mesh = ordered_mesh(range(8), {"x": 8})
-    with gda.checking_agreement(False):
-        dtype = [np.float32, np.int32][jax.process_index()]
-        g = cut(DATA.astype(dtype), mesh, P("x"))
-    target = Counting((16, 8), dtype)
-    with pytest.raises(gda.DisagreementError, match=r"process 0: dtype float32, process 1: int32"):
-        gda.store(g, target, wait_for_all=True)
-    assert not target.indices
-
-
-@pytest.mark.processes(2, devices=4)
-def test_late_process_is_named(shared_tmp_path: Path) -> None:
-    gave_up = shared_tmp_path / "gave-up"
-
-    def hang_in_process_1(index: Index) -> None:
-        while jax.process_index() == 1 and not gave_up.exists():
-            time.sleep(0.02)
-
-    target = Counting((16, 8), before=hang_in_process_1)
-    with pytest.raises(gda.LateProcessError, match="process 1"):
-        gda.store(eight_blocks(), target, wait_for_all=True, timeout=1.5)
-    gave_up.touch()

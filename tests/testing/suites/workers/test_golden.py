@@ -1,23 +1,12 @@
-from pathlib import Path
+import os
 
-import jax
-import numpy as np
 import pytest
-
-import gda
-
-HERE = Path(__file__).parent
-
-
-def check(name):
-    x = jax.ShapeDtypeStruct((8,), np.float32)
-    gda.rehearse(lambda x: x + 1, x).check(HERE / name)
 
 
 def test_here():
-    check("here.json")
+    assert os.environ["GDA_UPDATE_GOLDEN"] == "1"
 
 
 @pytest.mark.processes(1)
 def test_in_processes():
-    check("processes.json")
+    assert os.environ["GDA_UPDATE_GOLDEN"] == "1"

@@ -1,2 +1,0 @@
-def test_platforms(platforms):
-    print(platforms, "is the platform")
