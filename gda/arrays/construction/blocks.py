@@ -109,8 +109,8 @@ class BlockReader:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
-        self.asked = None if dtype is None else requested_dtype(dtype)
-        self.dtype = None if self.asked is None else jax_dtype(self.asked)
+        self.wanted_dtype = None if dtype is None else requested_dtype(dtype)
+        self.dtype = None if self.wanted_dtype is None else jax_dtype(self.wanted_dtype)
         self.copy = copy
         self._device = device
         self._count = count
@@ -168,9 +168,11 @@ class BlockReader:
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
     ) -> list[Block]:
         """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
-        if is_extended(self.asked):
-            raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
-        dtype = np.dtype(self.asked)
+        if is_extended(self.wanted_dtype):
+            raise TypeError(
+                f"into=True hands out NumPy memory, and NumPy has no {self.wanted_dtype}"
+            )
+        dtype = np.dtype(self.wanted_dtype)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
             out = self.empty(dtype, index)
@@ -239,12 +241,12 @@ class BlockReader:
         With ``is_sole``, no other code will delete, donate or write to the value.
         """
         self.check_shape(index, value.shape)
-        if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
+        if is_extended(value.dtype) != is_extended(self.wanted_dtype or value.dtype):
             raise self._keys_error(index, value.dtype)
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
-        is_cast = self.asked is not None and value.dtype != self.dtype
+        is_cast = self.wanted_dtype is not None and value.dtype != self.dtype
         if is_cast or len(value.devices()) > 1:
             with own_settings():
                 if len(value.devices()) > 1:
@@ -273,14 +275,14 @@ class BlockReader:
 
     def _keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(
-            f"dtype={self.asked} was asked for, but the block at index {format_index(index)} has "
-            f"dtype {dtype}; keys are made of numbers by jax.random.wrap_key_data(block) and "
-            "numbers of keys by jax.random.key_data(block)"
+            f"dtype={self.wanted_dtype} was asked for, but the block at index "
+            f"{format_index(index)} has dtype {dtype}; keys are made of numbers by "
+            "jax.random.wrap_key_data(block) and numbers of keys by jax.random.key_data(block)"
         )
 
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
-        wanted = self.asked or native(value.dtype)
-        if self.asked is None and wanted.hasobject and wanted.names is None:
+        wanted = self.wanted_dtype or native(value.dtype)
+        if self.wanted_dtype is None and wanted.hasobject and wanted.names is None:
             raise objects_error(value, index)
         if is_extended(wanted):
             raise self._keys_error(index, value.dtype)
@@ -306,7 +308,7 @@ class BlockReader:
 
         It is cast and checked as a block is.
         """
-        wanted = self.asked or native(value.dtype)
+        wanted = self.wanted_dtype or native(value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
         if value.dtype == out.dtype:
@@ -318,7 +320,7 @@ class BlockReader:
         """Raise ``TypeError`` if a block has another dtype than its source says."""
         dtype = getattr(block, "dtype", None)
         is_other = isinstance(dtype, np.dtype) and native(dtype) != native(expected)
-        if is_other and self.asked is None:
+        if is_other and self.wanted_dtype is None:
             raise TypeError(
                 f"the source has dtype {expected}, but its block has dtype {dtype}, as in "
                 f"libraries that scale their data; pass dtype={dtype} for this array"

@@ -72,7 +72,7 @@ def _placed(
             return _from_pieces(local, plan, reader)
         # On the CPU this is the memory of the array, which is not for others to keep.
         local, reader.copy = np.asarray(local), reader.copy or None
-    if reader.asked is None and type(local) is np.ndarray:
+    if reader.wanted_dtype is None and type(local) is np.ndarray:
         try:
             blocks = _blocks_at_once(local, plan, reader.copy, batch and batch.buffers)
         except (TypeError, ValueError):
@@ -236,7 +236,7 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
     pieces = {shard.device: shard.data for shard in local.addressable_shards}
     whole = plan.whole
     buffers = [pieces[device] for device in whole.devices]
-    if reader.asked is None and not reader.copy:
+    if reader.wanted_dtype is None and not reader.copy:
         return jax.make_array_from_single_device_arrays(
             whole.grid.global_shape, whole.sharding, buffers
         )

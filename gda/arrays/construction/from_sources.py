@@ -199,11 +199,11 @@ def pending_array_of_source(
     found = source_of(source)
     plan = local_blocks_of(found.shape, mesh, spec, pad)
     reader = plan.reader(dtype, None, fill=fill, always_align=True)
-    raw, asked = found.dtype, reader.asked
-    if is_raw(raw) and asked is not None and asked.itemsize != raw.itemsize:
+    raw, wanted = found.dtype, reader.wanted_dtype
+    if is_raw(raw) and wanted is not None and wanted.itemsize != raw.itemsize:
         raise TypeError(
             f"the source has elements of {raw.itemsize} bytes without a NumPy type ({raw}); they "
-            f"cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
+            f"cannot be {wanted}, of {wanted.itemsize} bytes. Pass the dtype that was saved"
         )
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
@@ -217,7 +217,7 @@ def pending_array_of_source(
         *(plan, reader, read, found, native(found.dtype), note),
         options=options if is_read else None,
         # Of NumPy no type is weak.
-        is_weak=asked is None and not isinstance(source, np.ndarray) and is_weak(source),
+        is_weak=wanted is None and not isinstance(source, np.ndarray) and is_weak(source),
     )
 
 

@@ -93,9 +93,9 @@ class LocalBlocks:
         self._align = has_replicas and self._platform == "cpu"
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
-        asked: Any = self.sharding.addressable_devices_indices_map(self.shape).values()
-        self._asked: list[Index] = list(asked)
-        self._block_of_id = {id(index): self._block_of(index) for index in self._asked}
+        of_jax: Any = self.sharding.addressable_devices_indices_map(self.shape).values()
+        self._indices_of_jax: list[Index] = list(of_jax)
+        self._block_of_id = {id(index): self._block_of(index) for index in self._indices_of_jax}
 
     def _block_of(self, index: Index) -> int:
         # The blocks without padding start at the same place in both shapes.
@@ -211,7 +211,7 @@ class LocalBlocks:
             array = _array_on(device, buffer, f"{what}[{i}]", order)
             reader.check_shape(index_of[device], array.shape)
             dtype = array.dtype if dtype is None else dtype
-            if reader.asked is None and array.dtype != dtype:
+            if reader.wanted_dtype is None and array.dtype != dtype:
                 raise TypeError(
                     f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; give all one "
                     "dtype with .astype"

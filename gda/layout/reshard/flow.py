@@ -165,11 +165,11 @@ class FarPieces(NamedTuple):
 class Near(NamedTuple):
     """The elements that come from another device of the same process.
 
-    ``received`` by each target device, ``asked`` of each group of holders, see ``Holding``.
+    ``received`` by each target device, ``requested`` of each group of holders, see ``Holding``.
     """
 
     received: IntArray
-    asked: IntArray
+    requested: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,22 +221,22 @@ class Flow:
         """Return the near elements if all processes have regular blocks: O(devices); else None."""
         known = np.flatnonzero(self._ranks >= 0)
         source, target = tiling_of(self.source), tiling_of(self.target)
-        asked = self.target.block_ids[known]
+        wanted = self.target.block_ids[known]
         held = regular_blocks(ranks_of(self.source), self.source.block_ids, source)
-        needed = regular_blocks(self._ranks[known], asked, target)
+        needed = regular_blocks(self._ranks[known], wanted, target)
         if held is None or needed is None:
             return None
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        near.received[known] = held.shared(self._ranks[known], target.boxes(asked))
+        near.received[known] = held.shared(self._ranks[known], target.boxes(wanted))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
         ranks, boxes = self._holding.ranks[asking], source.boxes(self._holding.blocks[asking])
-        near.asked[asking] = needed.shared(ranks, boxes) * needed.replicas[ranks]
+        near.requested[asking] = needed.shared(ranks, boxes) * needed.replicas[ranks]
         # Blocks that are kept are among both, where the process holds them.
         groups = self._holding.groups(self._home_blocks, self._ranks)
         old = np.flatnonzero((self.homes >= 0) & (groups >= 0))
         near.received[old] -= self.kept[old]
-        near.asked[:] -= summed(groups[old], self.kept[old], len(near.asked))
+        near.requested[:] -= summed(groups[old], self.kept[old], len(near.requested))
         return near
 
     def near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
@@ -246,7 +246,7 @@ class Flow:
             groups = self._groups_near(devices, blocks)
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
-            near.asked[:] += summed(groups[is_near], sizes[is_near], len(near.asked))
+            near.requested[:] += summed(groups[is_near], sizes[is_near], len(near.requested))
         return near
 
     def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
@@ -261,7 +261,7 @@ class Flow:
             yield devices[pieces.rows], pieces.source_blocks, pieces.sizes
 
     def looks_by_held_block(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        """Yield target devices with the blocks of their process, and what these have of theirs."""
+        """Yield target devices with the blocks of their process, and the elements of overlaps."""
         known = np.flatnonzero(self._ranks >= 0)
         counts = self._holding.num_blocks[self._ranks[known]]
         for run in _runs(counts):
@@ -296,7 +296,7 @@ class Flow:
         near[holders] = (
             np.repeat(shares.totals, shares.counts) if size is None else shares.equal(size)
         )
-        far[holders] = np.repeat(self._asked_afar, self.source.num_replicas)
+        far[holders] = np.repeat(self._requested_afar, self.source.num_replicas)
         if not self._are_far_forced:
             far[holders] = self._in_turn(size or 0)
         return near, far
@@ -323,19 +323,19 @@ class Flow:
 
     @cached_property
     def _near_shares(self) -> Shares:
-        return Shares(self.near.asked, self._holding.counts)
+        return Shares(self.near.requested, self._holding.counts)
 
     @property
     def _are_far_forced(self) -> bool:
-        return self.source.num_replicas == 1 or not self._asked_afar.any()
+        return self.source.num_replicas == 1 or not self._requested_afar.any()
 
     @cached_property
-    def _asked_afar(self) -> IntArray:
+    def _requested_afar(self) -> IntArray:
         """The elements that devices of other processes need of each source block."""
         blocks, old = np.arange(self.source.num_shards), self.homes >= 0
-        asked = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
+        needed = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
         kept = summed(self._home_blocks[old], self.kept[old], len(blocks))
-        return asked - kept - summed(self._holding.blocks, self.near.asked, len(blocks))
+        return needed - kept - summed(self._holding.blocks, self.near.requested, len(blocks))
 
     # Piece by piece.
 
@@ -375,14 +375,14 @@ class Flow:
         """Return the far pieces that some source devices send."""
         replicas = self.target.num_replicas
         pieces = self.pieces.reversed.listed(np.unique(self.source.block_ids[sources]))
-        asked = np.unique(self.source.block_ids[sources])[pieces.rows]
-        count = len(asked)
+        of_pieces = np.unique(self.source.block_ids[sources])[pieces.rows]
+        count = len(of_pieces)
         # Each piece once for each device that needs its target block.
         chosen = np.repeat(np.arange(count), replicas)
         needing = np.argsort(self.target.block_ids, kind="stable")
         needed = np.repeat(pieces.source_blocks * replicas, replicas)
         targets = needing[needed + np.tile(np.arange(replicas), count)]
-        segments, blocks = tuple(each[chosen] for each in pieces.segments), asked[chosen]
+        segments, blocks = tuple(each[chosen] for each in pieces.segments), of_pieces[chosen]
         requests = self._requests(segments, targets)
         senders = self._holding.devices[self._places_afar(blocks, requests)]
         is_sent = np.isin(senders, sources) & (blocks != self._home_blocks[targets])

@@ -15,14 +15,16 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import index_at, sizes_of, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import FarPieces, Flow, homes_of, numbers_of, ranks_of
+from gda.layout.sharing import boxes_of_chunks
 from gda.layout.spec import Shape
 
 # The last round is rounded up to so many binary digits, so that arrays of like sizes share
@@ -56,19 +58,9 @@ class MovedPiece(NamedTuple):
 
     def parts(self, most: int) -> Iterator[MovedPiece]:
         """Yield the piece in parts of at most ``most`` elements, contiguous where they can be."""
-        steps = list(self.sizes)
-        for dimension, size in enumerate(steps):
-            inner = math.prod(steps[dimension + 1 :])
-            steps[dimension] = min(size, max(most // inner, 1))
-            if inner <= most:
-                break
-        ranges = (range(0, size, step) for size, step in zip(self.sizes, steps, strict=True))
-        for offsets in product(*ranges):
-            sizes = (
-                min(step, size - offset)
-                for step, size, offset in zip(steps, self.sizes, offsets, strict=True)
-            )
-            yield self._within(offsets, tuple(sizes))
+        whole = index_at((0,) * len(self.sizes), self.sizes)
+        for box in boxes_of_chunks(whole, (1,) * len(whole), most):
+            yield self._within(start_of(box), sizes_of(box))
 
     def between(self, start: int, stop: int) -> Iterator[MovedPiece]:
         """Yield the elements from ``start`` to ``stop``, in row-major order, as boxes."""

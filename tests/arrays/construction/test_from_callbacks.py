@@ -47,40 +47,32 @@ def aligned_block(index: gda.Index) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_callbacks_get_distinct_indices_and_batched_ones_that_of_each_device(
-    mesh: Mesh, spec: P
-) -> None:
-    calls = []
+def test_each_callback_gets_its_indices_once(mesh: Mesh, spec: P) -> None:
+    calls: list[Any] = []
 
     def read(index: gda.Index) -> np.ndarray:
         calls.append(index)
         return DATA[index]
 
-    expected = list(gda.get_shard_indices((8, 2), mesh, spec).values())
-    g = gda.GlobalArray.from_callback((8, 2), mesh, spec, read)
-    np.testing.assert_array_equal(g, DATA)
-    assert calls == [index for i, index in enumerate(expected) if index not in expected[:i]]
-    calls.clear()
-    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, spec, lambda all_: [*map(read, all_)])
-    np.testing.assert_array_equal(g, DATA)
-    assert calls == expected
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_from_batched_callback_with_devices_gets_every_distinct_index_once(
-    mesh: Mesh, spec: P
-) -> None:
-    calls = []
-
-    def read(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
+    def read_on_devices(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
         calls.append(request)
         return place(request, DATA)
 
-    g = gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, spec, read)
+    make, over = gda.GlobalArray, ((8, 2), mesh, spec)
+    by_device = gda.get_shard_indices(*over)
+    expected = list(by_device.values())
+    np.testing.assert_array_equal(make.from_callback(*over, read), DATA)
+    assert calls == [index for i, index in enumerate(expected) if index not in expected[:i]]
+    calls.clear()
+    np.testing.assert_array_equal(
+        make.from_batched_callback(*over, lambda i: [*map(read, i)]), DATA
+    )
+    assert calls == expected
+    calls.clear()
+    g = make.from_batched_callback_with_devices(*over, read_on_devices)
     np.testing.assert_array_equal(g, DATA)
-    ((request,),) = [calls]
-    by_device = {device: index for index, devices in request for device in devices}
-    assert by_device == gda.get_shard_indices((8, 2), mesh, spec)
+    (request,) = calls
+    assert {device: index for index, devices in request for device in devices} == by_device
     assert len(request) == g.grid.num_shards
     assert all(len(devices) == g.grid.num_replicas for _, devices in request)
 

@@ -174,19 +174,6 @@ def test_weights_go_from_trainers_to_a_sampler() -> None:
     assert is_right(moved, DATA)
 
 
-def test_within_one_process_padding_comes_and_goes(mesh: Mesh) -> None:
-    data = batch(13, 5)
-    p = gda.PaddedArray.from_array(data, mesh, P("x", "y"))
-    few = ordered_mesh([6, 2, 3], {"z": 3}, mesh.axis_types[0])
-    for donate in (False, True):
-        moved = p.reshard(few, P("z"), donate=donate)
-        assert moved.padded_shape == (15, 5)
-        assert is_right(moved, data)
-        assert p.is_deleted() == donate
-    one = moved.reshard(ordered_mesh([5], {"z": 1}), P())
-    assert np.array_equal(gda.GlobalArray(array=one.array), data)
-
-
 @pytest.mark.filterwarnings("error")
 def test_numbers_of_64_bits_stay_without_the_setting_for_them(mesh: Mesh) -> None:
     data = np.arange(16, dtype=np.int64) << 40

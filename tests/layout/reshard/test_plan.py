@@ -19,6 +19,8 @@ from gda.testing.strategies import mesh_shapes, partition_specs
 
 ROWS = ShardGrid((4, 4), {"x": 2}, ("x", None))
 COLUMNS = ShardGrid((4, 4), {"x": 2}, (None, "x"))
+WIDER = ShardGrid((4, 8), {"x": 2}, ("x",))
+KNOWN = ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])
 
 
 def indices(*bounds: tuple[int, int]) -> tuple[slice, ...]:
@@ -284,7 +286,7 @@ def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
     for near in (*map(flow.near_of, looks), flow.near_of_regular()):
         if near is not None:
             assert near.received.tolist() == flow.near.received.tolist()
-            assert near.asked.tolist() == flow.near.asked.tolist()
+            assert near.requested.tolist() == flow.near.requested.tolist()
 
 
 def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
@@ -335,24 +337,16 @@ def test_lists_moves() -> None:
         ({"source": (4, 4)}, TypeError, "source must be a gda.ShardGrid, not tuple; of a GlobalA"),
         ({"target": None}, TypeError, "target must be a gda.ShardGrid, not NoneType"),
         (
-            {"target": ShardGrid((4, 8), {"x": 2}, ("x",))},
+            {"target": WIDER},
             ValueError,
-            r"source has the global shape \(4, 4\) and the target \(4, 8\); a reshard changes",
+            r"source has the global shape \(4, 4\) and the target \(4, 8",
         ),
-        (
-            {"target": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
-            ValueError,
-            "the target has process numbers and the source has none; make both grids",
-        ),
+        ({"target": KNOWN}, ValueError, "the target has process numbers and the source has none"),
         ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
         ({"itemsize": 0}, TypeError, "itemsize must be the bytes of one element"),
         ({"itemsize": True}, TypeError, "itemsize must be the bytes of one element"),
         ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
-        (
-            {"source_ids": [1]},
-            ValueError,
-            r"source_ids has the shape \(1,\), but the mesh \{'x': 2",
-        ),
+        ({"source_ids": [1]}, ValueError, r"source_ids has the shape \(1,\), but the mesh"),
         ({"source_ids": [2**63, 1]}, TypeError, "source_ids must be integers from -2"),
         ({"target_ids": [[1], [0]]}, TypeError, "target_ids must be integers from -2"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
