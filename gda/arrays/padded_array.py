@@ -53,7 +53,8 @@ class PaddedArray(Container):
 
     Args:
       array: a ``jax.Array`` of the padded shape, ``ShardGrid(shape, ..., pad=True).padded_shape``,
-        such as the result of a computation. The constructors below pad.
+        such as the result of a computation. The constructors pad; ``from_callback`` and
+        ``from_source`` are those of ``GlobalArray``.
       shape: sizes without padding.
 
     >>> import gda, jax, jax.numpy as jnp, numpy as np
@@ -107,7 +108,7 @@ class PaddedArray(Container):
         cls,
         local_data: Any,
         mesh: MeshLike,
-        spec: Any = None,
+        spec: SpecLike | Iterable[int] | None = None,
         global_shape: Iterable[int] | None = None,
         *,
         fill: object = 0,
@@ -134,16 +135,16 @@ class PaddedArray(Container):
         >>> gda.PaddedArray.from_process_local(np.arange(10), mesh, ['x'], (10,))
         PaddedArray(shape=(10,), dtype=int32, mesh={'x': 8}, spec=P('x'))
         """
-        spec, global_shape = after_spec(mesh, spec, global_shape)
-        if global_shape is None:
+        entries, sizes = after_spec(mesh, spec, global_shape)
+        if sizes is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")
-        shape = check_shape(global_shape)
-        request = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
+        shape = check_shape(sizes)
+        request = {"global_shape": shape, "mesh": mesh, "spec": entries, "dtype": dtype}
 
         def work(_: object) -> Self:
             # All at once, because no block tells the dtype where a process has padding alone.
             local = as_one_block(np.asarray(local_data), dtype, copy=False)
-            over = hashable_over(mesh, spec, shape)
+            over = hashable_over(mesh, entries, shape)
             view = grid_of(shape, over.mesh, over.spec, True).view(jax.process_index())
             places = view.indices_within(local.shape) if view.block_ids else []
             place_at = dict(zip(map(start_of, view.indices), places, strict=True))
@@ -151,7 +152,7 @@ class PaddedArray(Container):
             def read(index: Index) -> np.ndarray[Any, Any]:
                 return local[place_at[start_of(index)]]
 
-            made = cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+            made = cls.from_callback(shape, mesh, entries, read, fill=fill, dtype=local.dtype)
             is_kept = dtype is None and is_weak(local_data)
             return cls(weakly_typed(made.array), shape) if is_kept else made
 

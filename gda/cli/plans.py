@@ -128,23 +128,13 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _read_process(text: str, array: PlannedArray) -> int:
-    if "," in text:
-        raise MistakesError(
-            f"--process: one number was expected, not {text!r}; for several repeat the option: "
-            "--process 0 --process 1"
-        )
     process = read_option("--process", text, parse_number)
     if process >= array.num_processes:
-        hint = (
-            "; --devices-per-process says how many devices each has"
-            if array.num_processes == 1
-            else ""
-        )
         last = array.num_processes - 1
         which = f"processes 0 to {last:,}" if last else "process 0 only"
         raise MistakesError(
             f"--process: there is no process {process}; the mesh "
-            f"{format_mesh(array.grid.mesh_shape)} has {which}{hint}"
+            f"{format_mesh(array.grid.mesh_shape)} has {which}; --devices-per-process divides it"
         )
     return process
 

@@ -10,10 +10,11 @@ import re
 import select
 import selectors
 import signal
-import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import IO
+
+from gda.multihost.background import in_thread
 
 # A longer line is passed on in pieces, so that memory stays bounded.
 _MAX_LINE = 1 << 20
@@ -85,13 +86,12 @@ class PrefixedOutput:
         self._streams = streams
         self._given_up: set[int] = set()
         self._ending, self._end = os.pipe()
-        self._thread = threading.Thread(target=self._copy, daemon=True)
-        self._thread.start()
+        self._copied = in_thread("gda-output", self._copy)
 
     def finish(self) -> None:
         """Write the rest of the pipes, even of those whose other end is still open."""
         os.close(self._end)
-        self._thread.join()
+        self._copied.result()
         os.close(self._ending)
 
     def _copy(self) -> None:

@@ -176,14 +176,12 @@ def check_processes_agree(
     return None
 
 
-@set_module("gda")
-@public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
 ) -> AbstractContextManager[None]:
     """Switch the check inside every constructor on or off, for the block."""
     seconds = None if timeout is None else _seconds(timeout, "timeout")
-    return _switched(_Switch(bool(enabled), seconds))
+    return _switched(_ConstructorChecks(bool(enabled), seconds))
 
 
 def checked(
@@ -261,7 +259,7 @@ def together(
         return work(prepared)
 
     def unchecked() -> T:
-        with _switched(_Switch(False, timeout)):
+        with _switched(_ConstructorChecks(False, timeout)):
             return work(prepared)
 
     return done_by_all(unchecked, outcome, END_OF + name, processes, timeout)
@@ -385,31 +383,33 @@ def user_location() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-# The switch and the timeout.
+# The checks of constructors, and the timeout.
 
 
-class _Switch(NamedTuple):
+class _ConstructorChecks(NamedTuple):
     is_on: bool
     timeout: float | None  # seconds; None for that of the environment
 
 
-_OF_ENVIRONMENT = _Switch(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), None)
-_switch: ContextVar[_Switch] = ContextVar("checking_agreement", default=_OF_ENVIRONMENT)
+_OF_ENVIRONMENT = _ConstructorChecks(
+    os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), None
+)
+_checks: ContextVar[_ConstructorChecks] = ContextVar("checking_agreement", default=_OF_ENVIRONMENT)
 
 
 @contextmanager
-def _switched(switch: _Switch) -> Iterator[None]:
-    token = _switch.set(switch)
+def _switched(checks: _ConstructorChecks) -> Iterator[None]:
+    token = _checks.set(checks)
     try:
         yield
     finally:
-        _switch.reset(token)
+        _checks.reset(token)
 
 
 def checks_are_on() -> bool:
     """Return True where constructors check."""
     # Other threads may run in another order in each process.
-    return _switch.get().is_on and threading.current_thread() is threading.main_thread()
+    return _checks.get().is_on and threading.current_thread() is threading.main_thread()
 
 
 def _check_joined() -> None:
@@ -424,7 +424,7 @@ def _check_joined() -> None:
 
 def timeout_of_checks() -> float:
     """Return the seconds that a check waits for the other processes."""
-    if (seconds := _switch.get().timeout) is not None:
+    if (seconds := _checks.get().timeout) is not None:
         return seconds
     given = os.environ.get(_TIMEOUT_VARIABLE)
     return _DEFAULT_TIMEOUT if given is None else _seconds(given, _TIMEOUT_VARIABLE)

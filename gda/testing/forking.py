@@ -118,7 +118,7 @@ class Forked:
                 os.kill(self.pid, number)
 
 
-class _Server:
+class _ForkServer:
     """The end of the connection to a server in the process that started it."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -143,7 +143,7 @@ class _Server:
             self._process.wait()
 
 
-_servers: dict[tuple[Any, ...], _Server] = {}
+_servers: dict[tuple[Any, ...], _ForkServer] = {}
 _guard = threading.Lock()
 
 
@@ -157,7 +157,7 @@ def _send(environment: Mapping[str, str], name: object, group: int, files: Seque
                 return _servers[key].send(group, files)
             except BrokenPipeError:  # it was killed
                 _servers.pop(key).close()
-        _servers[key] = _Server(variables)
+        _servers[key] = _ForkServer(variables)
         return _servers[key].send(group, files)
 
 

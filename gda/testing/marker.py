@@ -14,7 +14,7 @@ HELP = (
 
 
 @dataclass(frozen=True)
-class Processes:
+class WantedProcesses:
     """The number of processes, virtual devices of each, and seconds for the test."""
 
     num_processes: int
@@ -40,7 +40,7 @@ def size_of(item: pytest.Item) -> tuple[int, int] | None:
         return None
 
 
-def wanted(item: pytest.Item) -> Processes:
+def wanted(item: pytest.Item) -> WantedProcesses:
     """Return the arguments of a test's marker, or raise ``ValueError`` if they are not valid."""
     mark = item.get_closest_marker(NAME)
     assert mark is not None
@@ -57,7 +57,7 @@ def wanted(item: pytest.Item) -> Processes:
         for name, value in options.items()
     )
     if len(mark.args) <= 1 and "num_processes" in options and are_right:
-        return Processes(**options)
+        return WantedProcesses(**options)
     written = [repr(value) for value in mark.args]
     written += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
     raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -17,10 +17,22 @@ from gda.testing.answer import (
     stacks_of_others,
     trim_stacks,
 )
-from gda.testing.session import Crash, PhaseReport
+from gda.testing.session import TEXT
 
 Phase = Literal["setup", "call", "teardown"]
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The place and message that pytest prints in its summary, and with --tb=line."""
+
+    path: str
+    lineno: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class ProcessesRepr:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _PhaseFailure:
     """The failure of one process in one phase."""
 
     answer: Answer
@@ -49,8 +61,8 @@ class _Failure:
 
     @property
     def line(self) -> str:
-        where = "" if self.crash is None else f" ({self.crash.path}:{self.crash.lineno})"
-        return self.message.partition("\n")[0] + where
+        place = "" if self.crash is None else f" ({self.crash.path}:{self.crash.lineno})"
+        return self.message.partition("\n")[0] + place
 
 
 def merge(item: pytest.Item, answers: Sequence[Answer], timeout: float) -> list[pytest.TestReport]:
@@ -58,6 +70,9 @@ def merge(item: pytest.Item, answers: Sequence[Answer], timeout: float) -> list[
 
     A phase fails if it failed in any process, or if some processes skipped it and others did not.
     """
+    make = item.config.hook.pytest_report_from_serializable
+    for answer in answers:
+        answer.reports = [make(config=item.config, data=data) for data in answer.reports]
     reports: list[pytest.TestReport] = []
     answers = in_order_of_blame(list(answers))
     for phase in _PHASES:
@@ -78,7 +93,7 @@ def failed_setup(item: pytest.Item, text: str) -> list[pytest.TestReport]:
 def _merge_phase(
     item: pytest.Item, answers: list[Answer], phase: Phase, timeout: float
 ) -> pytest.TestReport:
-    of_process: dict[int, PhaseReport] = {}
+    of_process: dict[int, pytest.TestReport] = {}
     for answer in answers:
         # A test with subtests has several reports of its call.
         reports = [report for report in answer.reports if report.when == phase]
@@ -86,12 +101,12 @@ def _merge_phase(
         for report in (failed or reports[::-1])[:1]:
             of_process[answer.process] = report
     failures = _failures(answers, of_process, phase, timeout)
-    expected = [report for report in of_process.values() if report.wasxfail is not None]
+    expected = [report for report in of_process.values() if hasattr(report, "wasxfail")]
     xfailed = [report for report in expected if report.outcome == "skipped"]
     skipped = {
         process: report
         for process, report in of_process.items()
-        if report.outcome == "skipped" and report.wasxfail is None
+        if report.outcome == "skipped" and report not in xfailed
     }
     if xfailed:
         # A process had the expected failure, so the others may pass.
@@ -102,11 +117,10 @@ def _merge_phase(
         return _failed(item, phase, answers, of_process, _skip_failures(answers, skipped))
     times = _times(of_process.values())
     if skipped:
-        crash = next(iter(skipped.values())).crash
-        place = crash and astuple(crash)
+        place = next(iter(skipped.values())).longrepr
         return _report(item, phase, "skipped", longrepr=place, **times)
     if xfailed:
-        text, reason = xfailed[0].text, xfailed[0].wasxfail
+        text, reason = getattr(xfailed[0], TEXT), xfailed[0].wasxfail
         return _report(item, phase, "skipped", longrepr=text, wasxfail=reason, **times)
     if expected:
         return _report(item, phase, "passed", wasxfail=expected[0].wasxfail, **times)
@@ -114,35 +128,44 @@ def _merge_phase(
 
 
 def _failures(
-    answers: list[Answer], of_process: dict[int, PhaseReport], phase: Phase, timeout: float
-) -> list[_Failure]:
+    answers: list[Answer], of_process: dict[int, pytest.TestReport], phase: Phase, timeout: float
+) -> list[_PhaseFailure]:
     """Return the failures of processes in a phase, the likely causes of the others first."""
-    failures: list[tuple[float, _Failure]] = []
+    failures: list[tuple[float, _PhaseFailure]] = []
     for answer in answers:
         report = of_process.get(answer.process)
         if report is not None and report.outcome == "failed":
-            lines = report.crash.message if report.crash else report.text.strip()
-            text, message = f"failed:\n\n{report.text}", f"{answer.label}: {lines}"
-            failure = _Failure(answer, f"{answer.label} {text}", message, report.crash)
+            crash, text = _crash_of(report), getattr(report, TEXT)
+            message = f"{answer.label}: {crash.message if crash else text.strip()}"
+            failure = _PhaseFailure(answer, f"{answer.label} failed:\n\n{text}", message, crash)
             failures.append((report.stop, failure))
         elif answer.ending in ("died", "hung", "raised") and phase == _broken_phase(answer):
             limit = f" (timeout={timeout:g})" if answer.ending == "hung" else ""
             summary = answer.summary + limit
             is_dead = answer.ending == "died"
             more = last_words(answer) if is_dead else details(answer)
-            failure = _Failure(answer, f"{summary}\n{more}", summary)
+            failure = _PhaseFailure(answer, f"{summary}\n{more}", summary)
             failures.append((0 if is_dead else time.time(), failure))
     return [failure for _, failure in sorted(failures, key=lambda pair: pair[0])]
 
 
-def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> list[_Failure]:
+def _crash_of(report: pytest.TestReport) -> Crash | None:
+    if isinstance(report.longrepr, tuple):
+        return Crash(*report.longrepr)
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return None if crash is None else Crash(crash.path, crash.lineno, crash.message)
+
+
+def _skip_failures(
+    answers: list[Answer], skipped: dict[int, pytest.TestReport]
+) -> list[_PhaseFailure]:
     failures = []
     for answer in answers:
         if answer.process in skipped:
-            crash = skipped[answer.process].crash
+            crash = _crash_of(skipped[answer.process])
             reason = crash.message if crash else "Skipped"
             text = f"{answer.label} skipped this test, but others did not: {reason}"
-            failures.append(_Failure(answer, text, text, crash))
+            failures.append(_PhaseFailure(answer, text, text, crash))
     return failures
 
 
@@ -150,8 +173,8 @@ def _failed(
     item: pytest.Item,
     phase: Phase,
     answers: list[Answer],
-    of_process: dict[int, PhaseReport],
-    failures: list[_Failure],
+    of_process: dict[int, pytest.TestReport],
+    failures: list[_PhaseFailure],
 ) -> pytest.TestReport:
     first, *others = failures
     parts = [first.text, *[f"also failed: {other.line}" for other in others]]
@@ -186,7 +209,7 @@ def _times(reports: Any) -> dict[str, Any]:
         "duration": max(report.duration for report in reports),
         "start": min(report.start for report in reports),
         "stop": max(report.stop for report in reports),
-        "user_properties": list(reports[0].properties),
+        "user_properties": reports[0].user_properties,
     }
 
 

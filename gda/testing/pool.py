@@ -70,7 +70,7 @@ class Pool:
         self.devices = _check_positive("devices", devices)
         self.num_starts = 0
         self._prepare = prepare
-        self._group: _Group | None = None
+        self._group: _RunningProcesses | None = None
 
     def run(
         self, function: Callable[..., T], /, *args: Any, timeout: float = 60.0, **kwargs: Any
@@ -117,7 +117,7 @@ class Pool:
         if self._group is not None and not self._group.is_alive():
             self.kill()
         if self._group is None:
-            self._group = _Group(self.num_processes, self.devices)
+            self._group = _RunningProcesses(self.num_processes, self.devices)
             self.num_starts += 1
             try:
                 raise_first(self._gather(None, _START_TIMEOUT), f"the start of {self!r}")
@@ -175,7 +175,7 @@ class Pool:
         return answers
 
 
-class _Worker:
+class _PoolWorker:
     """One process of a pool, and this end of its connection."""
 
     def __init__(self, children: Children, directory: Path, variables: dict[str, str], index: int):
@@ -197,7 +197,7 @@ class _Worker:
             )
 
 
-class _Group:
+class _RunningProcesses:
     """The processes of a pool from one start to their end."""
 
     def __init__(self, num_processes: int, devices: int) -> None:
@@ -209,7 +209,7 @@ class _Group:
         port = ending.enter_context(closing(Port()))
         children = ending.enter_context(Children())
         self._workers = [
-            _Worker(
+            _PoolWorker(
                 children,
                 directory,
                 environment(index, num_processes, port.number, devices, **_TIMEOUTS),

@@ -21,6 +21,7 @@ from gda.testing.channel import Channel
 Address = tuple[str, tuple[str, ...]]
 
 PLUGIN_NAME = "gda-process"  # of a session in a process of a pool
+TEXT = "gda_text"  # the attribute of a report that has the text of a failure
 shared_directory_key = pytest.StashKey[Path]()
 
 # Options that select tests, stop the session, read from a terminal, or overwrite the report of the
@@ -64,37 +65,6 @@ class SessionPlan:
     options: dict[str, Any]
     workerinput: dict[str, Any] | None
     has_cache: bool
-
-
-@dataclass(frozen=True)
-class Crash:
-    """The place and message that pytest prints in its summary, and with --tb=line."""
-
-    path: str
-    lineno: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.lineno}: {self.message}"
-
-
-@dataclass(frozen=True)
-class PhaseReport:
-    """The report of a process about the setup, the call or the teardown of a test.
-
-    It is a ``pytest.TestReport`` that can be sent: ``text`` and ``crash`` tell its ``longrepr``.
-    """
-
-    when: str
-    outcome: str
-    text: str = ""
-    crash: Crash | None = None
-    wasxfail: str | None = None
-    sections: tuple[tuple[str, str], ...] = ()
-    duration: float = 0.0
-    start: float = 0.0
-    stop: float = 0.0
-    properties: tuple[tuple[str, Any], ...] = ()
 
 
 def address_of(item: pytest.Item) -> Address:
@@ -175,8 +145,14 @@ class _ProcessPlugin:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._reports.append(report)
         has_trouble = report.outcome != "passed" or hasattr(report, "wasxfail")
-        phase_report = _phase_report(report, self._text(report))
-        self._channel.answer("trouble" if has_trouble else "report", phase_report)
+        setattr(report, TEXT, self._text(report))
+        plain = (str, int, float, bool, type(None))
+        for number, (name, value) in enumerate(report.user_properties):
+            report.user_properties[number] = name, value if isinstance(value, plain) else str(value)
+        config = self._config
+        assert config is not None
+        data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        self._channel.answer("trouble" if has_trouble else "report", data)
 
     def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:
         """Run one test and answer; ``next_address`` is the next test of this process."""
@@ -208,29 +184,3 @@ class _ProcessPlugin:
         self.page.truncate()
         report.toterminal(self._config.get_terminal_writer())
         return self.page.getvalue().strip("\n")
-
-
-def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
-    plain = (str, int, float, bool, type(None))
-    return PhaseReport(
-        when=report.when or "call",
-        outcome=report.outcome,
-        text=text,
-        crash=_crash(report.longrepr),
-        wasxfail=getattr(report, "wasxfail", None),
-        sections=tuple(report.sections),
-        duration=report.duration,
-        start=report.start,
-        stop=report.stop,
-        properties=tuple(
-            (name, value if isinstance(value, plain) else str(value))
-            for name, value in report.user_properties
-        ),
-    )
-
-
-def _crash(longrepr: Any) -> Crash | None:
-    if isinstance(longrepr, tuple):
-        return Crash(*longrepr)
-    crash = getattr(longrepr, "reprcrash", None)
-    return None if crash is None else Crash(crash.path, crash.lineno, crash.message)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -344,26 +344,8 @@ def _global_shapes(
     return tuple(shape)
 
 
-@overload
 def sharded_cases(
-    mesh: None = None,
-    *,
-    min_dims: int = 0,
-    max_dims: int = _MAX_DIMS,
-    max_block_side: int = _MAX_BLOCK_SIDE,
-    allow_empty: bool = True,
-) -> st.SearchStrategy[ShardedCase[Mesh]]: ...
-@overload
-def sharded_cases(
-    mesh: st.SearchStrategy[MeshT] | MeshT,
-    *,
-    min_dims: int = 0,
-    max_dims: int = _MAX_DIMS,
-    max_block_side: int = _MAX_BLOCK_SIDE,
-    allow_empty: bool = True,
-) -> st.SearchStrategy[ShardedCase[MeshT]]: ...
-def sharded_cases(
-    mesh: Any = None,
+    mesh: st.SearchStrategy[MeshT] | MeshT | None = None,
     *,
     min_dims: int = 0,
     max_dims: int = _MAX_DIMS,

@@ -6,10 +6,9 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -92,31 +91,28 @@ def explaining_oom(**named_trees: Any) -> AbstractContextManager[None]:
     """
     with jax.ensure_compile_time_eval():
         leaves = _leaves_of(named_trees)
-        return _ExplainingOom([(tree, path, weakref.ref(array)) for tree, path, array in leaves])
+        return _with_note([(tree, path, weakref.ref(array)) for tree, path, array in leaves])
 
 
-class _ExplainingOom(AbstractContextManager[None]):
-    def __init__(self, leaves: Sequence[_Leaf]) -> None:
-        self._leaves = leaves
+@contextmanager
+def _with_note(leaves: Sequence[_Leaf]) -> Iterator[None]:
+    """Add the note to an error in the block; the leaves have references to their arrays."""
+    try:
+        yield
+    except BaseException as error:
+        if _is_out_of_memory(error):
+            error.add_note(_note(leaves))
+        raise
 
-    def __enter__(self) -> None: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None or not _is_out_of_memory(error):
-            return
-        try:
-            held = [(tree, path, reference()) for tree, path, reference in self._leaves]
-            with jax.ensure_compile_time_eval():
-                report = _report([leaf for leaf in held if leaf[2] is not None])
-            note = f"gda: the memory when this was raised:\n{report}"
-        except Exception as other:  # the error is more important than its table
-            note = f"gda: no table of the memory, because of {type(other).__name__}: {other}"
-        error.add_note(note)
+def _note(leaves: Sequence[_Leaf]) -> str:
+    try:
+        held = [(tree, path, reference()) for tree, path, reference in leaves]
+        with jax.ensure_compile_time_eval():
+            report = _report([leaf for leaf in held if leaf[2] is not None])
+        return f"gda: the memory when this was raised:\n{report}"
+    except Exception as other:  # the error is more important than its table
+        return f"gda: no table of the memory, because of {type(other).__name__}: {other}"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

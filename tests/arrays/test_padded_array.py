@@ -1,6 +1,5 @@
 """Arrays whose sizes the mesh does not divide; the oracle is NumPy on the whole array."""
 
-import copy
 import math
 import pickle
 from pathlib import Path
@@ -70,21 +69,20 @@ def test_a_shape_that_divides_has_no_padding(mesh: Mesh) -> None:
 # Options of the constructors.
 
 
-@pytest.mark.parametrize("options", [{"max_workers": 3}, {"max_bytes": 1}, {"copy": True}])
-def test_blocks_are_read_in_every_way(mesh: Mesh, options: dict[str, Any]) -> None:
+def test_buffers_are_filled_without_padding_under_any_mesh(mesh: Mesh) -> None:
     data = batch(5, 3)
-    np.testing.assert_array_equal(padded(data, mesh, P("x", "y"), **options), data)
-    if "copy" in options:
-        return
 
     def fill(index: gda.Index, out: np.ndarray) -> None:
         assert out.shape == data[index].shape
         np.copyto(out, data[index])
 
-    p = PaddedArray.from_callback(
-        (5, 3), mesh, P("x", "y"), fill, into=True, dtype=np.float32, **options
-    )
-    np.testing.assert_array_equal(p, data)
+    with jax.set_mesh(mesh):
+        for options in ({}, {"max_workers": 3}, {"max_bytes": 1}):
+            p = PaddedArray.from_callback(
+                (5, 3), mesh, P("x", "y"), fill, into=True, dtype=np.float32, **options
+            )
+            assert is_right(p, data)
+            assert p.fingerprint() == gda.fingerprint(data)
 
 
 def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
@@ -92,16 +90,6 @@ def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
     p = PaddedArray.from_callback((5, 3), mesh, P("x", "y"), lambda index: data[index], fill=2)
     np.testing.assert_array_equal(p, data)
     assert set(np.asarray(p.array)[5:].ravel()) == {2}
-
-
-def test_the_mesh_that_is_set_does_not_matter(mesh: Mesh) -> None:
-    data = batch(5, 3)
-    with jax.set_mesh(mesh):
-        p = PaddedArray.from_callback(
-            (5, 3), mesh, P("x", "y"), lambda index: jax.device_put(data[index], jax.devices()[3])
-        )
-        assert is_right(p, data)
-        assert p.fingerprint() == gda.fingerprint(data)
 
 
 def test_keys(mesh: Mesh) -> None:
@@ -282,15 +270,6 @@ def test_pickles_of_keys_and_of_padding_alone(mesh: Mesh, make: Any) -> None:
     assert pickle.loads(pickle.dumps(empty)).dtype == np.int8
 
 
-def test_copies(mesh: Mesh) -> None:
-    p = padded(batch(5), mesh, P("x"))
-    shallow, deep = copy.copy(p), copy.deepcopy(p)
-    assert shallow.array is p.array
-    p.delete()
-    np.testing.assert_array_equal(deep, batch(5))
-    assert deep.sharding == p.sharding
-
-
 def test_it_has_no_operators(mesh: Mesh) -> None:
     p: Any = padded(batch(5), mesh, P("x"))
     for compute in (
@@ -342,6 +321,8 @@ def test_bad_arrays_fills_and_blocks_are_refused(mesh: Mesh) -> None:
         PaddedArray.from_array(padded(batch(5), mesh, P("x")), mesh, P("x"))
     with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
         padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
+    with pytest.raises(TypeError, match="a GlobalArray has no padding; omit fill="):
+        gda.GlobalArray.from_source(batch(8), mesh, P("x"), fill=0)
     with pytest.raises(TypeError, match="fill must be a number, not 'zero'"):
         padded(batch(5), mesh, P("x"), fill="zero")
     with pytest.raises(ValueError, match=r"has shape \(2,\); a shard of this array has shape \(1,"):

@@ -16,11 +16,9 @@ from meshes import batch, mesh_of
 
 import gda
 from gda import PaddedArray
-from gda.checkpoint import inspect, restore, save, save_async, verify
+from gda.checkpoint import inspect, restore, save, verify
 
 DATA = {"large": batch(37, 9), "small": batch(5, 3) + 1000, "even": batch(8, 2), "one": batch(1, 1)}
-SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "x")]
-FORMS = [{}, {"compression": "zstd"}]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +48,7 @@ def files_of(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "form"), [*[(spec, FORMS[0]) for spec in SPECS], (SPECS[1], FORMS[1])]
+    ("spec", "form"), [(P("x"), {}), (P("x", "y"), {"compression": "zstd"})], ids=["plain", "zstd"]
 )
 def test_saved_on_eight_devices_and_restored_on_fewer(
     mesh: Mesh, spec: P, form: dict[str, Any], tmp_path: Path
@@ -88,19 +86,16 @@ def test_manifest_agrees_with_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert "float32[37,9]" in str(contents)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=["plain", "zstd"])
-def test_files_are_the_same_whatever_the_padding_was(
-    auto_mesh: Mesh, form: dict[str, Any], tmp_path: Path
-) -> None:
+def test_files_are_the_same_whatever_the_padding_was(auto_mesh: Mesh, tmp_path: Path) -> None:
     files = []
     for number, fill in enumerate((0, np.nan, 7e7)):
-        save(tmp_path / str(number), padded_tree(auto_mesh, P("x", "y"), fill), **form)
+        save(tmp_path / str(number), padded_tree(auto_mesh, P("x", "y"), fill))
         files.append(files_of(tmp_path / str(number)))
     assert files[0] == files[1] == files[2]
     # Of a shape that divides they are those of a GlobalArray.
     even = {"a": padded(batch(8, 16), auto_mesh, P("x", "y"))}
-    save(tmp_path / "even", even, **form)
-    save(tmp_path / "plain", {"a": gda.GlobalArray.from_array(even["a"].array)}, **form)
+    save(tmp_path / "even", even)
+    save(tmp_path / "plain", {"a": gda.GlobalArray.from_array(even["a"].array)})
     assert files_of(tmp_path / "even") == files_of(tmp_path / "plain")
 
 
@@ -160,16 +155,6 @@ def test_padded_arrays_that_do_not_fit(mesh: Mesh, tmp_path: Path) -> None:
         save(tmp_path, {"a": wrong}, overwrite=True)
     assert "['a']" in caught.value.__notes__[0]
     check_equal(restore(tmp_path))
-
-
-def test_in_the_background(mesh: Mesh, tmp_path: Path) -> None:
-    tree = padded_tree(mesh, P("x", "y"))
-    pending = save_async(tmp_path, tree)
-    for array in tree.values():
-        array.delete()
-    pending.result()
-    check_equal(restore(tmp_path, mesh=mesh, specs=P("x"), pad=True, check_fingerprint=True))
-    verify(tmp_path, fingerprints=True)
 
 
 def test_keys(mesh: Mesh, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_verify(run: Run, path: Path) -> None:
 
 def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
     for command in ("verify", "inspect"):
-        said = f"gda: there is no checkpoint at {tmp_path}/x: no such directory\n"
-        assert run(command, tmp_path / "x") == (2, "", said)
+        message = f"gda: there is no checkpoint at {tmp_path}/x: no such directory\n"
+        assert run(command, tmp_path / "x") == (2, "", message)
         code, out, err = run(command, tmp_path)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert "it is empty" in err
@@ -140,7 +140,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (PermissionError(13, "Permission denied", "/x"), 2, "Permission denied: '/x'"),
         (RuntimeError("overwritten\x1b"), 2, r"gda: overwritten\x1b"),
@@ -150,7 +150,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_lines(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
 ) -> None:
     def fail(path: Any, **_: Any) -> None:
         raise error
@@ -158,7 +158,7 @@ def test_errors_are_lines(
     monkeypatch.setattr("gda.checkpoint.inspecting.contents_at", fail)
     found, out, err = run("inspect", "x")
     assert (found, out) == (code, "")
-    assert said in err
+    assert message in err
 
 
 @pytest.mark.parametrize("kind", [AttributeError, NotImplementedError, RecursionError])
@@ -289,13 +289,13 @@ def test_output_that_is_lost_is_an_error(
         with open("/dev/full", "w") as full, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)
             code = exit_code(*command)
-        said = capsys.readouterr().err
+        message = capsys.readouterr().err
         if name == "convert":  # its exit code tells if the tree is there
-            assert (code, said) == (0, "")
+            assert (code, message) == (0, "")
             assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
             continue
         line = "gda: the output cannot be written: [Errno 28] No space left on device\n"
-        assert (code, said) == (2, line), name
+        assert (code, message) == (2, line), name
 
 
 def test_a_reader_that_is_gone_leaves_the_exit_code(
@@ -388,5 +388,5 @@ def test_in_a_terminal_with_and_without_rich_and_without_devices(path: Path) -> 
     assert with_rich.rstrip().endswith(whole)
     lines = without.splitlines()
     assert lines[0].split() == ["\x1b[1mpath", "type", "size", "layout\x1b[0m"]
-    said = [line.split() for line in str(gda.checkpoint.inspect(path)).splitlines()]
-    assert [line.split() for line in lines[1:]] == [*said, whole.split()]
+    message = [line.split() for line in str(gda.checkpoint.inspect(path)).splitlines()]
+    assert [line.split() for line in lines[1:]] == [*message, whole.split()]

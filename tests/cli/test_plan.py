@@ -140,7 +140,7 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
     assert max(map(len, plain.splitlines())) <= 80
     picture = plain.removeprefix(words)
     assert "62464:63488 │ 976   │ 977" in picture
-    assert "mesh" not in picture  # which is said above
+    assert "mesh" not in picture  # printed above
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     colored = run(*EXAMPLE, "--spec", "data,model")[1]
     assert "\x1b[" in colored
@@ -168,7 +168,7 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
         ({"--devices-per-process": "-1"}, "--devices-per-process: this number must be 0 or more"),
         ({"--process": "2"}, "there is no process 2; the mesh data=4,model=2 has process 0 only"),
         ({"--process": "2", "--devices-per-process": "4"}, "data=4,model=2 has processes 0 to 1"),
-        ({"--process": "0,1"}, "not '0,1'; for several repeat the option: --process 0 --process 1"),
+        ({"--process": "0,1"}, "--process: a number was expected, an integer such as 8192"),
         ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
         ({"--locate": "-1,0"}, "--locate: this coordinate must be 0 or more"),
         ({"--locate": "1"}, "(1,) has 1 coordinate, but shape (8, 6) has 2 dimensions"),

@@ -103,8 +103,8 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.Mo
     assert re.fullmatch(r"data=2,model=2  \?  +\d+ B +12 B", row)
     assert reasons.split() == ["no", "rehearsal", "reason"]
     assert killed.endswith("=4  the compiler was killed by SIGKILL, perhaps for lack of memory")
-    said = " ".join(line.strip() for line in error)
-    assert re.match(r"data=4,model=1  \w+Error: .* 4 times, but the dimension size is 6 ", said)
+    message = " ".join(line.strip() for line in error)
+    assert re.match(r"data=4,model=1  \w+Error: .* 4 times, but the dimension size is 6 ", message)
     assert last == "for a traceback: --mesh data=1,model=4 alone"
 
 
@@ -160,7 +160,7 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("function", "size", "said"),
+    ("function", "size", "message"),
     [
         ("none", 4, "train.py has no function 'none'; it has rehearsal, fragile, "),
         ("large", 3, "the mesh x=3 has 3 devices, but cpu:4 has 4; "),
@@ -168,14 +168,14 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
     ],
 )
 def test_mistakes_of_any_mesh(
-    train: str, monkeypatch: pytest.MonkeyPatch, function: str, size: int, said: str
+    train: str, monkeypatch: pytest.MonkeyPatch, function: str, size: int, message: str
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
     request = RehearsalRequest(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
     assert report.is_wrong_for_any_mesh
-    assert said in report.reason
+    assert message in report.reason
 
 
 def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> None:

@@ -144,8 +144,8 @@ def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes
         flops=989e12 * 0.25,
         traffic=(traffic._replace(least_seconds=0.5),),
     )
-    said = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"
-    assert said in str(h100)
+    message = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"
+    assert message in str(h100)
     assert "\nto save memory or communication:\n- shard w " in str(h100)
     assert "500.0 ms" in h100._repr_html_()
     quick = dataclasses.replace(h100, traffic=(traffic._replace(least_seconds=2e-6),))

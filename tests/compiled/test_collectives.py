@@ -171,7 +171,7 @@ def test_axes_are_those_of_a_mesh_with_its_devices_in_another_order() -> None:
         g = cut(data, mesh, spec)
         found = only(f, g.array)
         assert found.axes == (axis,)
-        # The positions of the groups are those of the mesh: so said what the program computes.
+        # The positions of the groups are those of the mesh: the computed values show it.
         result = f(g.array)
         shards = {shard.device: np.asarray(shard.data) for shard in result.addressable_shards}
         own = {shard.device: np.asarray(shard.data) for shard in g.array.addressable_shards}

@@ -83,8 +83,8 @@ def test_bytes_sent_in_too_many_moves_are_not_counted(monkeypatch: pytest.Monkey
         monkeypatch.delattr(ReshardPlan, name)  # and so is a look at all moves
     document = ListedMoves(plan, plan.num_moves).document()
     unknown = ("sent_by_device", "sent_by_process", "largest_sender", "num_links", "links")
-    said = f"links and bytes sent are omitted: {plan.num_moves} pieces are too many to list"
-    assert document == {**whole, **dict.fromkeys(unknown), "notes": [said]}
+    message = f"links and bytes sent are omitted: {plan.num_moves} pieces are too many to list"
+    assert document == {**whole, **dict.fromkeys(unknown), "notes": [message]}
 
 
 # A model.

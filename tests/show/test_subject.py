@@ -94,13 +94,6 @@ def test_global_array_from_eval_shape() -> None:
     assert abstract._repr_html_() is not None
 
 
-@given(sharded_cases(mesh_shapes(max_devices=64)))
-def test_parts_count_the_blocks(case: Any) -> None:
-    indices = {tuple((s.start, s.stop) for s in index) for index in case.grid.indices()}
-    parts = [len({index[d] for index in indices}) for d in range(len(case.global_shape))]
-    assert list(case.grid.parts) == parts
-
-
 def test_a_padded_array() -> None:
     mesh = mesh_of({"x": 4, "y": 2})
     subject = subject_of(gda.PaddedArray.from_array(np.ones((5, 3)), mesh, ("x", "y")))

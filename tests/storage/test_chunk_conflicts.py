@@ -29,12 +29,6 @@ def test_aligned_chunks(
     assert are_aligned(shard_shape, parts, chunk_shape, origin) is expected
 
 
-def test_a_chunk_may_reach_over_blocks_of_one_writer() -> None:
-    rows = np.array([[0, 0], [1, 1]])
-    assert conflicts_between(rows, (4, 4), (4, 8), (0, 0)) == []
-    assert conflicts_between(rows, (4, 4), (8, 4), (0, 0)) == [Conflict(0, 4, (0, 1))]
-
-
 def test_the_first_conflict_of_each_dimension_is_told() -> None:
     writers = np.array([[0, 0, 0], [0, 0, 5], [0, 7, 0]])
     assert conflicts_between(writers, (2, 2), (3, 3), (0, 0)) == [
@@ -51,12 +45,6 @@ def test_chunks_that_fit_are_no_larger_than_asked_for_and_not_tiny(
     size: int, chunk: int, expected: int
 ) -> None:
     assert fitting_chunks((size, 3), (chunk, 2), [0]) == (expected, 2)
-
-
-def test_a_hundred_thousand_blocks() -> None:
-    writers = np.arange(512 * 256).reshape(512, 256)
-    assert conflicts_between(writers, (16, 64), (16, 64), (0, 0)) == []
-    assert conflicts_between(writers, (16, 64), (16, 128), (0, 0)) == [Conflict(1, 64, (0, 1))]
 
 
 @st.composite

@@ -72,7 +72,7 @@ def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = """
 import os, sys, time
 from gda.testing import forking
-server = forking._Server(dict(os.environ))
+server = forking._ForkServer(dict(os.environ))
 print(server._process.pid, flush=True)
 time.sleep(300)
 """

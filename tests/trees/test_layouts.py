@@ -1,7 +1,6 @@
 """The layouts of the arrays of a tree, against JAX's shardings, and mistakes that they show."""
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from meshes import batch, mesh_of, ordered_mesh
 import gda
 from gda.planning.model import plan_model
 from gda.planning.notation.model_file import ModelText
-from gda.testing.strategies import global_arrays, meshes, sharded_cases
+from gda.testing.strategies import global_arrays
 
 XY = {"x": 4, "y": 2}
 
@@ -126,16 +125,6 @@ def test_rows_agree_with_the_shards_of_jax(g: gda.GlobalArray) -> None:
     assert row.num_replicas == len(replicas)
     assert row.is_whole == array.is_fully_replicated or not array.size
     assert gda.layouts(g).arrays == (row,)
-
-
-@given(sharded_cases(meshes()))
-def test_rows_agree_with_the_shardings_of_jax(case: Any) -> None:
-    sharding = NamedSharding(case.mesh, P(*case.spec))
-    held = jax.ShapeDtypeStruct(case.global_shape, "bfloat16", sharding=sharding)
-    (row,) = gda.layouts(held).arrays
-    assert row.block_shape == sharding.shard_shape(case.global_shape)
-    assert row.nbytes_per_device == 2 * math.prod(row.block_shape)
-    assert row.num_devices == case.mesh.size
 
 
 # Tables.

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of, ordered_mesh
+from meshes import batch, cut, mesh_of
 from trials import rarely
 
 import gda
@@ -264,19 +264,6 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
     again = gda.memory(w=w, shards=shards)
     assert again.nbytes == report.nbytes
     assert rows_of(again)["shards[0]"].nbytes == 0
-
-
-@pytest.mark.processes(2, devices=4)
-def test_arrays_on_one_device_of_each_process_and_on_those_of_another() -> None:
-    w = cut(batch(2, 1000), ordered_mesh([0, 4], {"x": 2}), P("x"))
-    report = gda.memory(w=w)
-    kept = w.array.addressable_shards[0].data
-    assert rows_of(report)["w"].nbytes == 4000
-    assert gda.memory(w=w, kept=kept).nbytes == report.nbytes
-    w = cut(batch(8), mesh_of({"x": 2}), P())
-    row = rows_of(gda.memory(w=w))["w"]
-    held = 32 if jax.process_index() == 0 else 0
-    assert (row.nbytes, row.nbytes_per_device, row.memory_kind) == (2 * held, held, None)
 
 
 # Mistakes, and places where it must work.

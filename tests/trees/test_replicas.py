@@ -17,7 +17,6 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replicas as replica_sums
-from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.multihost.agreement import checking_agreement
 
 P = PartitionSpec
@@ -184,18 +183,6 @@ def test_numbers_of_64_bits(way: str) -> None:
         g = cut(np.arange(6) * 2.0**40, mesh_of({"x": 3, "y": 2}), P("x"))
         assert differences({"g": g}) == {}
         assert differences({"g": flipped(g, 4, 1, 63)}) == {("['g']", (4,)): ((4,), (5,))}
-
-
-def test_large_and_small_ones_are_summed_up_by_the_formula(way: str) -> None:
-    mesh = mesh_of({"x": 2})
-    data = batch(4, 3)
-    replicas = cut(data, mesh, P()).array
-    grid = gda.ShardGrid((4, 3), {"x": 2}, P(), process_of=[0, 0])
-    (sums,) = replica_sums.begin_replicas([(replicas, grid)]).result()
-    row = np.zeros(128, np.uint32)  # of words; that of a float32 are its bits
-    row[:12] = data.ravel().view(np.uint32)
-    expected = sums_of_numpy(data if way == "each by itself" else row)
-    assert sums.tolist() == [expected[: replica_sums.LANES].tolist()] * 2
 
 
 def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,34 +422,15 @@ def on_own_devices(data: np.ndarray) -> gda.GlobalArray:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("checks", [True, False])
-def test_processes_with_different_trees_are_told(checks: bool) -> None:
+def test_a_failed_comparison_is_no_agreement() -> None:
     mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
     with checking_agreement(False):
         g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
-    with checking_agreement(checks, timeout=30):
         with pytest.raises(
             gda.DisagreementError, match=r"process 2: structure .*{'a': \*, 'b': \*"
         ):
             gda.check_replicas_agree({"a": g, "b": g} if me == 2 else {"a": g})
-        with pytest.raises(gda.DisagreementError, match=r"at \['a'\], process 1: shape \(16,\)"):
-            gda.check_replicas_agree({"a": other if me == 1 else g})
         check = gda.check_replicas_agree({"a": other if me == 1 else g}, wait=False)
-        for _ in range(2):  # a failed comparison is no agreement
+        for _ in range(2):
             with pytest.raises(gda.DisagreementError, match=r"at \['a'\], process 1: shape"):
                 check.result()
-
-
-@pytest.mark.processes(4, devices=2)
-def test_a_failure_of_one_process_ends_the_check_in_all() -> None:
-    mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
-    g, own = cut(batch(8), mesh, P()), on_own_devices(batch(8))
-    tree = {"g": g, "own": flipped(own, jax.local_devices()[0].id) if me == 1 else own}
-    kind = gda.ReplicaMismatchError if me == 1 else gda.DisagreementError
-    with pytest.raises(kind, match=r"at \['own'\], block"):
-        gda.check_replicas_agree(tree)
-    if me == 3:
-        g.delete()
-    kind = RuntimeError if me == 3 else gda.DisagreementError
-    with pytest.raises(kind, match="was deleted"):
-        gda.check_replicas_agree({"g": g})

@@ -158,15 +158,6 @@ def test_a_read_is_tried_again(tmp_path: Path) -> None:
     np.testing.assert_array_equal(target, DATA)
 
 
-def test_progress_counts_the_bytes_of_sources(tmp_path: Path) -> None:
-    tree = {"w": Counting(DATA), "array": DATA}
-    for save_to in (save, save_safetensors):
-        seen: dict[int, int] = {}
-        save_to(tmp_path / save_to.__name__, tree, progress=seen.__setitem__)
-        done, total = [*seen.items()][-1]
-        assert done == total >= 2 * DATA.nbytes
-
-
 # Other targets.
 
 
@@ -273,21 +264,6 @@ def test_a_wrong_block_is_named_and_nothing_is_left(tmp_path: Path, kind: str) -
     assert_expected(restore(tmp_path / "run"), old)
     assert len([*(tmp_path / "run").glob("data-*")]) == 1
     assert not (tmp_path / "files").exists()
-
-
-@pytest.mark.parametrize(
-    ("leaf", "text"),
-    [
-        (np.ma.masked_less(DATA, 0), "masked array would lose its mask"),
-        (object(), "a leaf of type object cannot be saved; .* sources"),
-        (Counting(np.array(["a", "b"])), "of dtype <U1 cannot be saved; convert it"),
-        (Counting(np.zeros(3, "V2")), r"of dtype \|V2 cannot be saved; convert it"),
-    ],
-)
-def test_leaves_that_cannot_be_saved(tmp_path: Path, leaf: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=text) as caught:
-        save(tmp_path / "run", {"w": leaf})
-    assert any("at ['w'] of the tree" in note for note in caught.value.__notes__)
 
 
 # Many processes.

@@ -107,7 +107,7 @@ class GivenSide:
         def work() -> dict[str, Any]:
             begun = [leaf.begin_sums() for leaf in arrays]
             values = values_of(self._all) if jax.process_count() > 1 else {}
-            return {"values": values, "sums": [sums.to_json() for sums in begun]}
+            return {"values": values, "sums": [sums.result().tolist() for sums in begun]}
 
         def judge(parts: dict[int, Any]) -> list[str]:
             check_same_values([part["values"] for part in parts.values()])

@@ -66,7 +66,7 @@ def check_fingerprints(
 
     what = f"comparing fingerprints with {url}"
     done = all_do(
-        lambda: [(holders, sums.to_json()) for holders, sums in begun],
+        lambda: [(holders, sums.result().tolist()) for holders, sums in begun],
         judge=judge,
         what=what,
         timeout=timeout,

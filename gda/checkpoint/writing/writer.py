@@ -437,7 +437,7 @@ def _sums(large: Mapping[int, PendingSums], written: Iterable[_Written]) -> dict
     for each in written:
         for number, words in each.sums.items():
             small.setdefault(number, []).append(words)
-    return {number: sums.to_json() for number, sums in large.items()} | {
+    return {number: sums.result().tolist() for number, sums in large.items()} | {
         number: add(words).tolist() for number, words in small.items()
     }
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import table_of
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.rehearsal_text import (
     ANSWERS,
-    ARGUMENTS_SHOWN,
-    argument_cells,
+    argument_table,
     devices_of,
     notes_of,
     of_capacity,
-    temporary_cells,
+    temporary_table,
     traffic_cells,
 )
 from gda.layout.text import format_bytes
 from gda.show import markup
+from gda.show.array_table import ArrayTable
 from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.sheet import escape
 
@@ -133,36 +134,29 @@ def _peak(rehearsal: Rehearsal) -> str:
 
 def _traffic(traffic: Sequence[AxisTraffic]) -> str:
     longest = max(1, *(each.nbytes or 0 for each in traffic))
-    bars = []
-    for each in traffic:
+    header, *rows = [[*map(escape, row)] for row in traffic_cells(traffic)]
+    header.insert(2, markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else "")
+    for each, row in zip(traffic, rows, strict=True):
         slow = each.nbytes_slow or 0
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
-        bars.append(markup.bar(parts, _LINKS, longest, _NARROW))
-    legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
-    return _with_bars(traffic_cells(traffic), 2, bars, legend)
+        row.insert(2, markup.bar(parts, _LINKS, longest, _NARROW))
+    return markup.html_table(header, rows)
 
 
 def _arguments(arguments: Sequence[ArgumentBytes]) -> str:
-    shown = arguments[:ARGUMENTS_SHOWN]
-    parts = ({_DONATED if each.is_donated else _OTHER: each.nbytes} for each in shown)
-    return _with_bars(argument_cells(arguments), 4, _bars(parts, shown[0].nbytes))
+    parts = ({_DONATED if each.is_donated else _OTHER: each.nbytes} for each in arguments)
+    return _with_bars(argument_table(arguments), parts)
 
 
 def _temporaries(temporaries: Sequence[Temporary]) -> str:
-    parts = ({_TEMPORARIES: each.nbytes} for each in temporaries)
-    return _with_bars(temporary_cells(temporaries), 2, _bars(parts, temporaries[0].nbytes))
+    return _with_bars(
+        temporary_table(temporaries), ({_TEMPORARIES: each.nbytes} for each in temporaries)
+    )
 
 
-def _bars(parts: Iterable[Mapping[str, int]], longest: int) -> list[str]:
-    return [markup.bar(each, _COLOR_OF, longest or 1, _NARROW) for each in parts]
-
-
-def _with_bars(
-    cells: Sequence[Sequence[str]], at: int, bars: Iterable[str], legend: str = ""
-) -> str:
-    """Return a table with a bar in each row before the column ``at``; the last may have none."""
-    header, *rows = [[*map(escape, row)] for row in cells]
-    header.insert(at, legend)
-    for row, each in zip(rows, [*bars, ""], strict=False):
-        row.insert(at, each)
-    return markup.html_table(header, rows)
+def _with_bars(shown: ArrayTable, parts: Iterable[Mapping[str, int]]) -> str:
+    """Return the table of arrays, the largest first, with a bar for each."""
+    of_shown = [*islice(parts, len(shown.rows))]
+    longest = max(1, *of_shown[0].values())
+    bars = [markup.bar(each, _COLOR_OF, longest, _NARROW) for each in of_shown]
+    return "".join([shown.html(bars=bars), *map(markup.text, shown.more)])

@@ -1,4 +1,4 @@
-"""The lines of text that ``print`` shows of a rehearsal, and the cells of its tables."""
+"""The lines of text that ``print`` shows of a rehearsal, and its tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
+from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
-ARGUMENTS_SHOWN = 8
 _ADVICE_SHOWN = 8
 
 
@@ -24,13 +24,8 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
     lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
     lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
     if rehearsal.fits is False:
-        for name, cells in (
-            ("temporaries", temporary_cells(rehearsal.temporaries)),
-            ("arguments", argument_cells(rehearsal.arguments)),
-        ):
-            if len(cells) > 1:
-                cells[0][0] = f"largest {name}"
-                lines += [*table(cells, right={"per device"}), ""]
+        for shown in (temporary_table(rehearsal.temporaries), argument_table(rehearsal.arguments)):
+            lines += [*shown.lines(), ""] if shown.rows else []
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
 
@@ -100,34 +95,35 @@ def _memory(rehearsal: Rehearsal) -> list[str]:
     return table([["memory", "per device", ""], *cells], right={"per device"})
 
 
-# Tables: the names of columns, and the cells below them.
+# Tables.
 
 
-def argument_cells(arguments: Sequence[ArgumentBytes]) -> list[list[str]]:
-    """Return the cells of the largest arguments."""
-    shown = arguments[:ARGUMENTS_SHOWN]
-    cells = [["argument", "array", "spec", "per device", ""]]
-    for each in shown:
-        spec = "" if each.spec is None else format_spec(each.spec)
-        donated = "donated" if each.is_donated else "could be donated" * each.could_be_donated
-        array = typed_shape(each.dtype, each.shape)
-        cells.append([each.name, array, spec, format_bytes(each.nbytes), donated])
-    if more := len(arguments) - len(shown):
-        cells.append([format_more(more), "", "", "", ""])
-    return cells
+def argument_table(arguments: Sequence[ArgumentBytes]) -> ArrayTable:
+    """Return the table of the largest arguments."""
+    header = ["largest arguments", "array", "spec", "per device", ""]
+    return array_table(header, arguments, _argument_cells, lambda each: each.nbytes)
 
 
-def temporary_cells(temporaries: Sequence[Temporary]) -> list[list[str]]:
-    """Return the cells of the largest temporaries."""
-    cells = [["array", "from", "per device"]]
-    for each in temporaries:
-        source = format_source(each) or each.op_name
-        cells.append([typed_shape(each.dtype, each.shape), source, format_bytes(each.nbytes)])
-    return cells
+def _argument_cells(argument: ArgumentBytes) -> list[str]:
+    array = typed_shape(argument.dtype, argument.shape)
+    spec = "" if argument.spec is None else format_spec(argument.spec)
+    donated = "donated" if argument.is_donated else "could be donated" * argument.could_be_donated
+    return [argument.name, array, spec, format_bytes(argument.nbytes), donated]
+
+
+def temporary_table(temporaries: Sequence[Temporary]) -> ArrayTable:
+    """Return the table of the largest temporaries."""
+    header = ["largest temporaries", "from", "", "per device"]
+    return array_table(header, temporaries, _temporary_cells, lambda each: each.nbytes)
+
+
+def _temporary_cells(temporary: Temporary) -> list[str]:
+    array = typed_shape(temporary.dtype, temporary.shape)
+    return [array, format_source(temporary), "", format_bytes(temporary.nbytes)]
 
 
 def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
-    """Return the cells of the communication over each set of axes."""
+    """Return the names of columns, and the cells of the communication over each set of axes."""
     has_slow = any(each.nbytes_slow is not None for each in traffic)
     has_times = any(each.least_seconds is not None for each in traffic)
     header = ["over", "collectives", "per device"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gda.layout.numbering import IntArray
 from gda.layout.text import format_index, format_more, format_slice
-from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
+from gda.show.drawing.faces import MOST_CELLS, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
 from gda.show.drawing.sides import Side, axes_text, sharp, sides_of, size_text
@@ -81,7 +81,7 @@ def draw_boxes(picture: Picture) -> None:
     picture.is_to_scale = box.depth.is_true and box.down.is_true and box.across.is_true
 
     share = len(boxes) * len(layers)
-    drawing = _BoxDrawing(picture, box, layers, MOST_CELLS // share, MOST_TITLES // share)
+    drawing = _BoxDrawing(picture, box, layers, MOST_CELLS // share)
     y = _say_outer_dimensions(picture)
     if has_layers:
         drawing.draw_in_a_column(boxes, y)
@@ -97,7 +97,6 @@ class _BoxDrawing:
     box: _BoxSides
     layers: Sequence[int | Gap]  # that are drawn
     most_cells: int  # of each face
-    most_titles: int
 
     def draw_in_rows(self, boxes: Sequence[int | Gap], y: float) -> None:
         """Draw boxes of one layer."""
@@ -192,8 +191,8 @@ class _BoxDrawing:
         dimensions: tuple[int, int] = (-2, -1),
         is_padding: bool = False,
     ) -> Face:
-        limits = self.most_cells, self.most_titles
-        return Face(self.picture.paint, blocks, width, height, dimensions, is_padding, *limits)
+        most = self.most_cells
+        return Face(self.picture.paint, blocks, width, height, dimensions, is_padding, most)
 
     def _lean(self, face: Face, matrix: str, shade: float) -> None:
         over = ""

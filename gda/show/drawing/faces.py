@@ -1,9 +1,7 @@
 """A rectangle of blocks as visible cells, and their markup.
 
-If there are more blocks than can be seen, a *cell* stands for some neighbours. Up to
-``most_titles`` cells each is an element with its own hover text; with more, cells of one colour
-share a path and some neighbours share a hover text, for the markup to stay small: an element and
-its title take 100 bytes and more.
+If there are more blocks than can be seen, or than markup should be spent on, a *cell* stands for
+some neighbours. Each is an element with its own hover text, of 200 bytes or so.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,11 +21,8 @@ from gda.show.drawing.sheet import escape, number
 from gda.show.subject import Subject
 from gda.show.words import format_devices, padding_of, processes_at
 
-MOST_CELLS = 5000
+MOST_CELLS = 512
 """The most cells of a drawing; with more blocks, cells stand for several."""
-
-MOST_TITLES = 600
-"""The most hover texts of a drawing; with more cells, neighbours share one."""
 
 MOST_BANDS = 4
 """The most colours of a cell."""
@@ -85,7 +81,6 @@ class Face:
     dimensions: tuple[int | None, int | None]  # of the array, down and across
     is_padding: bool = False  # all of it, also if its blocks have elements elsewhere
     most_cells: int = MOST_CELLS
-    most_titles: int = MOST_TITLES  # with more cells, some share a title
 
     @property
     def subject(self) -> Subject:
@@ -119,11 +114,6 @@ class Face:
     def is_folded(self) -> bool:
         return self.num_cells < self.blocks.size
 
-    @property
-    def is_crowded(self) -> bool:
-        """Cells share hover texts, and have the colour of one device only."""
-        return self.num_cells > self.most_titles
-
     @cached_property
     def most_owners(self) -> int:
         """The most processes that hold the blocks of a cell."""
@@ -148,64 +138,18 @@ class Face:
 
     def markup(self, kind: str) -> str:
         """Return the cells in a group of the class ``gda-`` and ``kind``, and the lines over it."""
-        cells = [*self._fills(), *self._titles()] if self.is_crowded else self._cells()
         padding = self._padding() if self.subject.has_padding else ""
-        return f'<g class="gda-{kind}">{"".join(cells)}</g>{padding}{self._lines()}'
+        return f'<g class="gda-{kind}">{"".join(self._cells())}</g>{padding}{self._lines()}'
 
-    def _cells(self) -> list[str]:
-        return [
-            _cell(box, self.paint.of_blocks(blocks), self._title(blocks))
-            for box, blocks in self._groups(1, 1)
-        ]
-
-    def _groups(self, high: int, wide: int) -> Iterator[tuple[Box, IntArray]]:
-        """Yield rectangles of some neighbouring cells, with their blocks."""
+    def _cells(self) -> Iterator[str]:
         xs, ys = self.edges()
-        num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
-        for i in range(0, num_rows, high):
-            bottom = min(i + high, num_rows)
-            for j in range(0, num_columns, wide):
-                right = min(j + wide, num_columns)
-                rows = slice(self.rows[i], self.rows[bottom])
-                columns = slice(self.columns[j], self.columns[right])
-                box = (xs[j], ys[i], xs[right] - xs[j], ys[bottom] - ys[i])
-                yield box, self.blocks[rows, columns]
-
-    def _title(self, blocks: IntArray) -> str:
-        return f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
-
-    def _fills(self) -> list[str]:
-        """One path for all cells of a colour, neighbours in a row joined."""
-        xs, ys = self.edges()
-        firsts = self.blocks[np.ix_(self.rows[:-1], self.columns[:-1])]
-        colors = self.paint.by_block[firsts, 0]
-        paths: dict[int, list[str]] = {}
-        for i, row in enumerate(colors):
-            starts = np.flatnonzero(np.diff(row, prepend=-1)).tolist()
-            height = number(ys[i + 1] - ys[i])
-            for start, stop in zip(starts, [*starts[1:], len(row)], strict=True):
-                width = number(xs[stop] - xs[start])
-                paths.setdefault(int(row[start]), []).append(
-                    f"M{number(xs[start])} {number(ys[i])}h{width}v{height}h-{width}z"
-                )
-        filled = [
-            f'<path fill="{self.paint.colors[color]}" d="{"".join(runs)}"/>'
-            for color, runs in paths.items()
-        ]
-        # Without smoothing, which would show the page between neighbours.
-        return ['<g shape-rendering="crispEdges">', *filled, "</g>"]
-
-    def _titles(self) -> list[str]:
-        num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
-        # Fewer than the limit, because the texts of several blocks are longer.
-        most = max(self.most_titles // 2, 1)
-        high = -(-num_rows // most)
-        wide = -(-num_columns // max(most * high // num_rows, 1))
-        rects = [
-            f"{_rect(*box)}>{self._title(blocks)}</rect>"
-            for box, blocks in self._groups(high, wide)
-        ]
-        return ['<g fill="none" pointer-events="all">', *rects, "</g>"]
+        rows, columns = [*pairwise(self.rows)], [*pairwise(self.columns)]
+        for i, (top, bottom) in enumerate(rows):
+            for j, (left, right) in enumerate(columns):
+                blocks = self.blocks[top:bottom, left:right]
+                title = f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
+                box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
+                yield _cell(box, self.paint.of_blocks(blocks), title)
 
     def _padding(self) -> str:
         """The hatching of the padding, which is right of the elements and below them."""

@@ -29,7 +29,7 @@ def svg_of(subject: Subject) -> str:
 
     A colour is a process. Hovering over a block shows its index, its devices with their replica
     ids, its processes and its bytes. Text has the colour of the text around it. More than about
-    5,000 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
+    512 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
     drawing says so.
     """
     picture = Picture(subject)
@@ -182,8 +182,6 @@ def _notes(picture: Picture) -> Iterator[str]:
     if not picture.is_to_scale:
         yield "sides not to scale"
     most = max(face.most_owners for face, _, _ in picture.faces)
-    if most > 1 and face.is_crowded:
-        yield "each in the colour of one of its processes"
-    elif most > 1:
+    if most > 1:
         shown = f", at most {MOST_BANDS} of them shown" if most > MOST_BANDS else ""
         yield f"several colours: held by several processes{shown}"

@@ -144,7 +144,6 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     def local(array: jax.Array, spec: PartitionSpec) -> jax.Array:
         return array if array.is_fully_addressable else local_array_of(array, global_mesh, spec)
 
-    check_mesh(global_mesh)
     arrays = _moved(global_inputs, global_mesh, pspecs)
     return map_with_specs(local, arrays, pspecs, "pspecs")
 
@@ -152,6 +151,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
 @communicates("reshard", lambda given: [given["tree"]])
 def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
     """Return the arrays of a tree in these layouts, except those of this process alone."""
+    check_mesh(mesh)  # here, so that the other processes hear of the error
 
     def moved(leaf: Any, spec: PartitionSpec) -> jax.Array:
         if isinstance(leaf, PaddedArray):

@@ -34,10 +34,15 @@ _FILES_AT_A_TIME = 64
 class _Stripe(NamedTuple):
     """Blocks of a leaf side by side, by their numbers."""
 
-    leaf: int
-    numbers: Sequence[int]
+    number: int  # of the leaf
+    leaf: WrittenArray
+    blocks: Sequence[int]
     file: int
     first: int  # the first byte of the leaf in the file
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes_of(self.leaf, self.blocks)
 
 
 def options_for_files(options: Options) -> Options:
@@ -62,12 +67,14 @@ def write_leaves(
     its first byte there. ``add`` is told the bytes that were written.
     """
     max_bytes = options.max_bytes or 1
-    given = [
-        _Stripe(number, blocks, *places[number])
-        for number, leaf in leaves.items()
-        for blocks in _side_by_side(leaf, max_bytes)
-    ]
-    stripes = sorted(given, key=lambda stripe: (stripe.file, stripe.first))
+    stripes = sorted(
+        (
+            _Stripe(number, leaf, blocks, *places[number])
+            for number, leaf in leaves.items()
+            for blocks in _side_by_side(leaf, max_bytes)
+        ),
+        key=lambda stripe: (stripe.file, stripe.first),
+    )
     groups = itertools.groupby(stripes, key=lambda stripe: stripe.file // _FILES_AT_A_TIME)
     for _, group in groups:
         in_files = list(group)
@@ -76,14 +83,11 @@ def write_leaves(
             for number in sorted({stripe.file for stripe in in_files}):
                 files[number] = os.open(paths[number], os.O_WRONLY)
                 stack.callback(os.close, files[number])
-            hosts = iter(host_blocks(_data(leaves, in_files), max_bytes))
+            hosts = iter(host_blocks(_data(in_files), max_bytes))
             writes = (
-                (stripe, list(itertools.islice(hosts, len(stripe.numbers)))) for stripe in in_files
+                (stripe, list(itertools.islice(hosts, len(stripe.blocks)))) for stripe in in_files
             )
-            tasks = (
-                _task(tree, leaves, some, files, paths, add) for some in _together(writes, leaves)
-            )
-            run(tasks, options)
+            run((_task(tree, some, files, paths, add) for some in _together(writes)), options)
     return {paths[stripe.file] for stripe in stripes}
 
 
@@ -142,31 +146,26 @@ def _continues(
     return index == beside
 
 
-def _data(
-    leaves: Mapping[int, WrittenArray], stripes: Sequence[_Stripe]
-) -> Iterator[tuple[None, BlockData, int]]:
-    for number, group in itertools.groupby(stripes, key=lambda stripe: stripe.leaf):
-        leaf = leaves[number]
-        blocks, is_copied = leaf.blocks(), _is_copied(leaf)
-        for stripe in group:
-            for each in stripe.numbers:
-                data = blocks[each]
-                # Memory on the host is taken as it is.
-                yield (None, data, data.nbytes) if is_copied else (None, np.asarray(data), 0)
+def _data(stripes: Sequence[_Stripe]) -> Iterator[tuple[None, BlockData, int]]:
+    for _, group in itertools.groupby(stripes, key=lambda stripe: stripe.number):
+        first, *others = group
+        blocks, is_copied = first.leaf.blocks(), _is_copied(first.leaf)
+        for number in itertools.chain(*[stripe.blocks for stripe in (first, *others)]):
+            data = blocks[number]
+            # Memory on the host is taken as it is.
+            yield (None, data, data.nbytes) if is_copied else (None, np.asarray(data), 0)
 
 
 _Write: TypeAlias = tuple[_Stripe, list[HostBlock[None]]]
 
 
-def _together(
-    writes: Iterable[_Write], leaves: Mapping[int, WrittenArray]
-) -> Iterator[list[_Write]]:
+def _together(writes: Iterable[_Write]) -> Iterator[list[_Write]]:
     """Yield writes for one thread at a time: alone, or many small ones that need no copy."""
     some: list[_Write] = []
     nbytes = 0
     for stripe, hosts in writes:
         some.append((stripe, hosts))
-        nbytes += nbytes_of(leaves[stripe.leaf], stripe.numbers)
+        nbytes += stripe.nbytes
         if nbytes >= _AT_A_TIME or any(host.nbytes for host in hosts):
             yield some
             some, nbytes = [], 0
@@ -176,29 +175,25 @@ def _together(
 
 def _task(
     tree: Any,
-    leaves: Mapping[int, WrittenArray],
     writes: Sequence[_Write],
     files: Mapping[int, int],
     paths: Sequence[Path],
     add: Callable[[int], object],
 ) -> Task:
     def work() -> None:
-        for stripe, hosts in writes:
-            leaf = leaves[stripe.leaf]
-            first = stripe.numbers[0]
+        for (number, leaf, numbers, file, first), hosts in writes:
+            index = leaf.indices[numbers[0]]
             dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
             try:
                 values = [host.values().astype(dtype, copy=False) for host in hosts]
-                with about(paths[stripe.file]):
-                    place = files[stripe.file], stripe.first
-                    write_blocks(*place, leaf.shape, start_of(leaf.indices[first]), values)
+                with about(paths[file]):
+                    write_blocks(files[file], first, leaf.shape, start_of(index), values)
             except Exception as error:
-                note_writing(error, tree, stripe.leaf, leaf.indices[first])
+                note_writing(error, tree, number, index)
                 raise
 
     blocks = [host for _, hosts in writes for host in hosts]
-
-    written = sum(nbytes_of(leaves[stripe.leaf], stripe.numbers) for stripe, _ in writes)
+    written = sum(stripe.nbytes for stripe, _ in writes)
 
     def finish(_: object) -> None:
         add(written)

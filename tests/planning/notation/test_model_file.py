@@ -56,14 +56,14 @@ def test_100_000_parameters_may_be_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ({"mesh": {f"a{i}": 1 for i in range(65)}, "parameters": {}}, "mesh has 65 dimensions"),
         ({"mesh": "x=1," * 10_000, "parameters": {}}, "axis 'x' is given twice"),
         ({"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}}, '"k15" and 14 more are not known'),
     ],
 )
-def test_too_long_files_are_refused(document: dict[str, object], said: str) -> None:
+def test_too_long_files_are_refused(document: dict[str, object], message: str) -> None:
     with pytest.raises(MistakesError) as caught:
         read_model(file({"parameters": {}, **document}), None, pad=False)
-    assert said in "\n".join(caught.value.lines)
+    assert message in "\n".join(caught.value.lines)

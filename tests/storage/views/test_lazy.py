@@ -176,16 +176,6 @@ def test_views_of_tensorstores_read_all_of_them_at_once(auto_mesh: Mesh) -> None
     assert not isinstance(source_of(concatenate([up, expected])), AsyncSource)
 
 
-def test_a_tensorstore_copies_transposed_into_the_memory_of_the_block() -> None:
-    view = lazy(open_tensorstore(numbers(8, 6))).T[::-1]
-    plan = reads.ReadPlan()
-    out = np.zeros((6, 8), np.float32)
-    plan.add(view._node, (slice(0, 6), slice(0, 8)), out)
-    (read,) = plan.reads()
-    read.begin().result()
-    np.testing.assert_array_equal(out, numbers(8, 6).T[::-1])  # before any step of gda's
-
-
 def test_a_tensorstore_has_few_bytes_in_buffers_at_the_same_time(
     monkeypatch: pytest.MonkeyPatch, auto_mesh: Mesh
 ) -> None:
@@ -259,27 +249,6 @@ def test_rows_that_are_far_from_each_other_are_read_alone() -> None:
     source.asked.clear()
     np.asarray(lazy(source)[:, ::50])  # what lies between is less than a read costs
     assert source.asked == [(slice(0, 20), slice(0, 16351))]
-
-
-def test_a_chunk_is_read_once_where_a_block_needs_two_parts_of_it() -> None:
-    source = Counting(np.zeros((64, 2**14), np.float32), chunks=(8, 2**14))
-    np.asarray(lazy(source).reshape(16, 4, -1)[:, 0])
-    assert source.asked == [(slice(0, 61), slice(0, 2**14))]
-    source.asked.clear()
-    np.asarray(lazy(source).reshape(4, 16, -1)[:, 3])
-    assert [index[0].start for index in source.asked] == [3, 19, 35, 51]
-
-
-def test_a_transposed_block_is_read_in_pieces_that_end_with_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reads, "PIECE_BYTES", 512)
-    source = Counting(numbers(64, 16), chunks=(5, 16))
-    np.testing.assert_array_equal(np.asarray(lazy(source).T), source.data.T)
-    assert (source.counts == 1).all()
-    starts = [index[0].start for index in source.asked]
-    assert len(starts) > 2
-    assert all(start % 5 == 0 for start in starts)
 
 
 def test_a_stack_that_is_cast_needs_no_memory_for_a_second_block(

@@ -172,19 +172,6 @@ def test_columns_on_the_devices_of_a_process_are_written_as_rows(
     assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
 
 
-def test_large_rows_are_copied_in_parts(tmp_path: Path) -> None:
-    values = np.arange(2 * 2048 * 2048, dtype=np.float32).reshape(2, 2048, 2048)
-    tree = {
-        "w": cut(values, mesh_of({"x": 8}), P(None, None, "x")),
-        "v": np.asfortranarray(values[:1]),
-    }
-    with little_memory(3 * new_files.PART_BYTES):  # of two threads; a row has 16 MiB
-        save_safetensors(tmp_path / "a.safetensors", tree)
-    tensors = open_safetensors(tmp_path / "a.safetensors")
-    assert np.array_equal(tensors["w"][...], values)
-    assert np.array_equal(tensors["v"][...], values[:1])
-
-
 # Names.
 
 
@@ -273,24 +260,6 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has 512 bytes, more than max_file_bytes=100; pass a fo"):
         save_safetensors(tmp_path / "a.safetensors", {"w": DATA}, max_file_bytes=100)
     assert names_in(tmp_path) == []
-
-
-def test_a_header_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = dict.fromkeys("abcd", DATA)
-    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 200)
-    with pytest.raises(ValueError, match=r"the header of model\.safetensors would have .* smaller"):
-        save_safetensors(tmp_path, tree)
-    with pytest.raises(
-        ValueError, match=r"index\.json would have .* bytes; readers accept at most"
-    ):
-        save_safetensors(tmp_path, tree, max_file_bytes=512)
-    assert names_in(tmp_path) == []
-    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 400)
-    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_VALUES", 20)
-    with pytest.raises(ValueError, match="would have 32 values; readers accept at most 20"):
-        save_safetensors(tmp_path, tree)
-    save_safetensors(tmp_path, {"a": DATA, "b": DATA})
-    assert len(open_safetensors(tmp_path)) == 2
 
 
 # Several files.

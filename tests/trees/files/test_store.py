@@ -460,17 +460,6 @@ def test_an_hdf5_file_has_one_writer(tmp_path: Path) -> None:
     assert written == (jax.process_index() == 0)
 
 
-@pytest.mark.processes(2, devices=4)
-def test_an_array_of_one_process_is_written_by_it_whole() -> None:
-    target = Counting((16, 8))
-    gda.store(jnp.asarray(DATA), target, wait_for_all=True)
-    assert (target.counts == 1).all()
-    mesh = Mesh(np.array(jax.devices())[4:], ("x",))
-    target = Counting((16, 8))
-    gda.store(cut(DATA, mesh, P("x")), target)
-    assert (target.counts == jax.process_index()).all()
-
-
 def counts_of(case: Any, order: list[int]) -> np.ndarray:
     """Store in this process, and return how often it wrote each element."""
     size = int(np.prod(list(case.mesh_shape.values())))
