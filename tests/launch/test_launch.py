@@ -127,24 +127,6 @@ def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
     assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
 
 
-EARLY = """
-    import gda
-    gda.check_processes_agree(0)
-    if RANK == 1:
-        sys.exit()
-    gda.check_processes_agree(1)
-"""
-
-
-def test_process_that_ended_too_early_is_named(program: Program) -> None:
-    done = launch("-n", "2", program(BY_GDA + EARLY))
-    assert done.returncode == 1
-    last = after_the_last_reason(done.stderr)
-    reason = "process 0 failed with exit code 1; process 1 had finished the program and waited to"
-    assert last.startswith(f"gda.launch: {reason} exit")
-    assert "process 1 ended. process 0 waited at check 'tree' (program.py:11)" in last
-
-
 ENDS = {
     "raises": "raise ValueError('boom')",
     "is killed": "os.kill(os.getpid(), 9)",
@@ -448,11 +430,9 @@ def test_lines_keep_the_last_ones() -> None:
     ("line", "is_shown"),
     [
         (b"[Gloo] Rank 0 is connected to 3 peer ranks. ", False),
-        (b"Expected number of connected peer ranks is : 3", False),
         (b"[Gloo] Rank [Gloo] Rank 3 is connected to 12 is connected to 3 peer ranks. ", False),
         (b"3 peer ranks. Expected number of connected peer ranks is : 3", False),
         (b"3", True),
-        (b"", True),
         (b"loss 3 [Gloo] Rank 1", True),
     ],
 )
@@ -629,16 +609,6 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
     wait_until_gone(pids)
 
 
-def test_processes_left_behind_end_too(program: Program) -> None:
-    path = program("""
-    import subprocess
-    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
-    """)
-    done = launch("-n", "1", path)
-    assert done.returncode == 0
-    wait_until_gone([int(done.stdout.split()[1])])
-
-
 def test_time_limit_shows_stacks_and_names_processes_without_one(program: Program) -> None:
     path = program("""
     import signal
@@ -715,7 +685,6 @@ def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPat
     ("args", "complaint"),
     [
         ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
-        ("-n x program.py", "argument -n/--num-processes: 'x' is not a positive integer"),
         ("program.py", "the following arguments are required: -n/--num-processes"),
         ("-n 2", "no program was given; give a script, or -m and a module"),
         (
@@ -723,8 +692,6 @@ def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPat
             "there is no script 'nowhere.py' here; give the path of one, or -m and a module",
         ),
         ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
-        ("-n 2 -m", "no program was given; give a script, or -m and a module"),
-        ("-n 2 --nope program.py", "unrecognized arguments: --nope"),
         (
             "--num-proceses 2 program.py --n",
             "unrecognized arguments: --num-proceses; did you mean --num-processes?",
