@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from markdown_blocks import blocks_of
+from page_blocks import blocks_of
 from public_api import MODULES, public_names
 
 import gda
