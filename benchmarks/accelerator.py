@@ -21,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.arrays.building import MIB
 from benchmarks.arrays.using import jitted
-from benchmarks.checkpoint import two_programs
 from benchmarks.checkpoint.checkpointers import GDA, ORBAX, ORBAX_V1, SAFETENSORS, WAYS
 from benchmarks.checkpoint.checkpoints import (
     CHECKED,
@@ -38,6 +37,7 @@ from benchmarks.checkpoint.checkpoints import (
     sides_that_restore,
     sides_that_save,
 )
+from benchmarks.exchange import two_programs
 from benchmarks.layout.index_math import mesh_of
 from benchmarks.pairs import Side
 from benchmarks.trees.prefetching import by_thread, in_turns, ours, placed_ahead

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from benchmarks import accelerator
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing, models, two_programs
+from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
+from benchmarks.exchange import two_programs
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
 from benchmarks.trees import (

@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.saving import MAX_BYTES, left_by_killed_saves, save
-from gda.checkpoint.tree_at import Kind, OpenedTree, open_tree
+from gda.checkpoint.tree_at import FileKind, OpenedTree, open_tree
 from gda.layout.text import join_some, typed_shape
 from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
@@ -63,7 +63,7 @@ class Conversion:
 
     source: OpenedTree
     target: str
-    kind: Kind
+    kind: FileKind
     leaves: tuple[ConvertedLeaf, ...]
     num_files: int
     save: Callable[..., None]
@@ -77,7 +77,7 @@ def plan_conversion(
     source: str,
     target: str,
     *,
-    kind: Kind | None = None,
+    kind: FileKind | None = None,
     change: Callable[[Any], Any] | None = None,
     dtype: str | None = None,
     max_bytes: int = MAX_BYTES,
@@ -118,7 +118,7 @@ def plan_conversion(
     if dtype is not None:
         wanted = dtype_of_floats(dtype)
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
     metadata = {**_METADATA, **opened.metadata}
     names, num_files = _checked(
@@ -127,7 +127,7 @@ def plan_conversion(
     # All sources of an opened tree are read by any thread.
     workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
     arguments = {"max_workers": workers, "max_bytes": max_bytes}
-    if kind is Kind.CHECKPOINT:
+    if kind is FileKind.CHECKPOINT:
         saver = partial(save, target, tree, timeout=timeout, **arguments)
     else:
         files = {"max_file_bytes": max_file_bytes, "metadata": metadata}
@@ -142,17 +142,17 @@ def plan_conversion(
     )
 
 
-def _kind_of_target(target: str, kind: Kind | None) -> Kind:
+def _kind_of_target(target: str, kind: FileKind | None) -> FileKind:
     is_file = target.endswith(".safetensors")
-    if is_file and kind is Kind.CHECKPOINT:
+    if is_file and kind is FileKind.CHECKPOINT:
         raise ValueError(
             f"{target} has the name of a safetensors file, and a checkpoint is a folder; choose "
             "another name"
         )
-    return kind or (Kind.SAFETENSORS if is_file else Kind.CHECKPOINT)
+    return kind or (FileKind.SAFETENSORS if is_file else FileKind.CHECKPOINT)
 
 
-def _check_is_new(store: Store, kind: Kind) -> None:
+def _check_is_new(store: Store, kind: FileKind) -> None:
     try:
         names = store.entries()
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def _check_is_new(store: Store, kind: Kind) -> None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    is_checkpoint = kind is Kind.CHECKPOINT
+    is_checkpoint = kind is FileKind.CHECKPOINT
     left_by = left_by_killed_saves if is_checkpoint else safetensors_model.left_by_killed_saves
     if names := sorted({*names} - {LOCK} - left_by(names)):
         raise FileExistsError(
@@ -172,14 +172,14 @@ def _check_is_new(store: Store, kind: Kind) -> None:
 
 def _checked(
     target: str,
-    kind: Kind,
+    kind: FileKind,
     tree: Any,
     options: Options,
     max_file_bytes: int,
     metadata: Mapping[str, str],
 ) -> tuple[Sequence[str], int]:
     """Return the names of leaves and the number of files; raise if the tree cannot be written."""
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         for path, leaf in flatten(tree)[1]:
             if are_keys(leaf):
                 raise TypeError(

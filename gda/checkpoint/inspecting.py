@@ -20,7 +20,7 @@ from gda.checkpoint.reading.manifest_at import (
     load_complete,
     read_complete,
 )
-from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, leaf_records, open_tree
+from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
@@ -32,8 +32,8 @@ from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
+from gda.trees.records.arrivals import check_keys, saved_type
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
-from gda.trees.records.restored_leaves import check_keys, saved_type
 from gda.trees.records.structure import flatten, format_path, unflatten
 
 MAX_BYTES = 128 * 2**20
@@ -196,7 +196,9 @@ def verify(
     checksums.require_crc32c()
     store = open_store(path, timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
-    return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
+    return read_complete(
+        [store], lambda manifest: _verified(store, manifest, fingerprints, options)
+    )
 
 
 def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
@@ -206,7 +208,7 @@ def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     ``open_tree``.
     """
     store = open_store(path, timeout)
-    if item is None and kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is FileKind.CHECKPOINT:
         return _contents(store, load_complete(store))
     return _contents_of(open_tree(path, timeout, item))
 
@@ -230,7 +232,7 @@ def verify_at(
         is for checkpoints only.
     """
     store = open_store(path, timeout)
-    if item is None and kind_at(store) is Kind.CHECKPOINT:
+    if item is None and kind_at(store) is FileKind.CHECKPOINT:
         return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
     opened = open_tree(path, timeout, item)
     if fingerprints:

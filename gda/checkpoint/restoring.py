@@ -1,28 +1,46 @@
-"""The restore of a tree: its leaves are matched with the checkpoint, then read."""
+"""The restore of a tree: its leaves are matched with the checkpoint, then read.
+
+Each chunk that this process needs is read once, and checked. The chunks are compared with the sizes
+of the files before they are read; where this process reads alone, before memory is allocated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax
-from jax.sharding import Mesh, Sharding
 
+from gda.arrays.buffers import Buffers
+from gda.arrays.transport.exchanging import exchange
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading.fingerprints import check_fingerprints, check_provable
-from gda.checkpoint.reading.manifest_at import read_complete
-from gda.checkpoint.reading.read_once import NAME, layout_to_share, processes_together
-from gda.checkpoint.reading.reader import read_arrays
+from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
+from gda.checkpoint.reading.files import Files
+from gda.checkpoint.reading.fingerprints import check_provable
+from gda.checkpoint.reading.manifest_at import (
+    MOST_ATTEMPTS,
+    ReplacedError,
+    check_not_replaced,
+    load_complete,
+)
+from gda.checkpoint.reading.read_once import processes_together, shared_reads
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
-from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls
+from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
+from gda.multihost.settings import own_settings
+from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
+from gda.storage.progress import counting
 from gda.storage.stores import checksums
-from gda.storage.stores.opening import open_store
-from gda.trees.records.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
-from gda.trees.records.structure import checked_path, subtree, unflatten
-from gda.trees.to_jax import check_not_padding, to_jax
+from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.records.arrivals import Arrival
+from gda.trees.records.compared_fingerprints import check_fingerprints
+from gda.trees.records.requests import Request
+from gda.trees.records.structure import noting_path
 
+_NAME = "gda.checkpoint.restore"
 MAX_BYTES = 128 * 2**20
 
 
@@ -35,7 +53,7 @@ def _layouts_of(given: dict[str, Any]) -> Any:
 
 @set_module("gda.checkpoint")
 @public
-@communicates(NAME, _layouts_of)
+@communicates(_NAME, _layouts_of)
 def restore(
     path: Any,
     like: Any = None,
@@ -134,72 +152,130 @@ def restore(
     >>> folder.cleanup()
     """
     checksums.require_crc32c()
-    options = Options(max_workers, max_bytes, progress, read_once=read_once)
-    where = checked_path(at)
-    if isinstance(like, Mesh | Sharding):
-        raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh= and specs=")
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
-    keeps_missing = missing == "keep"
-    if like is None and (cast or partial or keeps_missing):
-        raise TypeError("cast, partial and missing are for like; pass like= too")
-    if (pad or plain) and like is None and mesh is None:
-        given = "pad" if pad else "plain"
-        raise TypeError(f"{given} was given without a mesh; pass mesh= and specs=, or like=")
-    check_not_padding(plain, pad)
-    like = to_jax(like) if plain else like
-    store = open_store(path, timeout)
+    return _Restore(
+        store=open_store(path, timeout),
+        options=Options(max_workers, max_bytes, progress, read_once=read_once),
+        request=Request(
+            like, mesh, specs, at, partial, pad, plain, cast, keeps_missing=missing == "keep"
+        ),
+        check_fingerprint=check_fingerprint,
+        timeout=timeout,
+    ).tree()
 
-    def found(manifest: Manifest) -> _Found:
-        subtree(manifest.structure, where)
-        layout = layout_of(mesh, specs, manifest, where)
-        if like is not None:
-            leaves, definition = leaves_like(
-                manifest, like, where, partial, cast, layout, pad, keeps_missing
-            )
-        else:
-            leaves, definition = leaves_of(manifest, where, layout, pad), None
-        wanted = [leaf for leaf in leaves if isinstance(leaf, RestoredLeaf)]
-        if check_fingerprint:
-            check_provable(store.url, wanted)
-        together = processes_together(wanted) if read_once else ()
-        return _Found(leaves, definition, wanted, together)
 
-    def check_same(manifest: Manifest, found: _Found) -> None:
-        layouts = {
-            "/".join(map(str, each.saved.path)): layout_to_share(each) for each in found.wanted
-        }
+@dataclass
+class _Restore:
+    """A restore. Its methods stand in the order in which they run.
+
+    All processes run them together with ``check_fingerprint``, and those of ``together`` with
+    ``read_once``; they communicate in ``_compare_calls``, ``_read_once`` and
+    ``_compare_fingerprints``.
+    """
+
+    store: Store
+    options: Options
+    request: Request
+    check_fingerprint: bool
+    timeout: float
+
+    def tree(self) -> Any:
+        """Return the restored tree; begin again if another save replaces the checkpoint."""
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            try:
+                return self._tree_of(load_complete(self.store))
+            except ReplacedError:
+                # Processes do not communicate here: if one began again, it could have a later tree.
+                if attempt == MOST_ATTEMPTS or jax.process_count() > 1:
+                    raise
+        raise AssertionError
+
+    def _tree_of(self, manifest: Manifest) -> Any:
+        self.files = Files(self.store, manifest)
+        self.wanted = self.request.match(manifest)
+        self.together: tuple[int, ...] = ()  # the processes that read each chunk in one of them
+        if self.options.read_once:
+            self.together = processes_together(self.wanted.arrivals)
+        if self.check_fingerprint:
+            check_provable(self.store.url, self.wanted.arrivals)
+        if self.check_fingerprint or self.options.read_once:
+            self._compare_calls()
+        try:
+            self._read_all(options_for(self.store, self.options))
+        except CorruptionError:
+            check_not_replaced(self.store, manifest)
+            raise
+        if self.check_fingerprint:
+            self._compare_fingerprints()
+        return self.wanted.tree()
+
+    def _compare_calls(self) -> None:
         arguments = {
-            "checkpoint": manifest.data,
-            "check_fingerprint": check_fingerprint,
-            "read_once": read_once,
-            "max_bytes": max_bytes if found.together else None,  # decides what is read in one go
+            "checkpoint": self.files.manifest.data,
+            "check_fingerprint": self.check_fingerprint,
+            "read_once": self.options.read_once,
+            # It decides what is read in one go.
+            "max_bytes": self.options.max_bytes if self.together else None,
         }
-        among = None if check_fingerprint else found.together
-        check_same_call(NAME, layouts, arguments, among, min(timeout, timeout_of_calls()))
+        among = None if self.check_fingerprint else self.together
+        seconds = min(self.timeout, timeout_of_calls())
+        check_same_call(_NAME, self.wanted.layouts, arguments, among, seconds)
 
-    def read(manifest: Manifest) -> Any:
-        leaves, definition, wanted, together = looked_up = found(manifest)
-        if check_fingerprint or read_once:
-            check_same(manifest, looked_up)
-        arrays = read_arrays(store, manifest, wanted, options, together)
-        if check_fingerprint:
-            check_fingerprints(f"the checkpoint {store.url}", wanted, arrays, timeout=timeout)
-        following = iter(arrays)
-        values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
-        if definition is not None:
-            return jax.tree.unflatten(definition, values)
-        tree = unflatten(manifest.structure, values, where)
-        return to_jax(tree) if plain else tree
+    def _read_all(self, options: Options) -> None:
+        """Read the chunks that this process needs, or those of all that read together.
 
-    # Processes do not communicate here: if one began again, it could have a later tree.
-    return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)
+        As many arrays at a time as the bound on memory allows.
+        """
+        arrivals, manifest, together = self.wanted.arrivals, self.files.manifest, self.together
+        # The bytes that only pass through the host; memory that becomes an array needs no bound.
+        # The groups of processes that read together are the same.
+        sizes = [each.most_passing_nbytes if together else each.passing_nbytes for each in arrivals]
+        groups = [
+            (group, uses_of(group, manifest))
+            for group in tasks.groups_within(arrivals, sizes, options.max_bytes)
+        ]
+        chunks = [chunk for _, uses in groups for chunk in uses]
+        if not together:  # before memory is allocated
+            self.files.check_sizes(chunks, options)
+        total = sum(manifest.arrays[array].nbytes_per_chunk for array, _ in chunks)
+        with counting(options.progress, "restore", total) as add:
+            for group, uses in groups:
+                arrived = ArrivedChunks(manifest, {*uses}, add)
+                self._allocate(group)
+                if together:
+                    self._read_once(group, options, arrived)
+                else:
+                    read_chunks(self.files, uses, options, arrived)
+                arrived(*uses)  # also those that other processes have read
+                _finish(group)
+
+    def _allocate(self, group: Sequence[Arrival]) -> None:
+        buffers = Buffers(sum(len(arrival.needed) for arrival in group))
+        for arrival in group:
+            with noting_path(arrival.record.path):
+                arrival.allocate(buffers, () if self.together else arrival.made_of_chunks)
+
+    def _read_once(
+        self, group: Sequence[Arrival], options: Options, arrived: ArrivedChunks
+    ) -> None:
+        """Read the chunks that this process reads for itself and for others, and send them."""
+        shared = shared_reads(self.files.manifest, group, self.together)
+        with watching(_NAME, self.together) as watch:
+            self.files.check_sizes([*shared.own], options)
+            read_chunks(self.files, shared.own, options, arrived)
+            exchange(shared.sent, shared.memory, watch)
+
+    def _compare_fingerprints(self) -> None:
+        source = f"the checkpoint {self.store.url}"
+        check_fingerprints(source, self.wanted.arrivals, timeout=self.timeout)
 
 
-class _Found(NamedTuple):
-    """The leaves of a checkpoint that a restore is to return."""
-
-    leaves: list[RestoredLeaf | Any]  # all, in order; a value that is no array as it is
-    definition: Any  # the tree to put them in, if it is not that of the checkpoint
-    wanted: list[RestoredLeaf]  # those to be read
-    together: tuple[int, ...]  # the processes that read them together
+def _finish(group: Sequence[Arrival]) -> None:
+    """Make the values from the blocks."""
+    with own_settings():
+        for arrival in group:
+            with noting_path(arrival.record.path):
+                arrival.finish()
+    # The blocks on the host must live until they are transferred.
+    jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])

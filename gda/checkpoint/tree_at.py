@@ -28,7 +28,7 @@ from gda.trees.records.saved_leaves import SavedLeaf, saved_leaves
 _INDEX = ".safetensors.index.json"
 
 
-class Kind(Enum):
+class FileKind(Enum):
     """A kind of files that hold a tree; its value is for people."""
 
     CHECKPOINT = "a checkpoint of gda"
@@ -39,13 +39,13 @@ class Kind(Enum):
 class OpenedTree(NamedTuple):
     """The tree at a path, with a ``LazyArray`` or an ``Unreadable`` for each array."""
 
-    kind: Kind
+    kind: FileKind
     url: str
     tree: Any
     metadata: Mapping[str, str]  # of safetensors files
 
 
-def kind_at(store: Store) -> Kind:
+def kind_at(store: Store) -> FileKind:
     """Return the kind of files at a path, by their names; a checkpoint if they are of no kind.
 
     Raises:
@@ -58,7 +58,7 @@ def kind_at(store: Store) -> Kind:
             f"{store.url} has {' and '.join(kind.value for kind in kinds)} side by side; move each "
             "into a folder of its own, or pass the path of a file"
         )
-    return kinds[0] if kinds else Kind.CHECKPOINT
+    return kinds[0] if kinds else FileKind.CHECKPOINT
 
 
 def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
@@ -69,14 +69,14 @@ def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
-    if item is not None and kind is not Kind.ORBAX:
+    if item is not None and kind is not FileKind.ORBAX:
         raise ValueError(f"{store.url} is {kind.value}, which has no items; omit item {item!r}")
     metadata: Mapping[str, str] = {}
-    if kind is Kind.SAFETENSORS:
+    if kind is FileKind.SAFETENSORS:
         files = open_safetensors(store.url)
         tree: Any = dict(files)
         metadata = files.metadata
-    elif kind is Kind.ORBAX:
+    elif kind is FileKind.ORBAX:
         tree = open_orbax(path, item=item)
     else:
         tree = tree_of_sources(store, _manifest_of(store))
@@ -113,27 +113,29 @@ def _manifest_of(store: Store) -> Any:
         ) from None
 
 
-def _kinds_at(store: Store) -> list[Kind]:
+def _kinds_at(store: Store) -> list[FileKind]:
     if store.is_remote:  # ask for some keys, because a list has all of them
         if _has_manifest(store):
-            return [Kind.CHECKPOINT]
-        return [Kind.ORBAX] if any(map(partial(_has, store), (*MARKS, AGGREGATE, OCDBT))) else []
+            return [FileKind.CHECKPOINT]
+        return (
+            [FileKind.ORBAX] if any(map(partial(_has, store), (*MARKS, AGGREGATE, OCDBT))) else []
+        )
     try:
         names = store.entries()
     except FileNotFoundError:
         return []
     except NotADirectoryError:
         is_tensors = os.path.isfile(store.url) and store.url.endswith((".safetensors", _INDEX))
-        return [Kind.SAFETENSORS] if is_tensors else []
+        return [FileKind.SAFETENSORS] if is_tensors else []
     kinds = []
     if manifest_json.NAME in names and _has_manifest(store):
-        kinds.append(Kind.CHECKPOINT)
+        kinds.append(FileKind.CHECKPOINT)
     if any(name.endswith((".safetensors", _INDEX)) for name in names):
-        kinds.append(Kind.SAFETENSORS)
+        kinds.append(FileKind.SAFETENSORS)
     # Also a run of an old release, and a folder of runs, whose names open_orbax tells.
     may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
     if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
-        kinds.append(Kind.ORBAX)
+        kinds.append(FileKind.ORBAX)
     return kinds
 
 

@@ -204,13 +204,13 @@ def diff(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
     from gda.checkpoint.inspecting import contents_at
-    from gda.checkpoint.tree_at import Kind, kind_at
+    from gda.checkpoint.tree_at import FileKind, kind_at
     from gda.storage.stores.opening import open_store
 
     parts = [part for part in (options.at or "").split("/") if part]
     leaves: Sequence[Leaf] = ()
     if parts:
-        is_run = kind_at(open_store(options.a, options.timeout)) is Kind.ORBAX
+        is_run = kind_at(open_store(options.a, options.timeout)) is FileKind.ORBAX
         item = options.item if is_run else None
         leaves = contents_at(options.a, options.timeout, item).leaves
     for leaf in leaves:

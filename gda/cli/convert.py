@@ -97,12 +97,12 @@ def _bytes(text: str) -> int:
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.converting import plan_conversion
-    from gda.checkpoint.tree_at import Kind
+    from gda.checkpoint.tree_at import FileKind
 
     conversion = plan_conversion(
         options.source,
         options.target,
-        kind=None if options.to is None else Kind[options.to.upper()],
+        kind=None if options.to is None else FileKind[options.to.upper()],
         change=None if options.map is None else _change(options.map),
         dtype=options.dtype,
         max_bytes=options.max_bytes,

@@ -6,23 +6,23 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.formula import LANES, Words, digest_of
-from gda.checkpoint.reading.blocks import Arrival
+from gda.arrays.fingerprints.formula import LANES, digest_of
 from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES
-from gda.exchange.versions import Version
+from gda.exchange.versions import OfferVersion
 from gda.layout.indices import index_at, within
+from gda.multihost.background import in_thread
+from gda.trees.records.arrivals import Arrival, saved_type
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
-from gda.trees.records.restored_leaves import saved_type
 
 _MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
 _MOST_ANSWER_BYTES = 2**20
@@ -44,8 +44,8 @@ class PieceToPull(NamedTuple):
     def memory(self) -> np.ndarray[Any, Any]:
         """The part of the array that the piece fills."""
         assert self.arrival is not None
-        box = self.arrival.boxes[self.piece.block]
-        place = within(index_at(self.piece.start, self.piece.shape), box.start)
+        block = self.arrival.needed[self.piece.block]
+        place = within(index_at(self.piece.start, self.piece.shape), block.start)
         return self.arrival.blocks[self.piece.block][(*place, ...)]
 
 
@@ -66,7 +66,9 @@ class OfferToPull:
             return f"the offer at {self.address}"
         return f"process {server} of the offer at {self.address}, at {address},"
 
-    def catalog(self, name: str | None, least: Version | None, held: contextlib.ExitStack) -> str:
+    def catalog(
+        self, name: str | None, least: OfferVersion | None, held: contextlib.ExitStack
+    ) -> str:
         """Return the catalog of the first process, which holds its version as long as ``held``."""
         peer = self.peer(0)
         connection = Connection.to(self.address, peer, self.token, self.deadline, waits=True)
@@ -82,8 +84,8 @@ class OfferToPull:
     def pull(self, catalog: Catalog, pieces: Pieces) -> None:
         """Get pieces, each in the memory of its array."""
 
-        def receive(connection: Connection, asked: list[PieceToPull]) -> None:
-            blocks = [each.memory() for each in asked]
+        def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
+            blocks = [each.memory() for each in of_question]
             expected = sum(block.nbytes for block in blocks)
             answer = _answer(connection)
             if answer.get("nbytes") != expected:
@@ -106,11 +108,13 @@ class OfferToPull:
                 for piece in pulled_pieces(grid, all_blocks(grid)):
                     pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
 
-        def receive(connection: Connection, asked: list[PieceToPull]) -> None:
-            words = _words_of(_answer(connection).get("sums"))
-            if words.shape != (len(asked), LANES):
+        def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
+            given, words = _answer(connection).get("sums"), np.empty(0)
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                words = np.array(given, np.uint32)
+            if words.shape != (len(of_question), LANES):
                 raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
-            for each, part in zip(asked, words, strict=True):
+            for each, part in zip(of_question, words, strict=True):
                 sums[each.leaf].append(part)
 
         self._ask_all("sums", catalog, pieces, receive)
@@ -133,51 +137,52 @@ class OfferToPull:
         """Ask processes for something about pieces, by several connections at a time.
 
         They are asked in turn, so that all of them send; each process that pulls begins with
-        another one.
-
-        An error ends the questions after it, but not those before it. Of several errors, that of
-        the first question is raised, even if another came earlier.
+        another one. An error ends all questions; of several, that of the first question is raised.
         """
         count = len(catalog.servers)
         begin = jax.process_index() * count // jax.process_count()
-        questions = [
-            (server, pieces[server][first : first + MOST_PIECES], threading.Event())
-            for first, _, server in sorted(
+        questions = sorted(
+            [
                 (first, (server - begin) % count, server)
-                for server, asked in pieces.items()
-                for first in range(0, len(asked), MOST_PIECES)
-            )
-        ]
-        errors: dict[int, BaseException] = {}
+                for server, of_server in pieces.items()
+                for first in range(0, len(of_server), MOST_PIECES)
+            ]
+        )
+        following = iter(enumerate(questions))  # from which several threads take
+        errors: dict[int, Exception] = {}
+        is_stopped = threading.Event()
 
-        def stop_after(number: int) -> None:
-            for _, _, is_stopped in questions[number + 1 :]:
-                is_stopped.set()
+        def ask_following() -> None:
+            for number, (first, _, server) in following:
+                if is_stopped.is_set():
+                    break
+                of_question = pieces[server][first : first + MOST_PIECES]
+                place, deadline = catalog.servers[server].place, self.deadline
+                peer = self.peer(server, place)
+                question = {"ask": kind, "run": catalog.run, "version": catalog.version}
+                try:
+                    connection = Connection.to(
+                        place, peer, self.token, deadline, is_stopped=is_stopped
+                    )
+                    with contextlib.closing(connection):
+                        places = [each.question for each in of_question]
+                        connection.send(question | {"timeout": deadline.left(), "pieces": places})
+                        receive(connection, of_question)
+                except GivenUpError:
+                    pass  # the error that ended it counts
+                except Exception as error:
+                    errors[number] = error
+                    is_stopped.set()
 
-        def ask(number: int) -> None:
-            server, asked, is_stopped = questions[number]
-            if is_stopped.is_set():
-                return
-            place = catalog.servers[server].place
-            peer, deadline = self.peer(server, place), self.deadline
-            question = {"ask": kind, "run": catalog.run, "version": catalog.version}
-            try:
-                connection = Connection.to(place, peer, self.token, deadline, is_stopped=is_stopped)
-                with contextlib.closing(connection):
-                    places = [each.question for each in asked]
-                    connection.send(question | {"timeout": deadline.left(), "pieces": places})
-                    receive(connection, asked)
-            except GivenUpError:
-                pass  # the error that ended it counts
-            except BaseException as error:
-                errors[number] = error
-                stop_after(number)
-
-        with ThreadPoolExecutor(_MOST_CONNECTIONS, "gda-pull") as pool:
-            try:
-                wait([pool.submit(ask, number) for number in range(len(questions))])
-            finally:
-                stop_after(-1)  # those that run, after Ctrl-C
+        # This thread asks too, so that a small pull starts none.
+        helpers = min(_MOST_CONNECTIONS, len(questions)) - 1
+        asking = [in_thread("gda-pull", ask_following) for _ in range(helpers)]
+        try:
+            ask_following()
+            wait(asking)
+        finally:
+            is_stopped.set()  # for the others, after Ctrl-C
+            wait(asking)
         if errors:
             raise errors[min(errors)]
 
@@ -191,14 +196,7 @@ def _answer(connection: Connection) -> dict[str, Any]:
 def _raise_error(answer: dict[str, Any], peer: str) -> None:
     """Raise the error in an answer, if it is one."""
     match answer:
-        case {"error": [str(kind), str(said)]}:
-            raise ERRORS.get(kind, ConnectionError)(f"{peer} {said:.1000}")
+        case {"error": [str(kind), str(text)]}:
+            raise ERRORS.get(kind, ConnectionError)(f"{peer} {text:.1000}")
         case {"error": other}:
             raise ConnectionError(f"{peer} sent an error without a text: {other!r:.80}")
-
-
-def _words_of(given: Any) -> Words:
-    try:
-        return np.array(given, np.uint32)
-    except (TypeError, ValueError, OverflowError):
-        return np.empty(0, np.uint32)

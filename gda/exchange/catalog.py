@@ -26,7 +26,7 @@ _MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000
 
 
-class Server(NamedTuple):
+class OfferProcess(NamedTuple):
     """A process that offers: the address that it listens on, and a text for its machine."""
 
     address: str
@@ -63,7 +63,7 @@ class Catalog(RecordedTree):
     version: int
     meshes: tuple[MeshOfOffer, ...]
     layouts: tuple[LayoutOfOffer, ...]
-    servers: tuple[Server, ...]
+    servers: tuple[OfferProcess, ...]
 
     what: ClassVar[str] = "the offer"
     cast_argument: ClassVar[str] = "dtype="
@@ -82,7 +82,7 @@ class Catalog(RecordedTree):
         return to_json(fields).encode()
 
 
-class Layouts:
+class LayoutNumbers:
     """The meshes and the layouts of a catalog while it is made, each once."""
 
     def __init__(self, num_processes: int) -> None:
@@ -114,82 +114,47 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
         devices = sum([len(process_of) for _, process_of in value["meshes"]])
         if devices > _MOST_DEVICES:
             raise ValueError(f"it has {devices} devices; expected are at most {_MOST_DEVICES}")
+        leaves: list[Leaf] = []
+        for first in range(0, len(value["leaves"]), _LEAVES_AT_A_TIME):
+            deadline.check(peer)  # many take longer than the puller may wait
+            where = f"it, from leaf {first} on," if first else "it"
+            leaves += leaves_of_json(value["leaves"][first : first + _LEAVES_AT_A_TIME], where)
         catalog = Catalog(
-            leaves=_leaves(value["leaves"], peer, deadline),
+            leaves=tuple(leaves),
             structure=value["structure"],
             name=name,
             run=run,
             version=version,
-            meshes=tuple([_mesh(mesh) for mesh in value["meshes"]]),
-            layouts=tuple([_layout(layout) for layout in value["layouts"]]),
-            servers=tuple([_server(server) for server in value["servers"]]),
+            meshes=tuple([_mesh(*mesh) for mesh in value["meshes"]]),
+            layouts=tuple([_layout(*layout) for layout in value["layouts"]]),
+            servers=tuple([OfferProcess(*server) for server in value["servers"]]),
         )
         deadline.check(peer)
         check_structure(catalog.structure, [leaf.path for leaf in catalog.leaves])
-        _check_layouts(catalog, peer, deadline)
+        for process in catalog.servers:
+            Address.of(process.address)
+        known = {*range(len(catalog.servers))}
+        if not all({*mesh.processes.numbers} <= known for mesh in catalog.meshes):
+            raise ValueError("a mesh has processes without an address")
+        for leaf in catalog.array_leaves:
+            deadline.check(peer)
+            catalog.grid_of(leaf)  # raises unless its layout fits it
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
-        said = error if isinstance(error, CorruptionError) else f"{type(error).__name__}: {error}"
-        raise ConnectionError(f"{peer} sent a catalog that is not valid: {said}") from None
+        reason = error if isinstance(error, CorruptionError) else f"{type(error).__name__}: {error}"
+        raise ConnectionError(f"{peer} sent a catalog that is not valid: {reason}") from None
     return catalog
 
 
-def _leaves(values: Any, peer: str, deadline: Deadline) -> tuple[Leaf, ...]:
-    """Return the leaves in JSON; those of many take longer than the puller may wait."""
-    found: list[Leaf] = []
-    for first in range(0, len(values), _LEAVES_AT_A_TIME):
-        deadline.check(peer)
-        where = f"it, from leaf {first} on," if first else "it"
-        found += leaves_of_json(values[first : first + _LEAVES_AT_A_TIME], where)
-    return tuple(found)
+def _mesh(shape: Any, process_of: Any) -> MeshOfOffer:
+    sizes = tuple([(axis, size) for axis, size in shape])
+    if math.prod([size for _, size in sizes]) != len(process_of):
+        raise ValueError(f"a mesh {dict(sizes)} has {len(process_of)} devices")
+    return MeshOfOffer(sizes, Processes(process_of))
 
 
-def _mesh(value: Any) -> MeshOfOffer:
-    shape, process_of = value
-    sizes = tuple([(_text(axis), _count(size)) for axis, size in shape])
-    processes = tuple([_count(process) for process in process_of])
-    if math.prod([size for _, size in sizes]) != len(processes):
-        raise ValueError(f"a mesh {dict(sizes)} has {len(processes)} devices")
-    return MeshOfOffer(sizes, Processes(processes))
-
-
-def _layout(value: Any) -> LayoutOfOffer:
-    mesh, spec = value
-    return LayoutOfOffer(_count(mesh), tuple([_entry(entry) for entry in spec]))
-
-
-def _entry(entry: Any) -> SpecEntry:
-    if isinstance(entry, list):
-        return tuple([_text(axis) for axis in entry])
-    return None if entry is None else _text(entry)
-
-
-def _server(value: Any) -> Server:
-    address, machine = value
-    Address.of(address)
-    return Server(address, _text(machine))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
-    return value
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r:.80} is no count")
-    return value
-
-
-def _check_layouts(catalog: Catalog, peer: str, deadline: Deadline) -> None:
-    """Raise unless every array has a layout that fits it, over processes with an address."""
-    known = range(len(catalog.servers))
-    for mesh in catalog.meshes:
-        if not {*mesh.processes.numbers} <= {*known}:
-            raise ValueError("a mesh has processes without an address")
-    for leaf in catalog.array_leaves:
-        deadline.check(peer)
-        catalog.grid_of(leaf)
+def _layout(mesh: Any, spec: Any) -> LayoutOfOffer:
+    entries = [tuple(entry) if isinstance(entry, list) else entry for entry in spec]
+    return LayoutOfOffer(mesh, tuple(entries))
 
 
 @lru_cache(maxsize=1024)

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -368,9 +369,14 @@ class Connection:
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
     """Return a socket that is connected to one of the addresses of a host."""
-    # In a thread, because it has no deadline.
-    found = in_thread("gda-resolver", lambda: socket.getaddrinfo(*address, type=socket.SOCK_STREAM))
-    places: list[Any] = [place[:2] for *_, place in found.result(deadline.left())]
+    places: list[Any] = [address]
+    try:
+        ipaddress.ip_address(address.host)
+    except ValueError:  # a name
+        # In a thread, because it has no deadline.
+        resolve = partial(socket.getaddrinfo, *address, type=socket.SOCK_STREAM)
+        found = in_thread("gda-resolver", resolve)
+        places = [place[:2] for *_, place in found.result(deadline.left())]
     while True:
         place = places.pop(0)
         try:

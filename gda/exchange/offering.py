@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from gda.exchange.catalog import Catalog, Layouts, Server
+from gda.exchange.catalog import Catalog, LayoutNumbers, OfferProcess
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.serving import HeldTree, OfferServer
 from gda.exchange.versions import Versions
@@ -23,7 +23,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
-from gda.trees.records.recorded_leaves import Leaf, ValueLeaf
+from gda.trees.records.recorded_leaves import ValueLeaf
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     check_same_values,
@@ -103,10 +103,12 @@ def offer(
             f"{address} is every address of this machine; pass the one by which pullers reach "
             "it, or advertise= with that one, and a token="
         )
-    said = {"address": address, "advertise": advertise, "name": name, "token": _said_of(token)}
-    check_same_call("gda.offer", tree, said)
+    # The token is compared by a digest, which does not tell it.
+    digest = token and hmac.digest(token.encode(), b"the token of a gda.offer", "sha256").hex()[:8]
+    arguments = {"address": address, "advertise": advertise, "name": name, "token": digest}
+    check_same_call("gda.offer", tree, arguments)
     versions: Versions[HeldTree] = Versions()
-    servers: list[Server] = []
+    servers: list[OfferProcess] = []
     with contextlib.ExitStack() as after_an_error:
 
         def begin() -> tuple[HeldTree, OfferServer]:
@@ -137,7 +139,7 @@ def offer(
 
         done = _step(begin, tell=tell, judge=judge, what=f"offering {name!r}")
         found, versions.run = done.verdict
-        servers.extend(Server(*each) for each in found)
+        servers.extend(OfferProcess(*each) for each in found)
         held, server = done.mine
         versions.update(1, held)
         after_an_error.pop_all()
@@ -265,9 +267,10 @@ def _check_same_arrays(before: HeldTree, after: HeldTree) -> None:
         )
     for old, new in zip(before.leaves, after.leaves, strict=True):
         if (was := _in_words(old)) != (now := _in_words(new)):
+            path = format_path(new.record.path if isinstance(new, SavedLeaf) else new.path)
             raise ValueError(
-                f"update got {now} at {format_path(_record(new).path)}, and the offer has {was}; "
-                "convert it, or make another offer"
+                f"update got {now} at {path}, and the offer has {was}; convert it, or make another "
+                "offer"
             )
 
 
@@ -279,21 +282,17 @@ def _in_words(leaf: SavedLeaf | ValueLeaf) -> str:
     return f"an array {record.dtype}{list(record.shape)}{keys}"
 
 
-def _record(leaf: SavedLeaf | ValueLeaf) -> Leaf:
-    return leaf.record if isinstance(leaf, SavedLeaf) else leaf
-
-
 def _catalog(
-    versions: Versions[HeldTree], name: str, servers: Sequence[Server], version: int
+    versions: Versions[HeldTree], name: str, servers: Sequence[OfferProcess], version: int
 ) -> bytes:
     """Return the catalog of a version, in the first process."""
     tree, _ = versions.get(versions.run, version, Deadline(0))
-    layouts, leaves = Layouts(len(servers)), []
+    layouts, leaves = LayoutNumbers(len(servers)), []
     for leaf in tree.leaves:
-        record: Any = _record(leaf)
         if isinstance(leaf, SavedLeaf):
-            record = replace(record, array=layouts.number_of(leaf.grid))
-        leaves.append(record)
+            leaves.append(replace(leaf.record, array=layouts.number_of(leaf.grid)))
+        else:
+            leaves.append(leaf)
     meshes, of_arrays = layouts.both
     return Catalog(
         leaves=tuple(leaves),
@@ -313,8 +312,3 @@ def _address_towards(place: Address) -> Address:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((place.host, place.port or 1))  # sends nothing
         return Address(probe.getsockname()[0], 0)
-
-
-def _said_of(token: str | None) -> str | None:
-    """Return a text that is equal in processes of one token, and does not tell it."""
-    return token and hmac.digest(token.encode(), b"the token of a gda.offer", "sha256").hex()[:8]

@@ -11,25 +11,21 @@ import contextlib
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, Sharding
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.reading.blocks import Arrival
-from gda.checkpoint.reading.fingerprints import check_fingerprints
-from gda.checkpoint.reading.read_once import layout_to_share
 from gda.exchange.asking import OfferToPull, PieceToPull
 from gda.exchange.catalog import Catalog, catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.exchange.serving import ERRORS, MOST_SECONDS
-from gda.exchange.versions import Version
+from gda.exchange.versions import OfferVersion
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
@@ -45,17 +41,10 @@ from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
-from gda.trees.records.restored_leaves import (
-    RestoredLeaf,
-    layout_of,
-    leaves_like,
-    leaves_of,
-)
-from gda.trees.records.structure import checked_path, noting_path, subtree, unflatten
-from gda.trees.to_jax import check_not_padding, to_jax
-
-T = TypeVar("T")
+from gda.trees.records.compared_fingerprints import check_fingerprints
+from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.requests import Request
+from gda.trees.records.structure import noting_path
 
 _NAME = "gda.pull"
 _MAX_BYTES = 128 * 2**20
@@ -140,154 +129,143 @@ def pull(
     check_token(token)
     if not isinstance(name, str | None):
         raise TypeError(f"name must be a text, not {name!r:.80}")
-    if isinstance(like, Mesh | Sharding):
-        raise TypeError(f"like is the layout {like!r:.80}, and no tree; pass mesh and specs")
-    if (pad or plain) and like is None and mesh is None:
-        given = "pad" if pad else "plain"
-        raise TypeError(f"{given} was given without a mesh; pass mesh and specs, or like=")
-    if partial and like is None:
-        raise TypeError("partial was given without like; pass like= too")
-    check_not_padding(plain, pad)
     cast = None if dtype is None else dtype_of_floats(dtype)
     if verify and cast is not None:
         raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
-    deadline, meeting = Deadline(timeout), Deadline(timeout + _GRACE)
-    offer = OfferToPull(Address.of(address), token, deadline)
-    options, where = Options(max_bytes=max_bytes), checked_path(at)
     least = _checked_version(min_version)
-    said = {"address": address, "at": where, "name": name, "dtype": cast, "verify": verify}
-    said |= {"min_version": least, "timeout": timeout}
-    check_same_call(_NAME, None, said, timeout=meeting.left())
-    peer = offer.peer(0)
-    with contextlib.ExitStack() as while_pulled:
-
-        def ask() -> str:
-            text = offer.catalog(name, least, while_pulled)
-            if not verify:
-                return text
-            proven = offer.with_fingerprints(catalog_of(text, peer, deadline), where)
-            return proven.to_json().decode()
-
-        text = _together(lambda: ask() if jax.process_index() == 0 else "", meeting, str)
-
-        def found() -> _Wanted:
-            catalog = catalog_of(text, peer, deadline)
-            if name not in (None, catalog.name) or (least and least.number > catalog.version):
-                given = f"version {catalog.version} of {catalog.name!r:.80}"
-                raise ConnectionError(f"{peer} sent {given}, which was not asked for")
-            subtree(catalog.structure, where)
-            tree = replace(catalog, leaves=tuple([_as_cast(x, cast) for x in catalog.leaves]))
-            layout = layout_of(mesh, specs, tree, where)
-            if like is None:
-                return _Wanted(catalog, leaves_of(tree, where, layout, pad), None)
-            wanted = to_jax(like) if plain else like
-            return _Wanted(catalog, *leaves_like(tree, wanted, where, partial, False, layout, pad))
-
-        wanted = done_by_all(found, _Wanted.described, _NAME, timeout=meeting.left() or _LEAST)
-        _together(lambda: _pull(offer, wanted, options), meeting)
-        if verify:
-            leaves = [arrival.leaf for arrival in wanted.arrivals]
-            values = [arrival.value for arrival in wanted.arrivals]
-            check_fingerprints(peer, leaves, values, "offered", meeting.left())
-    tree = wanted.tree(where)
-    tree = to_jax(tree) if plain and like is None else tree
-    return (tree, Version(wanted.catalog.run, wanted.catalog.version)) if with_version else tree
+    begun = _Pull(
+        offer=OfferToPull(Address.of(address), token, Deadline(timeout)),
+        request=Request(like, mesh, specs, at, partial, pad, plain),
+        name=name,
+        least=least,
+        cast=cast,
+        verify=verify,
+        options=Options(max_bytes=max_bytes),
+        meeting=Deadline(timeout + _GRACE),
+    )
+    arguments = {"address": address, "at": begun.request.at, "name": name, "dtype": cast}
+    arguments |= {"verify": verify, "min_version": least, "timeout": timeout}
+    check_same_call(_NAME, None, arguments, timeout=begun.meeting.left())
+    tree = begun.tree()
+    return (tree, begun.version) if with_version else tree
 
 
-class _Wanted:
-    """The leaves of an offer that a pull is to return; ``definition`` is the tree of ``like``."""
+@dataclass
+class _Pull:
+    """A pull. Its methods stand in the order in which they run, and all processes run them.
 
-    def __init__(self, catalog: Catalog, leaves: list[RestoredLeaf | Any], definition: Any) -> None:
-        self.catalog = catalog
-        self._definition = definition
-        number_of = {leaf.path: number for number, leaf in enumerate(catalog.leaves)}
-        self._leaves: list[Arrival | Any] = []
-        self.numbers: dict[Arrival, int] = {}
-        for leaf in leaves:
-            if isinstance(leaf, RestoredLeaf):
-                number = number_of[leaf.saved.path]
-                saved: Any = catalog.leaves[number]
-                if leaf.dtype.itemsize < saved.dtype.itemsize:
-                    saved = replace(saved, dtype=leaf.dtype)  # cast before it is sent
-                arrival = Arrival(replace(leaf, saved=saved))
-                self.numbers[arrival] = number
-                self._leaves.append(arrival)
-            else:
-                self._leaves.append(leaf)
+    They communicate after each: either all have done it, or all raise.
+    """
+
+    offer: OfferToPull
+    request: Request
+    name: str | None
+    least: OfferVersion | None
+    cast: np.dtype[Any] | None
+    verify: bool
+    options: Options
+    meeting: Deadline  # until which processes wait for each other
+
+    def tree(self) -> Any:
+        """Return the pulled tree."""
+        with contextlib.ExitStack() as self.held:
+            text = self._done_by_all(self._catalog_text)
+            seconds = self.meeting.left() or _LEAST
+            done_by_all(lambda: self._match(text), self._in_words, _NAME, timeout=seconds)
+            self._done_by_all(self._receive)
+            if self.verify:
+                peer, arrivals = self.offer.peer(0), self.wanted.arrivals
+                check_fingerprints(peer, arrivals, "offered", self.meeting.left())
+        return self.wanted.tree()
 
     @property
-    def arrivals(self) -> list[Arrival]:
-        """The arrays, in order."""
-        return [*self.numbers]
+    def version(self) -> OfferVersion:
+        """The version that was pulled."""
+        return OfferVersion(self.catalog.run, self.catalog.version)
 
-    def described(self) -> Description:
+    def _done_by_all(self, work: Callable[[], str | None]) -> Any:
+        """Do the work of all processes, or raise in all; return the result of process 0."""
+        done = all_do(
+            work,
+            judge=lambda parts: parts[0],
+            what=f"{_NAME} ({user_location()})",
+            timeout=self.meeting.left() or _LEAST,
+            shared=(*ERRORS.values(), TypeError),
+        )
+        return done.verdict
+
+    def _catalog_text(self) -> str:
+        """Return the catalog, for which process 0 asks; it holds the version of the offer."""
+        if jax.process_index() != 0:
+            return ""
+        text = self.offer.catalog(self.name, self.least, self.held)
+        if not self.verify:
+            return text
+        proven = self.offer.with_fingerprints(self._parsed(text), self.request.at)
+        return proven.to_json().decode()
+
+    def _parsed(self, text: str) -> Catalog:
+        return catalog_of(text, self.offer.peer(0), self.offer.deadline)
+
+    def _match(self, text: str) -> None:
+        """Match the catalog with the request; arrays are cast before they are sent if smaller."""
+        self.catalog = catalog = self._parsed(text)
+        least = self.least
+        if self.name not in (None, catalog.name) or (least and least.number > catalog.version):
+            raise ConnectionError(
+                f"{self.offer.peer(0)} sent version {catalog.version} of {catalog.name!r:.80}, "
+                "which was not asked for"
+            )
+        leaves = [
+            replace(leaf, dtype=dtype_in_tree(leaf.dtype, self.cast))
+            if self.cast is not None and isinstance(leaf, ArrayLeaf)
+            else leaf
+            for leaf in catalog.leaves
+        ]
+        self.wanted = self.request.match(replace(catalog, leaves=tuple(leaves)))
+        number_of = {leaf.path: number for number, leaf in enumerate(catalog.leaves)}
+        self.numbers = [number_of[each.record.path] for each in self.wanted.arrivals]
+        for arrival, number in zip(self.wanted.arrivals, self.numbers, strict=True):
+            offered: Any = catalog.leaves[number]
+            if arrival.record.dtype.itemsize >= offered.dtype.itemsize:
+                arrival.record = offered
+
+    def _in_words(self, _: None) -> Description:
         """Return what must be the same in all processes."""
-        layouts = {
-            "/".join(map(str, arrival.leaf.saved.path)): layout_to_share(arrival.leaf)
-            for arrival in self.arrivals
-        }
-        return call_fields(layouts, {"version": (self.catalog.run, self.catalog.version)})
+        return call_fields(self.wanted.layouts, {"version": tuple(self.version)})
 
-    def tree(self, at: Path) -> Any:
-        """Return the tree, when the arrays have arrived."""
-        values = [x.value if isinstance(x, Arrival) else x for x in self._leaves]
-        if self._definition is not None:
-            return jax.tree.unflatten(self._definition, values)
-        return unflatten(self.catalog.structure, values, at)
-
-
-def _pull(offer: OfferToPull, wanted: _Wanted, options: Options) -> None:
-    """Get the arrays of this process, as many at a time as the bound on memory allows."""
-    # JAX lets go of memory that it adopted, such as that of the last pull, when Python collects.
-    gc.collect(0)
-    arrivals, catalog = wanted.arrivals, wanted.catalog
-    machines = [server.machine for server in catalog.servers]
-    near = frozenset([n for n, each in enumerate(machines) if each and each == machine()])
-    pieces_of: dict[Any, list[PulledPiece]] = {}  # arrays of one shape and layout have the same
-    for group in groups_within(arrivals, [x.passing_nbytes for x in arrivals], options.max_bytes):
-        buffers = Buffers(sum(len(arrival.boxes) for arrival in group))
-        questions: defaultdict[int, list[PieceToPull]] = defaultdict(list)
-        for arrival in group:
-            leaf, plan = arrival.leaf.saved, arrival.leaf.plan
-            offer.deadline.check(offer.peer(0))
-            with noting_path(leaf.path):
-                arrival.allocate(buffers)
-            key = leaf.array, leaf.shape, plan
-            if key not in pieces_of:
-                needed = whole_array(leaf.shape) if plan is None else needed_blocks(plan)
-                pieces_of[key] = pulled_pieces(catalog.grid_of(leaf), needed, near)
-            for piece in pieces_of[key]:
-                asked = PieceToPull(wanted.numbers[arrival], piece, leaf.dtype, arrival)
-                questions[piece.server].append(asked)
-        offer.pull(catalog, questions)
-        with own_settings():
-            for arrival in group:
-                arrival.finish()
+    def _receive(self) -> None:
+        """Get the arrays of this process, as many at a time as the bound on memory allows."""
+        # JAX lets go of memory that it adopted, as that of the last pull, when Python collects.
+        gc.collect(0)
+        catalog, offer = self.catalog, self.offer
+        near = [n for n, each in enumerate(catalog.servers) if each.machine == machine() != ""]
+        pieces_of: dict[Any, list[PulledPiece]] = {}  # arrays of one shape and layout have the same
+        arrivals = [*zip(self.numbers, self.wanted.arrivals, strict=True)]
+        sizes = [arrival.passing_nbytes for _, arrival in arrivals]
+        for group in groups_within(arrivals, sizes, self.options.max_bytes):
+            buffers = Buffers(sum(len(arrival.needed) for _, arrival in group))
+            questions: defaultdict[int, list[PieceToPull]] = defaultdict(list)
+            for number, arrival in group:
+                record, plan = arrival.record, arrival.plan
+                offer.deadline.check(offer.peer(0))
+                with noting_path(record.path):
+                    arrival.allocate(buffers)
+                key = record.array, record.shape, plan
+                if key not in pieces_of:
+                    needed = whole_array(record.shape) if plan is None else needed_blocks(plan)
+                    grid = catalog.grid_of(record)
+                    pieces_of[key] = pulled_pieces(grid, needed, frozenset(near))
+                for piece in pieces_of[key]:
+                    to_pull = PieceToPull(number, piece, record.dtype, arrival)
+                    questions[piece.server].append(to_pull)
+            offer.pull(catalog, questions)
+            with own_settings():
+                for _, arrival in group:
+                    arrival.finish()
 
 
-def _together(
-    work: Callable[[], T], meeting: Deadline, first: Callable[[T], Any] = lambda _: None
-) -> Any:
-    """Do the work of all processes, or raise in all; return ``first`` of that of process 0."""
-    done = all_do(
-        work,
-        tell=first,
-        judge=lambda parts: parts[0],
-        what=f"{_NAME} ({user_location()})",
-        timeout=meeting.left() or _LEAST,
-        shared=(*ERRORS.values(), TypeError),
-    )
-    return done.verdict
-
-
-def _as_cast(leaf: Leaf, cast: np.dtype[Any] | None) -> Leaf:
-    """Return the record of a leaf in the dtype that it is cast to."""
-    if cast is None or not isinstance(leaf, ArrayLeaf):
-        return leaf
-    return replace(leaf, dtype=dtype_in_tree(leaf.dtype, cast))
-
-
-def _checked_version(least: Any) -> Version | None:
+def _checked_version(least: Any) -> OfferVersion | None:
     """Return the run and the number that a user gave; the run of a number alone is empty."""
     if least is None:
         return None
@@ -296,4 +274,4 @@ def _checked_version(least: Any) -> Version | None:
     if not isinstance(run, str):
         raise TypeError(f"min_version must be a number, or run and number, not {least!r:.80}")
     check_count(number, "min_version")
-    return Version(run, int(number))
+    return OfferVersion(run, int(number))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import logging
 import os
 import resource
@@ -17,6 +18,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +29,9 @@ from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
+from gda.layout.indices import index_at, within
 from gda.layout.spec import Shape
+from gda.multihost.background import in_thread
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
 from gda.trees.records.recorded_leaves import ValueLeaf
@@ -54,32 +59,16 @@ ERRORS = {
     )
 }
 
-_Reply = Callable[[Connection], None]
+# JSON, and the blocks that follow it, each with the dtype to send.
+_Answer = tuple[bytes, list[tuple[np.ndarray[Any, Any], np.dtype[Any]]]]
 
 
-class Piece(NamedTuple):
-    """A piece that a puller asks for: of a leaf, from an element on, in a dtype."""
+class PieceToSend(NamedTuple):
+    """A piece that a puller asks for: its place in the array, its elements, and a dtype to send."""
 
-    leaf: int
     start: Shape
-    shape: Shape
-    dtype: str
-
-    @classmethod
-    def of_json(cls, value: Any) -> Piece:
-        leaf, start, shape, dtype = value
-        if type(leaf) is not int or not isinstance(dtype, str):
-            raise ValueError("got a piece of no leaf or no dtype")
-        return cls(leaf, _sizes(start), _sizes(shape), dtype)
-
-
-def _sizes(values: Any) -> Shape:
-    are_sizes = isinstance(values, list) and all(
-        type(value) is int and 0 <= value < 2**62 for value in values
-    )
-    if not are_sizes:
-        raise ValueError(f"got {values!r:.80} as the place of a piece")
-    return tuple(values)
+    block: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
 
 
 class HeldTree:
@@ -99,36 +88,32 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def elements(self, piece: Piece) -> np.ndarray[Any, Any]:
-        """Return the elements of a piece; ``ValueError`` unless one block here has them."""
-        number, start, shape, _ = piece
-        leaf = self.leaves[number] if 0 <= number < len(self.leaves) else None
+    def piece(self, question: Any) -> PieceToSend:
+        """Return the piece that a question names; ``ValueError`` unless one block here has it."""
+        number, start, shape, name = question
+        if not all(type(n) is int and 0 <= n < 2**62 for n in [number, *start, *shape]):
+            raise ValueError(f"got {question!r:.80} as a piece")
+        leaf, start = self.leaves[number] if number < len(self.leaves) else None, tuple(start)
         rank = len(leaf.record.shape) if isinstance(leaf, SavedLeaf) else -1
         if not isinstance(leaf, SavedLeaf) or not len(start) == len(shape) == rank:
             raise ValueError(f"has no array {number} with a piece of shape {shape}")
         steps = zip(start, leaf.block_shape, strict=True)
         first = tuple([at // step * step if step else 0 for at, step in steps])
-        sides = zip(start, first, shape, strict=True)
-        within = [slice(at - begin, at - begin + size) for at, begin, size in sides]
-        data = self._data[number].get(first)
-        if data is None or any(map(_is_beyond, within, data.shape)):
+        place, data = within(index_at(start, shape), first), self._data[number].get(first)
+        if data is None or any(s.stop > size for s, size in zip(place, data.shape, strict=True)):
             raise ValueError(f"holds no block of array {number} with the piece at {start} {shape}")
         if not isinstance(data, np.ndarray):
             # In place of the pinned memory that an accelerator has copied the block to.
             data = self._data[number][first] = on_host(data)
-        block = data[(*within, ...)]
-        if (dtype := recorded_dtype(piece.dtype)) != block.dtype:
+        block = data[(*place, ...)]
+        if (dtype := recorded_dtype(name)) != block.dtype:
             is_complex = block.dtype.kind == dtype.kind == "c"
             if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
                 raise ValueError(f"casts no {block.dtype} to {dtype}")
             # Here, because no error can follow a part that was sent.
             what = f"its array at {format_path(leaf.record.path)}"
             check_holds(block, dtype, Origin.of_block(what, start))
-        return block
-
-
-def _is_beyond(part: slice, size: int) -> bool:
-    return part.stop > size
+        return PieceToSend(start, block, dtype)
 
 
 class OfferServer:
@@ -158,8 +143,7 @@ class OfferServer:
         # In the order in which they came, with the moment, or None after their proof.
         self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
-        self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
-        self._thread.start()
+        self._listening: Future[None] | None = in_thread("gda-offer", self._listen)
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -176,14 +160,15 @@ class OfferServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        if self._thread.is_alive():  # it is not in a process that was forked
-            self._thread.join()
+        if self._listening is not None:
+            wait([self._listening])
         for connection in [*self._connections]:
             connection.close()
 
     def leave(self) -> None:
         """Close the copies of a forked process: the port is that of its parent."""
         atexit.unregister(self.close)
+        self._listening = None  # its thread is not in this process
         self._socket.close()
         for connection in self._connections:
             connection.leave()
@@ -199,7 +184,7 @@ class OfferServer:
                     time.sleep(0.02)
             except TimeoutError:
                 pass
-            except (OSError, RuntimeError):  # no more files, or threads
+            except OSError:  # no more files
                 self._versions.is_closed.wait(_LOOK_EVERY)
 
     def _has_room(self) -> bool:
@@ -218,11 +203,7 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._end(connection)
-            raise
+        in_thread(f"answer to {peer}", partial(self._serve, connection))
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -244,69 +225,57 @@ class OfferServer:
         """Answer the question of a connection."""
         connection.deadline = Deadline(_SECONDS_TO_ASK)
         question = connection.message(_MOST_QUESTION_BYTES)
-        connection.deadline = _deadline(question)
+        seconds = question.get("timeout")
+        if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
+            seconds = _SECONDS_TO_ASK
+        connection.deadline = Deadline(float(seconds))
         answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
         with contextlib.ExitStack() as held:
             try:
-                reply = answers[question["ask"]](question, connection, held)
+                kind = question["ask"]
+                text, blocks = answers[kind](question, connection, held)
             except (*ERRORS.values(), KeyError, TypeError) as error:
                 is_known = type(error).__name__ in ERRORS
-                said = str(error) if is_known else f"got a wrong question: {one_line(error)}"
+                message = str(error) if is_known else f"got a wrong question: {one_line(error)}"
                 kind = type(error).__name__ if is_known else "ValueError"
-                connection.send({"error": [kind, said]})
+                connection.send({"error": [kind, message]})
             else:
-                reply(connection)
+                connection.send_text(text)
+                connection.send_blocks(blocks)
+                if kind == "tree":
+                    connection.wait_for_end()
 
-    def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Reply:
-        """Hold the current version until the puller ends the connection, and send its catalog."""
+    def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
+        """Hold the current version until the puller ends the connection; return its catalog."""
         if self._catalog is None:
             raise LookupError("is not the first process of its program; ask that one")
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
         least, deadline = int(question["least"] or 1), _sooner(asker.deadline)
         pulled = self._versions.pulled(question["run"], least, deadline)
-        catalog = self._catalog(held.enter_context(pulled))
+        return self._catalog(held.enter_context(pulled)), []
 
-        def reply(connection: Connection) -> None:
-            connection.send_text(catalog)
-            connection.wait_for_end()
+    def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:
+        blocks = [(each.block, each.dtype) for each in self._pieces_to_send(question, asker)]
+        nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
+        return json.dumps({"nbytes": nbytes}).encode(), blocks
 
-        return reply
-
-    def _pieces(self, question: Any, asker: Connection, held: object) -> _Reply:
-        found = [
-            (block, recorded_dtype(piece.dtype)) for piece, block in self._asked(question, asker)
-        ]
-
-        def reply(connection: Connection) -> None:
-            connection.send({"nbytes": sum(block.size * dtype.itemsize for block, dtype in found)})
-            connection.send_blocks(found)
-
-        return reply
-
-    def _sums(self, question: Any, asker: Connection, held: object) -> _Reply:
+    def _sums(self, question: Any, asker: Connection, held: object) -> _Answer:
         sums = []
-        for piece, block in self._asked(question, asker):
+        for each in self._pieces_to_send(question, asker):
             asker.check_wanted()
-            sums.append(sums_of_host(np.ascontiguousarray(block), piece.start).tolist())
-        return lambda connection: connection.send({"sums": sums})
+            sums.append(sums_of_host(np.ascontiguousarray(each.block), each.start).tolist())
+        return json.dumps({"sums": sums}).encode(), []
 
-    def _asked(self, question: Any, asker: Connection) -> list[tuple[Piece, np.ndarray[Any, Any]]]:
-        """Return the pieces of a question, each with its elements."""
-        pieces = [Piece.of_json(value) for value in question["pieces"]]
+    def _pieces_to_send(self, question: Any, asker: Connection) -> list[PieceToSend]:
+        pieces, number = question["pieces"], int(question["version"])
         if len(pieces) > MOST_PIECES:
             raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
-        number, deadline = int(question["version"]), _sooner(asker.deadline)
         # A puller that takes nothing must not hold the blocks of a version that was dropped.
-        tree, asker.is_stopped = self._versions.get(question["run"], number, deadline)
-        return [(piece, tree.elements(piece)) for piece in pieces]
-
-
-def _deadline(question: Any) -> Deadline:
-    seconds = question.get("timeout")
-    if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
-        seconds = _SECONDS_TO_ASK
-    return Deadline(float(seconds))
+        tree, asker.is_stopped = self._versions.get(
+            question["run"], number, _sooner(asker.deadline)
+        )
+        return [tree.piece(each) for each in pieces]
 
 
 def _sooner(deadline: Deadline) -> Deadline:
@@ -329,8 +298,8 @@ def _listening(address: Address) -> socket.socket:
             raise
         return listening
     except OSError as error:
-        said = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
-        raise OSError(error.errno, f"{said} with a free port, or with port 0") from None
+        message = f"cannot listen on {address}: {error.strerror}; pass an address of this machine"
+        raise OSError(error.errno, f"{message} with a free port, or with port 0") from None
 
 
 _servers: weakref.WeakSet[OfferServer] = weakref.WeakSet()

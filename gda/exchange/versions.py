@@ -21,7 +21,7 @@ T = TypeVar("T")
 MOST_OLDER = 8
 
 
-class Version(NamedTuple):
+class OfferVersion(NamedTuple):
     """The run of the program that offers, and the number of a version in it."""
 
     run: str

@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from meshes import batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
 from gda.checkpoint import restore, save
-from gda.checkpoint.reading import reader
-from gda.checkpoint.reading.blocks import Arrival
+from gda.checkpoint.reading import chunk_parts
 from gda.storage.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
+from gda.trees.records.arrivals import Arrival
 
 DATA = batch(16, 8)
 
@@ -222,7 +222,7 @@ def test_memory_beyond_the_arrays_is_bounded(
         save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
         assert len(noted.written) == 16
         held, most, guard = 0, 0, threading.Lock()
-        load = reader.read_chunk
+        load = chunk_parts._read_chunk
 
         def counting(files: Any, where: Any, uses: Any) -> None:
             nonlocal held, most
@@ -233,7 +233,7 @@ def test_memory_beyond_the_arrays_is_bounded(
             with guard:
                 held -= 1024
 
-        monkeypatch.setattr(reader, "read_chunk", counting)
+        monkeypatch.setattr(chunk_parts, "_read_chunk", counting)
         # Cut the other way, so that each chunk goes through a buffer.
         restored = restore(
             tmp_path,
@@ -359,27 +359,7 @@ def test_between_numbers_of_processes(
     some.run(restored, path, shape, source, order, limits)
 
 
-def bytes_written(path: str, sizes: list[int], spec: P) -> int:
-    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
-    tree = [cut(batch(size, 8), mesh, spec) for size in sizes]
-    with noting(packed_below=4096) as noted:
-        save(path, tree, overwrite=True)
-    return sum(noted.written.values()) - 4 * len(noted.written)
-
-
 # With more sizes and specs in tests/trees/files/test_store.py.
-@pytest.mark.parametrize(
-    ("sizes", "spec"), [([64] * 16, P()), ([1024, 8] * 8, P("x")), ([4, 8, 1024], P(None, "y"))]
-)
-def test_replicated_blocks_are_shared_out_by_bytes(
-    process_pool: Callable[..., Pool], tmp_path: Path, sizes: list[int], spec: P
-) -> None:
-    written = process_pool(4, devices=2).run(bytes_written, str(tmp_path), sizes, spec)
-    assert sum(written) == sum(sizes) * 8 * 4
-    largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
-    assert max(written) - min(written) <= largest_block
-
-
 @pytest.mark.processes(2, devices=4)
 def test_arrays_of_some_processes_and_of_each(shared_tmp_path: Path) -> None:
     me = jax.process_index()

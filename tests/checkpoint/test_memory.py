@@ -73,7 +73,7 @@ def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
 # Of other values in tests/layout/test_strict_json.py.
 @pytest.mark.parametrize(
     ("value", "times"),
-    [('""', 24), ("1e9", 24), ("[]", 3), ('{"list":[]}', 3)],  # 3: the file, and its text
+    [("1e9", 24), ("[]", 3)],  # 3: the file, and its text
 )
 def test_a_manifest_of_many_values_is_not_parsed(
     taken: Taken, tmp_path: Path, value: str, times: int
@@ -182,7 +182,7 @@ SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded mach
 
 @pytest.mark.parametrize(
     ("do", "options", "of_arrays"),
-    [("verify", {}, 0), ("verify", {"fingerprints": True}, 0), ("restore", {}, 64 * MIB)],
+    [("verify", {"fingerprints": True}, 0), ("restore", {}, 64 * MIB)],
 )
 def test_no_more_than_max_bytes_are_taken_beside_the_arrays(
     taken: Taken, compressed: Path, do: str, options: dict[str, Any], of_arrays: int

@@ -70,18 +70,10 @@ def test_for_programs(run: Run, a: Path, b: Path) -> None:
     assert (code, json.loads(out)["are_equal"]) == (0, True)
 
 
-def test_errors(run: Run, a: Path, b: Path, tmp_path: Path) -> None:
-    code, out, err = run("diff", a, tmp_path / "none")
-    assert (code, out) == (2, "")
-    assert err == f"gda: there is no checkpoint at {tmp_path}/none: no such directory\n"
-    assert run("diff", a)[0] == 2
+def test_errors(run: Run, a: Path, b: Path) -> None:
     for chunk in b.glob("data-*/*/c.*"):
         chunk.unlink()
     assert run("diff", a, b)[0] == 1  # reads only the manifests
     code, out, err = run("diff", a, b, "--values")
     assert (code, out) == (2, "")
     assert "chunk c.0: " in err
-    (b / "manifest.json").write_text("{}")
-    code, out, err = run("diff", a, b)
-    assert (code, out) == (2, "")
-    assert err == f"gda: {b}/manifest.json does not begin like a manifest of gda\n"

@@ -3,7 +3,6 @@
 import io
 import json
 import math
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,61 +69,6 @@ def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
         "per device  parameter  spec  better spec\n"
         "      14 B  norm       P()   P(('data', 'model'))\n"
     )
-
-
-def test_a_wide_terminal(
-    run: Run, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    _, out, _ = run("plan", "--tree", write(SMALL))
-    (line,) = (line for line in out.splitlines() if "layers.0-1.up" in line)
-    shown = ["64 B", "layers.0-1.up (x2)", "bfloat16[8,16]", "P('model', 'data')", "(4, 4)", "1"]
-    assert re.split("  +", line.strip()) == shown
-
-
-def test_for_programs(write: Callable[[Any], Path]) -> None:
-    document = plan(write(SMALL), "--devices-per-process", "4")
-    rows, savings = document.pop("parameters"), document.pop("savings")
-    assert document == {
-        "mesh": {"data": 4, "model": 2},
-        "num_devices": 8,
-        "num_processes": 2,
-        "devices_per_process": 4,
-        "notes": [],
-        "num_parameters": 5,
-        "num_elements": 520,
-        "nbytes": 1296,
-        "nbytes_per_device": 176,
-        "nbytes_per_process": 704,
-        "nbytes_on_devices": 1408,
-        "nbytes_padding": 0,
-        "percent_padding": 0.0,
-        "nbytes_distinct_per_process": [656, 656],
-    }
-    assert rows[0] == {
-        "name": "layers.0-1.up",
-        "names": ["layers.0.up", "layers.1.up"],
-        "count": 2,
-        "nbytes_per_device": 64,
-        "shape": [8, 16],
-        "dtype": "bfloat16",
-        "spec": ["model", "data"],
-        "shard_shape": [4, 4],
-        "padded_shape": [8, 16],
-        "nbytes_padding": 0,
-        "percent_padding": 0.0,
-        "num_replicas": 1,
-        "nbytes": 256,
-    }
-    assert savings == [
-        {
-            "name": "norm",
-            "count": 1,
-            "spec": [],
-            "better_spec": [["data", "model"]],
-            "nbytes_saved_per_device": 14,
-        }
-    ]
 
 
 def test_places_of_mesh_dtype_and_spec(write: Callable[[Any], Path]) -> None:
@@ -194,39 +138,6 @@ def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
     assert (rows["up.0-1"]["padded_shape"], rows["up.0-1"]["nbytes_padding"]) == ([8, 32], 128)
 
 
-def test_a_type_below_a_byte(run: Run, write: Callable[[Any], Path]) -> None:
-    path = write({**SMALL, "dtype": "int4"})
-    note = "an element counts as one byte, as in NumPy; devices may pack several in one"
-    assert plan(path)["notes"] == [note]
-    assert note in " ".join(run("plan", "--tree", path)[1].split())
-
-
-def test_names_do_nothing_to_a_terminal(run: Run, write: Callable[[Any], Path]) -> None:
-    axis, name = "x\x1b[2J", "w\x1b[31m\u2028"
-    document = {name: {"shape": [8, 8], "dtype": "f32", "spec": [axis]}, "v": {"shape": [8, 8]}}
-    document["v"] |= {"dtype": "f32"}
-    code, out, _ = run("plan", "--tree", write(document), "--mesh", f"'{axis}'=2,y=2")
-    assert code == 0
-    assert out.replace("\n", "").isprintable()
-    assert r"x\x1b[2J=2,y=2: 4 devices" in out
-    assert r"w\x1b[31m\u2028" in out.split("Replicated")[0]
-    assert r"w\x1b[31m\u2028" in out.split("Replicated")[1]
-
-
-def test_long_names_in_80_columns(
-    run: Run, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    names = [f"{'model.' * 20}{i}" for i in "ab"]
-    axes = [f"axis_number_{i}" for i in range(7)]
-    parameters = {name: {"shape": [128, 4], "spec": "+".join(axes[:5])} for name in names}
-    document = {"mesh": dict.fromkeys(axes, 2), "dtype": "f32", "parameters": parameters}
-    code, out, _ = run("plan", "--tree", write(document))
-    assert code == 0
-    assert max(map(len, out.splitlines())) <= 80
-    assert out.replace("\n", "").replace(" ", "").count(names[0]) == 2
-
-
 def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -268,9 +179,6 @@ def test_the_example_is_llama_2_7b() -> None:
     per_device = 2 * ((6_738_415_616 - norms) // 64 + norms)
     assert document["nbytes_per_device"] == per_device
     assert document["nbytes_per_process"] == 8 * per_device
-    assert (
-        document["nbytes_distinct_per_process"] == [2 * (8 * (per_device // 2 - norms) + norms)] * 2
-    )
     rows = {row["name"]: row["count"] for row in document["parameters"]}
     assert rows["model.layers.0-31.mlp.up_proj.weight"] == 32
     assert len(rows) == 12
@@ -375,16 +283,9 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
             "has these names twice: '00000'; '00001'; ",
         ),
         ([1], f"is a list; {EXPECTED}"),
-        (3, f"is 3; {EXPECTED}"),
-        ("null", f"is null; {EXPECTED}"),
         ({"mesh": {"x": 2}}, '"parameters" is missing; expected is'),
-        ({"mesh": {"x": 2}, "parameters": []}, '"parameters" is a list; expected is'),
         ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
-        ({"mesh": {}, "parameters": W}, "mesh: expected are sizes by axis such as"),
         ({"mesh": {"x": 0}, "parameters": W}, "mesh: axis 'x' has the size 0; it must be 1 or m"),
-        ({"mesh": {"_": 2}, "parameters": W}, "mesh: an axis cannot have the name '_'"),
-        ({"mesh": "x=", "parameters": W}, "mesh: 'x=' cannot be read: a size was expected"),
-        ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
         ({"mesh": {"x": 2}, "dtype": "float33", "parameters": W}, "\"dtype\" 'float33' cannot be"),
         ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
         ({"mesh": {"x": 2}, "parameter": {}, "parameters": W}, 'did you mean "parameters"?\n'),
@@ -393,7 +294,6 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
             '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
             '(names go into "parameters")\n  "w2" is not known; known are ',
         ),
-        ({"mesh": {"x": 2}, "parameters": {"w": 3}}, 'w: expected is {"shape": [...], ...}, not 3'),
         ({"mesh": {"x": 2}, "parameters": {"w": {}}}, 'w: there is no "shape"'),
         ({"mesh": {"x": 2}, "parameters": {"w": {"shape": [8]}}}, 'w: there is no "dtype", here'),
         (
@@ -414,20 +314,13 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
     ("parameter", "said"),
     [
         ({"shape": "8x8"}, "w: \"shape\" must be a list of integers, not '8x8'"),
-        ({"shape": [True]}, 'w: "shape" must be a list of integers, not [True]'),
         ({"shape": [-8]}, 'w: "shape" is [-8]; sizes are from 0 to 2**63 - 1'),
-        ({"shape": [10**30]}, "sizes are from 0 to 2**63 - 1"),
-        ({"shape": [2**62, 8]}, "a plan counts to 2**63"),
-        ({"shape": [1] * 300}, "this shape has 300 dimensions; an array has at most 64"),
-        ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
         ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
         ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
-        ({"spec": [["x", "None"]]}, 'a dimension that is not sharded is null, not "None"'),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
         ({"spec": ["z"]}, "w: spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has"),
         ({"spec": [None, "x"]}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
-        ({"spec": 3}, "w: spec must be a PartitionSpec or a sequence"),
     ],
 )
 def test_wrong_parameters(
@@ -468,8 +361,6 @@ def test_options_that_exclude_each_other(
             ("--dtype", "f32", "--process", "1", "--locate", "1"),
             "--dtype, --process and --locate cannot be used with --tree",
         ),
-        (("--shape", "", "--spec", ""), "--shape and --spec cannot be used with --tree"),
-        (("--devices-per-process", ""), "--devices-per-process: a number was expected"),
         (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
         (("--devices-per-process", "3"), "3 devices per process do not divide the 8 devices"),
     ):
@@ -478,17 +369,8 @@ def test_options_that_exclude_each_other(
         assert said in err
     code, _, err = run("plan", "--tree", tmp_path / "none")
     assert (code, err) == (2, f"gda: {tmp_path}/none cannot be read: No such file or directory\n")
-    code, _, err = run("plan", "--tree", tmp_path)
-    assert (code, err) == (2, f"gda: {tmp_path} cannot be read: Is a directory\n")
     code, _, err = run("plan", "--tree", "")
     assert (code, err) == (2, "gda: --tree: the path of a file was expected, or - for stdin\n")
-    path.write_bytes(b"\xff\xfe")
-    code, _, err = run("plan", "--tree", path)
-    assert code == 2
-    assert err.startswith(f"gda: {path} is not a text in UTF-8: ")
-    huge = {f"w{'x' * i}": {"shape": [2**59, 8], "dtype": "i16"} for i in range(4)}
-    code, _, err = run("plan", "--tree", write(huge), "--mesh", "x=1")
-    assert code == 2
 
 
 def test_a_mesh_without_an_axis_of_the_model(run: Run) -> None:

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import threads_left
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, mesh_of
 from running import python
 
@@ -28,8 +28,6 @@ from gda.exchange.asking import OfferToPull
 from gda.exchange.catalog import _grid, catalog_of
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
-
-no_thread_is_left = threads_left.no_thread_is_left
 
 
 def replicated(path: str, leaf: Any) -> P:
@@ -118,14 +116,6 @@ def test_a_subtree_is_pulled_alone(offer: gda.Offer, mesh: Mesh) -> None:
     assert_equal(kinds, tree_of(mesh)["kinds"])
 
 
-@pytest.mark.parametrize("size", [5, 9, 11, 13])
-def test_a_padded_array_with_empty_blocks_has_its_fingerprint(size: int) -> None:
-    whole = batch(size)
-    padded = gda.PaddedArray.from_array(whole, mesh_of({"x": 8}), P("x"))
-    with gda.offer([padded]) as offer:
-        np.testing.assert_array_equal(gda.pull(offer.address, verify=True)[0], whole)
-
-
 def test_partial_omits_what_like_does_not_have(offer: gda.Offer) -> None:
     like = {"numpy": batch(5, 2), "number": np.int64(0)}
     with pytest.raises(ValueError, match=r"like has no .*partial=True omits them"):
@@ -155,7 +145,7 @@ def test_any_layout_becomes_any_other(layouts: Any, sizes: list[int], dtype: str
     (source, before), (target, after) = layouts
     offered = gda.PaddedArray.from_array(whole, source, before)
     with gda.offer([offered]) as offer:
-        (pulled,) = gda.pull(offer.address, target, [after], pad=True)
+        (pulled,) = gda.pull(offer.address, target, [after], pad=True, verify=True)
     np.testing.assert_array_equal(np.asarray(pulled), whole)
     assert dict(pulled.mesh.shape) == dict(target.shape)
 
@@ -228,14 +218,6 @@ def wait_until_no_pull_holds(offer: gda.Offer) -> None:
     assert not offer._versions._pulls.total()
 
 
-def test_min_version_waits_for_an_update(mesh: Mesh) -> None:
-    with gda.offer({"step": 1}) as offer:
-        offer.update({"step": 2})
-        assert gda.pull(offer.address, min_version=2) == {"step": 2}
-        with pytest.raises(TimeoutError, match="has version 2 and no later one"):
-            gda.pull(offer.address, min_version=3, timeout=0.3)
-
-
 def test_run_and_version_come_with_the_tree() -> None:
     with gda.offer({"step": 1}) as offer:
         offer.update({"step": 2})
@@ -257,15 +239,6 @@ def test_another_run_at_the_same_address_is_named_at_once() -> None:
         with pytest.raises(LookupError, match=said):
             gda.pull(offer.address, min_version=(run, number + 1))
         assert gda.pull(offer.address) == {"step": 1}
-
-
-def test_pulls_leave_nothing_in_a_long_training() -> None:
-    with gda.offer({"step": 0}) as offer:
-        for step in range(1, 20):
-            gda.pull(offer.address)
-            offer.update({"step": step})
-        wait_until_no_pull_holds(offer)
-        assert not offer._versions._pulls
 
 
 def test_arrays_of_one_mesh_share_its_devices_in_a_catalog(mesh: Mesh) -> None:
@@ -443,7 +416,6 @@ def test_a_forked_process_has_no_port_of_the_offer() -> None:
     ("address", "message"),
     [
         ("localhost", "must be a text host:port"),
-        ("127.0.0.1:99999", "must be a text host:port"),
         (7700, "must be a text host:port"),
         ("trainer..local:7700", "must be a text host:port"),
     ],
@@ -462,18 +434,14 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
         ({"like": {"w": batch(4, 2).astype("f2")}}, TypeError, "like has float16; pass dtype="),
         ({"like": {"v": 3}}, ValueError, r"the offer does not match like: it has no \['v'\]"),
         ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
-        ({"specs": {"v": P()}}, ValueError, "the offer has no"),
-        ({"dtype": "int8"}, TypeError, "dtype=int8 is not of floats"),
         ({"dtype": "float16", "verify": True}, ValueError, "a cast changes fingerprints"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
         ({"at": "w"}, TypeError, "at must be a list"),
-        ({"min_version": ("a", 0)}, ValueError, "min_version must be a whole number"),
         ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
         ({"name": 5}, TypeError, "name must be a text, not 5"),
         ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
-        ({"partial": True}, TypeError, "partial was given without like"),
     ],
     ids=lambda value: str(value)[:40],
 )

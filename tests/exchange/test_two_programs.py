@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from gda.testing import Pool
 
 ROWS, COLUMNS = P("x"), P(None, "x")
 SHAPE = (64, 32)
-LARGE = (16384, 2048)  # 128 MiB, more than sockets hold: a pull of it has a middle
+LARGE = (2048, 2048)  # 16 MiB, more than the sockets of the offer hold: a pull has a middle
 SHORT = 4.0  # seconds of timeout=, where it is what ends a pull
 
 Outcome = tuple[str, Any]
@@ -41,6 +40,8 @@ def offered(shape: tuple[int, int] = SHAPE, token: str | None = None) -> str:
     """Offer arrays in rows, whole, without a mesh, and a number; return the address."""
     mesh = mesh_of({"x": jax.device_count()})
     _offers.append(gda.offer(tree_of(mesh, shape), name="weights", token=token))
+    # The sockets of its connections have buffers as small.
+    _offers[-1]._server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
     return _offers[-1].address
 
 
@@ -260,23 +261,13 @@ def test_processes_that_pull_different_things_all_hear_of_it(programs: tuple[Poo
     assert_right(pulling.run(pulled, address))
 
 
-def test_two_programs_pull_at_once(programs: tuple[Pool, Pool]) -> None:
-    offering, pulling = programs
-    address = offering.run(offered, LARGE)[0]
-    with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(gda.pull, address)
-        assert_right(pulling.run(pulled, address))
-    np.testing.assert_array_equal(other.result()["rows"][:, -1], np.arange(LARGE[0]))
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
         ({"name": "policy"}, "LookupError", "offers 'weights', and not 'policy'"),
         ({"token": "guess"}, "PermissionError", "has another token"),
-        ({"min_version": 5, "seconds": SHORT}, "TimeoutError", "has version 1 and no later one"),
+        ({"min_version": 5, "seconds": 1}, "TimeoutError", "has version 1 and no later one"),
         ({"at": ["adam"]}, "KeyError", "['adam'] is not in the tree"),
-        ({"dtype": "int8"}, "TypeError", "dtype=int8 is not of floats"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -288,14 +279,6 @@ def test_all_processes_that_pull_raise_one_error(
     for raised, said in pulling.run(pulled, address, **options):
         assert raised == kind
         assert message in said
-
-
-def test_no_offer_at_the_address_is_an_error_in_all(process_pool: Callable[..., Pool]) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    for kind, said in process_pool(2, devices=4).run(pulled, address, seconds=1):
-        assert kind == "ConnectionError"
-        assert f"the offer at {address} is not there: Connection refused for 1 s" in said
 
 
 def test_arrays_that_only_some_processes_hold(programs: tuple[Pool, Pool]) -> None:

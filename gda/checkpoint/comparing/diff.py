@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,7 +20,7 @@ from gda.checkpoint.comparing.elements import (
 from gda.checkpoint.comparing.trees import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
-from gda.checkpoint.tree_at import Kind, OpenedTree, kind_at, open_tree
+from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.steps import all_do
@@ -39,13 +39,9 @@ _DRIVERS = (GivenSide, OpenedSide, SavedSide)
 _BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
-def _are_paths(*sides: Any) -> bool:
-    return all(map(names_store, sides))
-
-
 @set_module("gda.checkpoint")
 @public
-@communicates(_NAME, lambda given: None if _are_paths(given["a"], given["b"]) else ())
+@communicates(_NAME, lambda given: None if all(names_store(given[x]) for x in "ab") else ())
 def diff(
     a: Any,
     b: Any,
@@ -108,86 +104,82 @@ def differences_at(
     item: str | None = None,
 ) -> Differences:
     """Return what ``diff`` does; ``item`` is that of ``open_orbax``, for each Orbax run."""
-    where = checked_path(at)
-    are_paths = names_store(a), names_store(b)
-    if not any(are_paths):
+    path = checked_path(at)
+    if not (names_store(a) or names_store(b)):
         raise TypeError(
             f"diff compares with a checkpoint, but a is a {type(a).__name__} and b is a "
             f"{type(b).__name__}; pass the path of a checkpoint as one of them"
         )
     if values:
         checksums.require_crc32c()
-    places = [
-        open_store(side, timeout) if is_path else None
-        for side, is_path in zip((a, b), are_paths, strict=True)
-    ]
-    kinds = [None if place is None else kind_at(place) for place in places]
-    by_name = Kind.SAFETENSORS in kinds
-    if item is not None and Kind.ORBAX not in kinds:
+    given = [_Given.of(each, timeout) for each in (a, b)]
+    if item is not None and FileKind.ORBAX not in [each.kind for each in given]:
         raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
-    opened = [
-        open_tree(side, timeout, item if kind is Kind.ORBAX else None)
-        if kind not in (None, Kind.CHECKPOINT)
-        else None
-        for side, kind in zip((a, b), kinds, strict=True)
-    ]
-
-    def side_of(given: Any, tree: OpenedTree | None) -> Side:
-        if tree is not None:
-            return OpenedSide(tree, where, by_name)
-        return GivenSide(given, where, by_name)
-
-    def compare(*saved: SavedSide) -> Differences:
-        if not all(are_paths):
-            given = b if are_paths[0] else a
-            place = next(each.url for each in places if each is not None)
-            asked = {
-                "order": "checkpoint, tree" if are_paths[0] else "tree, checkpoint",
-                "checkpoint": saved[0].data if saved else place,
-                "at": where,
-                "values": values,
-            }
-            check_same_call(_NAME, given, asked)
-        following = iter(saved)
-        of_a, of_b = (
-            next(following) if kind is Kind.CHECKPOINT else side_of(given, tree)
-            for given, kind, tree in zip((a, b), kinds, opened, strict=True)
-        )
-        return _compared(of_a, of_b, options)
-
-    options = Options(None, _MAX_BYTES, progress) if values else None
-    if options is not None:
-        some = [place for place in places if place is not None]
-        options = options_for(max(some, key=lambda store: store.is_remote), options)
-    stores = [
-        place
-        for place, kind in zip(places, kinds, strict=True)
-        if place is not None and kind is Kind.CHECKPOINT
-    ]
-    side_at = partial(SavedSide, at=where, by_name=by_name)
-    return _with_sides(stores, side_at, compare)
-
-
-def _with_sides(
-    stores: list[Store],
-    side_at: Callable[[Store, Manifest], SavedSide],
-    compare: Callable[..., Differences],
-    *before: SavedSide,
-) -> Differences:
-    """Return ``compare`` of the checkpoints; call it again if one is replaced meanwhile."""
-    if not stores:
-        try:
-            return compare(*before)
-        except CorruptionError:
-            for side in before:
-                check_not_replaced(side.files.store, side.files.manifest)
-            raise
-    store, *rest = stores
+    opened = [each.opened(timeout, item) for each in given]
+    stores = [each.store for each in given if each.store is not None]
+    options = None
+    if values:
+        most_remote = max(stores, key=lambda store: store.is_remote)
+        options = options_for(most_remote, Options(None, _MAX_BYTES, progress))
     return read_complete(
-        store,
-        lambda manifest: _with_sides(rest, side_at, compare, *before, side_at(store, manifest)),
+        [each.store for each in opened if each.store and each.kind is FileKind.CHECKPOINT],
+        partial(_differences, opened, path, options),
         is_alone=lambda: jax.process_count() == 1,
     )
+
+
+class _Given(NamedTuple):
+    """One of the two that are compared: a path, its store and the kind of its files, or a tree."""
+
+    what: Any  # a path or a tree; of other files than a checkpoint, an OpenedTree
+    store: Store | None = None
+    kind: FileKind | None = None
+
+    @classmethod
+    def of(cls, what: Any, timeout: float) -> _Given:
+        if not names_store(what):
+            return cls(what)
+        store = open_store(what, timeout)
+        return cls(what, store, kind_at(store))
+
+    def opened(self, timeout: float, item: str | None) -> _Given:
+        if self.kind in (None, FileKind.CHECKPOINT):
+            return self
+        item = item if self.kind is FileKind.ORBAX else None
+        return self._replace(what=open_tree(self.what, timeout, item))
+
+
+def _differences(
+    given: Sequence[_Given], at: Path, options: Options | None, *manifests: Manifest
+) -> Differences:
+    """Compare two sides, of which the checkpoints have these manifests."""
+    if trees := [each for each in given if each.store is None]:
+        store = next(each.store for each in given if each.store is not None)
+        arguments = {
+            "order": "tree, checkpoint" if given[0].store is None else "checkpoint, tree",
+            "checkpoint": manifests[0].data if manifests else store.url,
+            "at": at,
+            "values": options is not None,
+        }
+        check_same_call(_NAME, trees[0].what, arguments)
+    by_name = FileKind.SAFETENSORS in [each.kind for each in given]
+    following = iter(manifests)
+
+    def side_of(each: _Given) -> Side:
+        if each.store is None:
+            return GivenSide(each.what, at, by_name)
+        if each.kind is FileKind.CHECKPOINT:
+            return SavedSide(each.store, next(following), at, by_name)
+        return OpenedSide(each.what, at, by_name)
+
+    a, b = map(side_of, given)
+    try:
+        return _compared(a, b, options)
+    except CorruptionError:
+        for side in (a, b):
+            if isinstance(side, SavedSide):
+                check_not_replaced(side.files.store, side.files.manifest)
+        raise
 
 
 def _compared(a: Side, b: Side, options: Options | None) -> Differences:

@@ -45,8 +45,8 @@ class LeafDifference:
     @property
     def _cells(self) -> tuple[str, str, str]:
         texts = dict.fromkeys(text for text in (self.a, self.b) if text is not None)
-        what = " -> ".join(map(_shortened, texts))
-        return format_path(self.path), what, str(self.elements or "")
+        shown = [x if len(x) <= _MOST_LETTERS else f"{x[:_MOST_LETTERS]}…" for x in texts]
+        return format_path(self.path), " -> ".join(shown), str(self.elements or "")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -202,10 +202,6 @@ def _text(leaf: Leaf) -> str:
         return repr_of(leaf.value)
     text = typed_shape(leaf.dtype.name, leaf.shape)
     return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
 def _leaves(count: int) -> str:

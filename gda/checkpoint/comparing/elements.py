@@ -7,7 +7,7 @@ bits, and 0.0 is not the same as -0.0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,9 @@ def element_differences(a: AnyArray, b: AnyArray, start: Shape) -> ElementDiffer
     (11,)
     """
     parts = [ElementDifferences(0, a.size)]
-    for first, of_a, of_b in _pieces(a, b):
+    flat_a, flat_b = (np.ascontiguousarray(each).reshape(-1) for each in (a, b))
+    for first in range(0, a.size, _AT_A_TIME):
+        of_a, of_b = flat_a[first : first + _AT_A_TIME], flat_b[first : first + _AT_A_TIME]
         places = np.flatnonzero(_bits_differ(of_a, of_b))
         if not places.size:
             continue
@@ -120,12 +122,6 @@ def element_differences(a: AnyArray, b: AnyArray, start: Shape) -> ElementDiffer
             found += [magnitudes[number].item(), at]
         parts.append(ElementDifferences(len(places), 0, *found))
     return merged(parts)
-
-
-def _pieces(a: AnyArray, b: AnyArray) -> Iterator[tuple[int, AnyArray, AnyArray]]:
-    of_a, of_b = (np.ascontiguousarray(each).reshape(-1) for each in (a, b))
-    for first in range(0, of_a.size, _AT_A_TIME):
-        yield first, of_a[first : first + _AT_A_TIME], of_b[first : first + _AT_A_TIME]
 
 
 def _bits_differ(a: AnyArray, b: AnyArray) -> AnyArray:
@@ -142,7 +138,7 @@ def _bits_differ(a: AnyArray, b: AnyArray) -> AnyArray:
 def _magnitudes(a: AnyArray, b: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Return the absolute and the relative difference of each pair of elements."""
     with np.errstate(all="ignore"):
-        if _is_integer(a.dtype):
+        if a.dtype.kind in "biu" or "int" in a.dtype.name:
             return _of_integers(a, b)
         wide = np.complex128 if a.dtype.kind == "c" else np.float64
         a, b = a.astype(wide), b.astype(wide)
@@ -151,10 +147,6 @@ def _magnitudes(a: AnyArray, b: AnyArray) -> tuple[AnyArray, AnyArray]:
         # A pair of zeros differs in sign only; an infinity is infinitely far from any number.
         relative = np.where(scale == 0, 0.0, np.where(np.isinf(scale), absolute, absolute / scale))
         return absolute, relative
-
-
-def _is_integer(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "biu" or "int" in dtype.name
 
 
 def _of_integers(a: AnyArray, b: AnyArray) -> tuple[AnyArray, AnyArray]:

@@ -1,5 +1,5 @@
 """Reading a checkpoint back.
 
-Read in this order: ``manifest_at``, ``restored_leaves``, ``files``, ``blocks``, ``read_once``,
-``reader``, ``fingerprints`` (the check of what was read), ``saved_arrays`` (as sources).
+Read in this order: ``manifest_at``, ``files``, ``chunk_parts``, ``read_once``, ``fingerprints``,
+``saved_arrays`` (as sources). ``restoring`` beside this folder has the steps of a restore.
 """

@@ -1,4 +1,4 @@
-"""The comparison of arrays with their recorded fingerprints, on devices or chunk by chunk."""
+"""The fingerprints of a checkpoint, summed up chunk by chunk, and those that it lacks."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
-from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.layout.text import join_some
-from gda.mesh import processes_of, sharding_of
-from gda.multihost.steps import all_do
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import grid_of_leaf, held_by
+from gda.trees.records.arrivals import Arrival, saved_type
+from gda.trees.records.compared_fingerprints import line_of
 from gda.trees.records.recorded_leaves import ArrayLeaf, Piece
-from gda.trees.records.restored_leaves import RestoredLeaf, saved_type
 from gda.trees.records.structure import format_path
 
 
-def check_provable(url: str, leaves: Sequence[RestoredLeaf]) -> None:
+def check_provable(url: str, arrivals: Sequence[Arrival]) -> None:
     """Raise unless the fingerprints of arrays can be compared, before these are read."""
-    cast = [leaf.saved.path for leaf in leaves if leaf.dtype != leaf.saved.dtype]
+    cast = [each.record.path for each in arrivals if each.dtype != each.record.dtype]
     if cast:
         paths = join_some([format_path(path) for path in cast])
         raise ValueError(
             f"a cast changes the fingerprint of {paths}; restore without check_fingerprint, or "
             "without cast"
         )
-    _check_recorded(url, [leaf.saved for leaf in leaves])
+    _check_recorded(url, [each.record for each in arrivals])
 
 
 def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
@@ -42,42 +37,6 @@ def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
             f"{url} was saved without the fingerprints of {join_some(lacking)}; save it with "
             "fingerprint=True to compare them"
         )
-
-
-def check_fingerprints(
-    url: str,
-    leaves: Sequence[RestoredLeaf],
-    values: Sequence[Any],
-    was: str = "saved",
-    timeout: float = 600,
-) -> None:
-    """Raise unless every array has the recorded fingerprint. All processes must call it.
-
-    In messages, ``url`` is what the arrays are from, and they were ``"saved"`` or ``"offered"``.
-    """
-    begun = [_begin_share(*each) for each in zip(leaves, values, strict=True)]
-
-    def judge(parts: dict[int, list[Any]]) -> list[str]:
-        return [
-            format_path(leaf.saved.path)
-            for leaf, *of_all in zip(leaves, *parts.values(), strict=True)
-            if _digests(leaf.saved, of_all) != {leaf.saved.fingerprint}
-        ]
-
-    what = f"comparing fingerprints with {url}"
-    done = all_do(
-        lambda: [(holders, sums.result().tolist()) for holders, sums in begun],
-        judge=judge,
-        what=what,
-        timeout=timeout,
-    )
-    if wrong := done.verdict:
-        problems = [_differing(path, was) for path in wrong]
-        raise CorruptionError(f"{url}: {join_some(problems)}", problems)
-
-
-def _differing(path: str, was: str) -> str:
-    return f"array {path} is not what was {was}: its fingerprint differs"
 
 
 class ChunkSums:
@@ -117,27 +76,7 @@ class ChunkSums:
     def problems(self) -> list[str]:
         """Return a line for each array whose fingerprint is not the one recorded."""
         return [
-            _differing(format_path(leaf.path), "saved")
+            line_of(leaf)
             for leaf, sums in zip(self._leaves, self._sums, strict=True)
             if digest_of(*saved_type(leaf), sums) != leaf.fingerprint
         ]
-
-
-def _begin_share(leaf: RestoredLeaf, value: Any) -> tuple[tuple[int, ...], PendingSums]:
-    """Return the processes that hold a restored array, and the sums over the share of this one."""
-    array = held_by(value)
-    if not isinstance(array, jax.Array):
-        return (jax.process_index(),), PendingSums(sums_of_numpy(np.asarray(array, leaf.dtype)))
-    sums = begin(array, grid_of_leaf(value))
-    if array.is_fully_addressable:
-        return (jax.process_index(),), sums
-    mesh: Any = sharding_of(array).mesh
-    return processes_of(mesh).numbers, sums
-
-
-def _digests(leaf: ArrayLeaf, parts: Sequence[list[Any]]) -> set[str]:
-    """Return the set of fingerprints from the parts of all processes: one if all are equal."""
-    by_holders: dict[tuple[int, ...], list[list[int]]] = {}
-    for holders, sums in parts:
-        by_holders.setdefault(tuple(holders), []).append(sums)
-    return {digest_of(*saved_type(leaf), shares) for shares in by_holders.values()}

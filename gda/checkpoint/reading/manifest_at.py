@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gda.checkpoint.format import manifest_json
@@ -17,7 +17,7 @@ from gda.trees.records.structure import check_structure
 
 T = TypeVar("T")
 
-_ATTEMPTS = 10  # if another save commits during each of them, the read fails
+MOST_ATTEMPTS = 10  # if another save commits during each of them, the read fails
 
 
 def is_whole(store: Store) -> bool:
@@ -60,22 +60,22 @@ def load_complete(store: Store) -> Manifest:
         ) from None
 
 
-class _ReplacedError(RuntimeError):
+class ReplacedError(RuntimeError):
     """Another checkpoint replaced the one that was being read."""
 
 
 def read_complete(
-    store: Store, read: Callable[[Manifest], T], is_alone: Callable[[], bool] = lambda: True
+    stores: Sequence[Store], read: Callable[..., T], is_alone: Callable[[], bool] = lambda: True
 ) -> T:
-    """Return the result of ``read`` for the checkpoint; call it again if that is replaced.
+    """Return the result of ``read`` for checkpoints; call it again if one is replaced.
 
-    ``is_alone`` returns True if no other process must read the same checkpoint.
+    ``is_alone`` returns True if no other process must read the same checkpoints.
     """
-    attempts = _ATTEMPTS
+    attempts = MOST_ATTEMPTS
     while True:
         try:
-            return read(load_complete(store))
-        except _ReplacedError:
+            return read(*map(load_complete, stores))
+        except ReplacedError:
             attempts -= 1
             if not attempts or not is_alone():
                 raise
@@ -88,7 +88,7 @@ def check_not_replaced(store: Store, manifest: Manifest) -> None:
     except (OSError, ValueError):
         return
     if not is_same:
-        raise _ReplacedError(
+        raise ReplacedError(
             f"the checkpoint at {store.url} was overwritten while it was being read; read it again"
         )
 

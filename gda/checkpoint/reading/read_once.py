@@ -1,89 +1,75 @@
-"""The reads of a restore by all processes together: each chunk in one of those that need it."""
+"""Chunks that several processes need, each read by one of them and sent to the others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from gda.arrays.construction.placing import LocalBlocks
 from gda.arrays.construction.reading_once import mesh_of_several
-from gda.arrays.transport.exchanging import Part, exchange
-from gda.checkpoint.format.manifest import Chunk
-from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
-from gda.checkpoint.reading.files import Files
+from gda.arrays.transport.exchanging import Part
+from gda.checkpoint.format.manifest import Chunk, Manifest
+from gda.checkpoint.reading.chunk_parts import Use, uses_of
 from gda.layout.sharing import readers_of
 from gda.mesh import processes_of
-from gda.multihost.agreement import watching
-from gda.trees.records.restored_leaves import RestoredLeaf
-
-NAME = "gda.checkpoint.restore"
+from gda.trees.records.arrivals import Arrival
 
 
-class _SharedChunk(NamedTuple):
-    """A chunk that several processes need, and the parts of all their blocks in it."""
+class SharedReads(NamedTuple):
+    """The reads of this process, for itself and for others, and the parts that are sent then."""
 
-    chunk: Chunk
-    holders: tuple[int, ...]
-    uses: list[Use]
+    own: dict[Chunk, list[Use]]
+    sent: list[Part]
+    uses: list[tuple[Use, int]]  # of each part that is sent
+
+    def memory(self, number: int) -> np.ndarray[Any, Any]:
+        """Return the memory of a part that is sent."""
+        use, cut = self.uses[number]
+        return use.memory(cut)
 
 
-def processes_together(leaves: Sequence[RestoredLeaf]) -> tuple[int, ...]:
+def processes_together(arrivals: Sequence[Arrival]) -> tuple[int, ...]:
     """Return the processes of all meshes of several devices; without a mesh, all; or none."""
-    plans = [leaf.plan for leaf in leaves if leaf.plan is not None]
+    plans = [arrival.plan for arrival in arrivals if arrival.plan is not None]
     if plans:
-        mesh = mesh_of_several(plan.sharding for plan in plans if not _is_on_one_device(plan))
+        mesh = mesh_of_several(plan.sharding for plan in plans if plan.sharding.mesh.size > 1)
         return () if mesh is None else processes_of(mesh).numbers
     return tuple(range(jax.process_count())) if jax.process_count() > 1 else ()
 
 
-def _is_on_one_device(plan: LocalBlocks | None) -> bool:
+def _is_on_one_device(arrival: Arrival) -> bool:
     """Return True for an array that each process may have on a device of its own."""
-    return plan is not None and plan.sharding.mesh.size == 1
+    return arrival.plan is not None and arrival.plan.sharding.mesh.size == 1
 
 
-def layout_to_share(leaf: RestoredLeaf) -> jax.ShapeDtypeStruct:
-    """Return what is the same in all processes: shape, dtype, and a layout of several processes."""
-    plan = leaf.plan
-    sharding = None
-    if plan is not None and len(processes_of(plan.sharding.mesh).numbers) > 1:
-        sharding = plan.sharding
-    return jax.ShapeDtypeStruct(leaf.saved.shape, leaf.dtype, sharding=sharding)
-
-
-def read_chunks_once(
-    files: Files,
-    arrivals: Sequence[Arrival],
-    processes: tuple[int, ...],
-    read: Callable[[dict[Chunk, list[Use]]], object],
-) -> None:
-    """Fill the blocks of some arrays, with ``read``. Communicates: all ``processes`` call it."""
-    arrays = files.manifest.arrays
-    together = [each for each in arrivals if not _is_on_one_device(each.leaf.plan)]
-    uses = uses_of(together, files.manifest, lambda arrival: arrival.boxes_of(processes))
-    shared: list[_SharedChunk] = []
-    own = uses_of([each for each in arrivals if _is_on_one_device(each.leaf.plan)], files.manifest)
-    for chunk, parts in sorted(uses.items()):
-        cuts = [cut for use in parts for cut in use.cuts.each]
-        holders = tuple(sorted({process for cut in cuts for process in cut.box.holders}))
+def shared_reads(
+    manifest: Manifest, arrivals: Sequence[Arrival], processes: tuple[int, ...]
+) -> SharedReads:
+    """Divide the chunks of some arrays between processes: each is read in one that needs it."""
+    own = uses_of([each for each in arrivals if _is_on_one_device(each)], manifest)
+    together = [each for each in arrivals if not _is_on_one_device(each)]
+    shared: list[tuple[Chunk, tuple[int, ...], list[Use]]] = []
+    for chunk, uses in sorted(uses_of(together, manifest, processes).items()):
+        cuts = [cut for use in uses for cut in use.cuts.each]
+        holders = tuple(sorted({process for cut in cuts for process in cut.block.holders}))
         if holders[1:]:
-            shared.append(_SharedChunk(chunk, holders, parts))
+            shared.append((chunk, holders, uses))
         elif holders == (jax.process_index(),):
-            own.setdefault(chunk, []).extend(parts)
-    nbytes = [arrays[each.chunk[0]].nbytes_per_chunk for each in shared]
-    sent_parts: list[tuple[Use, int]] = []
+            own.setdefault(chunk, []).extend(uses)
+    nbytes = [manifest.arrays[array].nbytes_per_chunk for (array, _), _, _ in shared]
+    readers = readers_of([holders for _, holders, _ in shared], nbytes)
     sent: list[Part] = []
-    for reader, each in zip(readers_of([s.holders for s in shared], nbytes), shared, strict=True):
+    sent_uses: list[tuple[Use, int]] = []
+    for reader, (chunk, _, uses) in zip(readers, shared, strict=True):
         if reader == jax.process_index():
-            own.setdefault(each.chunk, []).extend(each.uses)
-        itemsize = arrays[each.chunk[0]].dtype.itemsize
-        for use in each.uses:
+            own.setdefault(chunk, []).extend(uses)
+        itemsize = manifest.arrays[chunk[0]].dtype.itemsize
+        for use in uses:
             for number, cut in enumerate(use.cuts.each):
-                between = tuple(sorted({reader, *cut.box.holders}))
+                between = tuple(sorted({reader, *cut.block.holders}))
                 sent.append(Part(reader, between, math.prod(cut.shape) * itemsize))
-                sent_parts.append((use, number))
-    with watching(NAME, processes) as watch:
-        read(own)
-        exchange(sent, lambda n: sent_parts[n][0].memory(sent_parts[n][1]), watch)
+                sent_uses.append((use, number))
+    return SharedReads(own, sent, sent_uses)

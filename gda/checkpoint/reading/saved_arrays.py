@@ -74,7 +74,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     """
     checksums.require_crc32c()
     store = open_store(path, timeout)
-    return read_complete(store, lambda manifest: tree_of_sources(store, manifest))
+    return read_complete([store], lambda manifest: tree_of_sources(store, manifest))
 
 
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.saved_arrays import ChunkCache
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
 
@@ -388,12 +386,6 @@ def test_damage_is_named(saved: Callable[..., Path]) -> None:
         diff(a, b)
 
 
-def test_a_leaf_that_no_checkpoint_holds(saved: Callable[..., Path]) -> None:
-    with pytest.raises(TypeError, match="a leaf of type object") as e:
-        diff(saved(A), {"w": object()})
-    assert "gda: at ['w'] of the tree" in e.value.__notes__
-
-
 def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
     saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,13 +399,3 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
     monkeypatch.setattr(Files, "loaded", replacing)
     assert diff(a, b, values=True).are_equal
-
-
-def test_cached_chunks_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Files, "checked", lambda files, where: np.zeros(4, np.int8))
-    chunks = ChunkCache(Files(None, None), most_bytes=4 * 10_000)
-    begun = time.process_time()
-    for number in [*range(30_000)]:
-        assert chunks[0, number].nbytes == 4
-    assert time.process_time() - begun < 3  # counting all of the cache each time took 25 s
-    assert (len(chunks._slots), chunks._held) == (10_000, 40_000)

@@ -16,14 +16,14 @@ from meshes import batch, cut, mesh_of, one_folder
 from trials import rarely
 
 import gda
-from gda.checkpoint.tree_at import Kind, open_tree
+from gda.checkpoint.tree_at import FileKind, open_tree
 
 
 def test_an_opened_checkpoint_has_views_values_and_keys(tmp_path: Path) -> None:
     tree = {"w": batch(4, 6), "n": np.float32(3), "key": jax.random.key(7), "name": "a", "no": None}
     gda.checkpoint.save(tmp_path, tree)
     opened = open_tree(tmp_path, 10)
-    assert (opened.kind, opened.url) == (Kind.CHECKPOINT, str(tmp_path))
+    assert (opened.kind, opened.url) == (FileKind.CHECKPOINT, str(tmp_path))
     found = gda.checkpoint.open(tmp_path)
     assert str(found) == str(opened.tree)
     assert repr(found["w"]) == (

@@ -1,4 +1,4 @@
-"""Arrays that are being read: their blocks on the host, and the chunks that have parts of them.
+"""The chunks that have parts of arrays on their way, and the read of a chunk into their blocks.
 
 A chunk that is one contiguous part of a block is read straight into the memory that becomes the
 array. The blocks of small arrays that share a chunk stay in the memory that the chunk was read
@@ -9,42 +9,32 @@ of one shape and layout.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
-from gda.arrays.construction.placing import LocalBlocks
 from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.files import Files
-from gda.layout.indices import common_box, index_at, shape_at, start_of, within
-from gda.layout.sharing import holders_of
+from gda.layout.indices import common_box, index_at, shape_at, within
 from gda.layout.spec import Index, Shape
-from gda.mesh import processes_of
+from gda.storage import tasks
+from gda.storage.options import Options
+from gda.trees.records.arrivals import Arrival, NeededBlock
 from gda.trees.records.recorded_leaves import Piece
-from gda.trees.records.restored_leaves import RestoredLeaf
 
+_MOST_BYTES_IN_A_TASK = 16 * 2**20
 _LEAST_OF_A_CHUNK = 0.75  # that must be needed for the others to stay in memory with it
-
-
-class Box(NamedTuple):
-    """A block of an array, without its padding."""
-
-    block: int | None  # its number in this process; None if this process does not need it
-    start: Shape
-    shape: Shape
-    holders: tuple[int, ...] = ()  # that need it, if the blocks of all processes are asked for
 
 
 class Cut(NamedTuple):
     """The common part of a chunk and a block: ``block[in_block] = chunk[in_chunk]``."""
 
-    box: Box
+    block: NeededBlock
     in_block: Index
     in_chunk: Index  # in a chunk of a pack: in the piece
     is_whole: bool = False  # True if it is the whole chunk
@@ -53,7 +43,7 @@ class Cut(NamedTuple):
     @property
     def shape(self) -> Shape:
         """The sizes of the part."""
-        return shape_at(self.in_block, self.box.shape)
+        return shape_at(self.in_block, self.block.shape)
 
 
 class Cuts(NamedTuple):
@@ -75,120 +65,39 @@ class Use:
     def memory(self, number: int) -> np.ndarray[Any, Any]:
         """The memory of a part in this process."""
         cut = self.cuts.each[number]
-        if cut.box.block is not None:
+        if cut.block.number is not None:
             # The dots make it a view also without dimensions.
-            return self.arrival.blocks[cut.box.block][(*cut.in_block, ...)]
+            return self.arrival.blocks[cut.block.number][(*cut.in_block, ...)]
         if number not in self.staged:
-            self.staged[number] = np.empty(cut.shape, self.arrival.leaf.saved.dtype)
+            self.staged[number] = np.empty(cut.shape, self.arrival.record.dtype)
         return self.staged[number]
 
 
-@dataclass(eq=False, slots=True)
-class Arrival:
-    """An array that is being read: its blocks on the host, and in the end its value."""
-
-    leaf: RestoredLeaf
-    blocks: list[Any] = field(default_factory=list)  # None until the chunk of the block is read
-    made_of_chunks: Container[int | None] = ()  # the blocks that a piece of a chunk is or fills
-    value: Any = None
-
-    @property
-    def block_shape(self) -> Shape:
-        plan = self.leaf.plan
-        return self.leaf.saved.shape if plan is None else plan.grid.shard_shape
-
-    @property
-    def boxes(self) -> Sequence[Box]:
-        """Its blocks in this process."""
-        plan = self.leaf.plan
-        if plan is None:
-            return [Box(0, (0,) * len(self.block_shape), self.block_shape)]
-        return _boxes_of(plan)
-
-    def boxes_of(self, processes: tuple[int, ...]) -> Iterator[Box]:
-        """Yield its blocks in all processes; each of ``processes`` has all of a NumPy array."""
-        plan = self.leaf.plan
-        if plan is None:
-            yield self.boxes[0]._replace(holders=processes)
-            return
-        mesh: Any = plan.sharding.mesh
-        for block, holders in enumerate(holders_of(plan.grid, processes_of(mesh))):
-            index = plan.grid.block_index(block)
-            box = _box(plan, plan.number_of(index), index, holders)
-            if math.prod(box.shape):
-                yield box
-
-    @property
-    def block_nbytes(self) -> int:
-        return math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
-
-    @property
-    def passing_nbytes(self) -> int:
-        """Bytes of its blocks that only pass through the host in this process."""
-        return 0 if self.stays_on_host else self.block_nbytes * len(self.boxes)
-
-    @property
-    def most_passing_nbytes(self) -> int:
-        """As ``passing_nbytes``, in the process with most of its blocks: the same in all."""
-        plan = self.leaf.plan
-        if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
-            return 0
-        counts = Counter(process for box in self.boxes_of((0,)) for process in box.holders)
-        return self.block_nbytes * max(counts.values(), default=0)
-
-    @property
-    def stays_on_host(self) -> bool:
-        plan = self.leaf.plan
-        return plan is None or not plan.places_early
-
-    def allocate(self, buffers: Buffers, but: Container[int | None] = ()) -> None:
-        """Allocate the blocks but some."""
-        boxes, shape, dtype = self.boxes, self.block_shape, self.leaf.saved.dtype
-        self.blocks = [None] * len(boxes)
-        for number, box in enumerate(boxes):
-            if number not in but:
-                self.blocks[number] = block = buffers.empty(shape, dtype)
-                if box.shape != shape:
-                    block[...] = 0
-
-    def finish(self) -> None:
-        """Make the value from the blocks."""
-        blocks, self.blocks = self.blocks, []
-        self.value = self.leaf.value_of(blocks)
-
-
-@lru_cache(maxsize=256)
-def _boxes_of(plan: LocalBlocks) -> list[Box]:
-    return [_box(plan, number, index) for number, index in enumerate(plan.distinct)]
-
-
-def _box(plan: LocalBlocks, block: int | None, index: Index, holders: tuple[int, ...] = ()) -> Box:
-    return Box(block, start_of(index), shape_at(index, plan.grid.shard_shape), holders)
-
-
 def uses_of(
-    arrivals: Iterable[Arrival],
-    manifest: Manifest,
-    boxes_of: Callable[[Arrival], Iterable[Box]] = lambda arrival: arrival.boxes,
+    arrivals: Iterable[Arrival], manifest: Manifest, processes: tuple[int, ...] = ()
 ) -> dict[Chunk, list[Use]]:
-    """Return the chunks that are needed, each with its uses: by default, in this process."""
+    """Return the chunks that this process needs, or all of ``processes``, each with its uses."""
+
+    def needed(arrival: Arrival) -> Iterable[NeededBlock]:
+        return arrival.needed_by(processes) if processes else arrival.needed
+
     uses: dict[Chunk, list[Use]] = {}
     known: dict[Any, Any] = {}  # by shape and layout, in memory and in the files
     for arrival in arrivals:
-        plan, leaf = arrival.leaf.plan, arrival.leaf.saved
+        plan, leaf = arrival.plan, arrival.record
         if leaf.array is not None:
             grid = manifest.arrays[leaf.array].grid
             if (cuts_of := known.get((plan, grid))) is None:
-                cuts_of = known[plan, grid] = _cuts_of_chunks(grid, boxes_of(arrival))
+                cuts_of = known[plan, grid] = _cuts_of_chunks(grid, needed(arrival))
             for chunk, cuts in cuts_of.items():
                 uses.setdefault((leaf.array, chunk), []).append(Use(arrival, cuts))
             continue
         key = plan, leaf.shape, tuple([(piece.start, piece.shape) for piece in leaf.pieces])
         if key not in known:
-            boxes, shape = [*boxes_of(arrival)], arrival.block_shape
-            of_pieces = [_cuts_of_piece(piece, boxes, shape) for piece in leaf.pieces]
+            blocks, shape = [*needed(arrival)], arrival.block_shape
+            of_pieces = [_cuts_of_piece(piece, blocks, shape) for piece in leaf.pieces]
             whole = [cut for cuts in of_pieces for cut in cuts.each if cut.first is not None]
-            known[key] = of_pieces, {cut.box.block for cut in whole}
+            known[key] = of_pieces, {cut.block.number for cut in whole}
         of_pieces, arrival.made_of_chunks = known[key]
         for piece, cuts in zip(leaf.pieces, of_pieces, strict=True):
             if cuts.each:
@@ -196,23 +105,23 @@ def uses_of(
     return uses
 
 
-def _cuts_of_chunks(grid: ChunkGrid, boxes: Iterable[Box]) -> dict[int, Cuts]:
+def _cuts_of_chunks(grid: ChunkGrid, blocks: Iterable[NeededBlock]) -> dict[int, Cuts]:
     cuts: dict[int, list[Cut]] = {}
-    for box in boxes:
-        for chunk, in_chunk, in_block, is_whole in grid.overlaps(box.start, box.shape):
-            cuts.setdefault(chunk, []).append(Cut(box, in_block, in_chunk, is_whole))
+    for block in blocks:
+        for chunk, in_chunk, in_block, is_whole in grid.overlaps(block.start, block.shape):
+            cuts.setdefault(chunk, []).append(Cut(block, in_block, in_chunk, is_whole))
     return {chunk: Cuts(of_chunk) for chunk, of_chunk in cuts.items()}
 
 
-def _cuts_of_piece(piece: Piece, boxes: Iterable[Box], block_shape: Shape) -> Cuts:
+def _cuts_of_piece(piece: Piece, blocks: Iterable[NeededBlock], block_shape: Shape) -> Cuts:
     """Return the common parts of a piece and blocks, which have one shape with their padding."""
     cuts: list[Cut] = []
     whole = index_at(piece.start, piece.shape)
-    for box in boxes:
-        common = common_box(index_at(box.start, box.shape), whole)
+    for block in blocks:
+        common = common_box(index_at(block.start, block.shape), whole)
         if common is None:
             continue
-        cut = Cut(box, within(common, box.start), within(common, piece.start))
+        cut = Cut(block, within(common, block.start), within(common, piece.start))
         if cut.shape == block_shape:
             cut = cut._replace(first=_first_of(cut.in_chunk, piece.shape))
         cuts.append(cut)
@@ -243,15 +152,53 @@ def _becomes_blocks(chunk: StoredArray, uses: list[Use]) -> bool:
     return needed >= _LEAST_OF_A_CHUNK * chunk.nbytes_per_chunk
 
 
-def buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
+@dataclass
+class ArrivedChunks:
+    """Adds the bytes of chunks to a progress: of those that this process needs, each once."""
+
+    manifest: Manifest
+    missing: set[Chunk]
+    add: Callable[[int], object]
+
+    def __call__(self, *chunks: Chunk) -> None:
+        for chunk in self.missing.intersection(chunks):
+            self.missing.remove(chunk)
+            self.add(self.manifest.arrays[chunk[0]].nbytes_per_chunk)
+
+
+def read_chunks(
+    files: Files, uses: dict[Chunk, list[Use]], options: Options, arrived: ArrivedChunks
+) -> None:
+    """Read chunks, check them, and give every block its part."""
+    chunks = sorted(uses)
+    sizes = [files.manifest.arrays[array].nbytes_per_chunk for array, _ in chunks]
+    # A thread waits for Python between two tasks, so it reads several chunks in one. Requests to an
+    # object store take long, and are to be as many at a time as they can be.
+    most = min(_MOST_BYTES_IN_A_TASK, sum(sizes) // (8 * (options.max_workers or 1)))
+    each = (
+        tasks.Task(
+            max([_buffered_bytes(files, chunk, uses[chunk]) for chunk in group]),
+            partial(_read_in_order, files, {chunk: uses[chunk] for chunk in group}),
+            lambda _, group=group: arrived(*group),
+        )
+        for group in tasks.groups_within(chunks, sizes, 0 if files.store.is_remote else most)
+    )
+    tasks.run(each, options)
+
+
+def _buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
     """Return the memory, beside the blocks, that reading a chunk takes."""
     array = files.manifest.arrays[where[0]]
     is_kept = _direct(uses) is not None or _becomes_blocks(array, uses)
     return files.loading_bytes(where) + (0 if is_kept else array.nbytes_per_chunk)
 
 
-def read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
-    """Read a chunk, check it, and give every block its part."""
+def _read_in_order(files: Files, uses: dict[Chunk, list[Use]]) -> None:
+    for chunk, of_chunk in uses.items():
+        _read_chunk(files, chunk, of_chunk)
+
+
+def _read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
     destination = _direct(uses)
     if destination is not None:
         files.load(where, destination.reshape(-1).view(np.uint8))
@@ -266,7 +213,7 @@ def read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
         begin = 0 if use.piece is None else use.piece.offset % len(data)
         whole = data if use.piece is None else use.piece.of_chunk(data)
         for number, cut in enumerate(use.cuts.each):
-            part, block = whole[(*cut.in_chunk, ...)], cut.box.block
+            part, block = whole[(*cut.in_chunk, ...)], cut.block.number
             if block is None or cut.first is None or blocks[block] is not None:
                 use.memory(number)[...] = part
             elif step and (begin + cut.first) % step == 0:

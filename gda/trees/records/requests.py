@@ -1,0 +1,440 @@
+"""The request of a restore or a pull: the leaves that it returns, each with its type and layout.
+
+They come from ``like``, a tree of arrays and values, or from a mesh and specs. Every mismatch with
+the recorded tree is found here, before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import keystr
+
+from gda.arrays.dtypes import is_extended
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.padded_array import PaddedArray
+from gda.arrays.weak_types import is_weak
+from gda.layout.text import join_some
+from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.multihost.settings import own_settings
+from gda.storage.casts import DoesNotFitError, Origin, cast
+from gda.storage.stores.errors import repr_of
+from gda.trees.leaves import held_by, is_container
+from gda.trees.matching import NOTHING
+from gda.trees.records.arrivals import (
+    Arrival,
+    ContainerClass,
+    kept_dtype,
+    key_dtype,
+    key_ndim,
+    number_arrival,
+    saved_type,
+    sharded_arrival,
+    uncommitted_arrival,
+)
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
+from gda.trees.records.structure import checked_path, format_path, path_of_keys, subtree, unflatten
+from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
+from gda.trees.to_jax import check_not_padding, to_jax
+
+
+@dataclass
+class Request:
+    """The leaves that a restore or a pull returns, as its arguments of these names give them."""
+
+    like: Any
+    mesh: Any
+    specs: Any
+    at: Any
+    partial: bool
+    pad: bool
+    plain: bool
+    cast: bool = False
+    keeps_missing: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise unless the arguments fit each other."""
+        self.at = checked_path(self.at)
+        if isinstance(self.like, Mesh | Sharding):
+            raise TypeError(
+                f"like is the layout {self.like!r:.80}, and no tree; pass mesh= and specs="
+            )
+        if self.like is None:
+            for_like = {"cast": self.cast, "partial": self.partial, "missing": self.keeps_missing}
+            if given := [name for name, value in for_like.items() if value]:
+                raise TypeError(f"{given[0]} was given without like; pass like= too")
+            for_mesh = {"pad": self.pad, "plain": self.plain}
+            if self.mesh is None and (given := [name for name, value in for_mesh.items() if value]):
+                raise TypeError(
+                    f"{given[0]} was given without a mesh; pass mesh= and specs=, or like="
+                )
+        if self.plain:
+            check_not_padding(self.plain, self.pad)
+            self.like = to_jax(self.like)
+
+    def match(self, tree: RecordedTree) -> RequestedTree:
+        """Return the requested part of a recorded tree; raise unless they fit each other."""
+        subtree(tree.structure, self.at)
+        layouts = _layouts_given(self, tree)
+        if self.like is None:
+            return RequestedTree(self, tree, _leaves_by_layouts(self, tree, layouts), None)
+        return RequestedTree(self, tree, *_leaves_like(self, tree, layouts))
+
+
+class RequestedTree:
+    """The part of a recorded tree that a request returns.
+
+    Attributes:
+      arrivals: its arrays, in order.
+    """
+
+    def __init__(
+        self, request: Request, tree: RecordedTree, leaves: list[Arrival | Any], definition: Any
+    ) -> None:
+        self._request, self._structure = request, tree.structure
+        self._leaves, self._definition = leaves, definition  # that of ``like``, if there is one
+        self.arrivals = [leaf for leaf in leaves if isinstance(leaf, Arrival)]
+
+    @property
+    def layouts(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The layouts of its arrays, by path, which must be the same in all processes."""
+        return {"/".join(map(str, each.record.path)): each.shared_layout for each in self.arrivals}
+
+    def tree(self) -> Any:
+        """Return the tree, when its arrays have arrived."""
+        values = [leaf.value if isinstance(leaf, Arrival) else leaf for leaf in self._leaves]
+        if self._definition is not None:
+            return jax.tree.unflatten(self._definition, values)
+        tree = unflatten(self._structure, values, self._request.at)
+        return to_jax(tree) if self._request.plain else tree
+
+
+# Layouts that a mesh and specs give.
+
+
+@dataclass(frozen=True)
+class _GivenLayouts:
+    """The layouts that the arguments give to leaves of a recorded tree, by path."""
+
+    places: dict[Path, MeshAndSpec]
+    name: str  # of the argument that gives them, for messages
+    surplus: list[str]  # messages about layouts for leaves that the recorded tree does not have
+
+    def place_of(self, path: Path) -> MeshAndSpec | None:
+        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh."""
+        place = self.places.get(path)
+        if place is not None:
+            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
+        return place
+
+
+def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None:
+    """Return the layouts that the arguments give below the path; ``None`` if they give none."""
+    mesh, specs, at = request.mesh, request.specs, request.at
+    if mesh is None and specs is None:
+        return None
+    if isinstance(specs, list | tuple) and all(
+        entry is None or isinstance(entry, str | tuple) for entry in specs
+    ):
+        specs = PartitionSpec(*specs)
+    prefix = specs_per_leaf(unflatten(tree.structure, tree.leaves, at), mesh, specs, _shaped)
+    places: dict[Path, MeshAndSpec] = {}
+    surplus: list[str] = []
+    for pair in prefix.pairs:
+        if pair.leaf is NOTHING:
+            surplus.append(keystr(pair.keys))
+        elif pair.found is not NOTHING:
+            place = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
+            places[pair.leaf.path[len(at) :]] = place
+    if surplus:
+        surplus = [f"{tree.what} has no {join_some(surplus)}, which {prefix.name} has"]
+    return _GivenLayouts(places, prefix.name, surplus)
+
+
+def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
+    if isinstance(leaf, ValueLeaf) or leaf.kind == "number":
+        return None
+    return jax.ShapeDtypeStruct(*saved_type(leaf))
+
+
+def _leaves_by_layouts(
+    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
+) -> list[Arrival | Any]:
+    """Return an arrival or a value for every leaf; ``None`` outside of the path.
+
+    Without layouts every array but keys becomes a NumPy array.
+    """
+    at = request.at
+    results: list[Arrival | Any] = []
+    problems = [] if layouts is None else [*layouts.surplus]
+    unfit: list[tuple[Path, str]] = []
+    lacking = []
+    for leaf in tree.leaves:
+        if leaf.path[: len(at)] != at:
+            results.append(None)
+            continue
+        try:
+            place = None if layouts is None else layouts.place_of(leaf.path[len(at) :])
+            if isinstance(leaf, ValueLeaf):
+                results.append(leaf.value)
+            elif leaf.kind == "number":
+                results.append(number_arrival(leaf, leaf.dtype))
+            elif layouts is not None and place is None:
+                lacking.append(format_path(leaf.path))
+            else:
+                results.append(_arrival_at(leaf, place, request.pad))
+        except (ValueError, TypeError) as error:
+            unfit.append((leaf.path, str(error)))
+    if unfit:
+        problems.append(_listed(unfit))
+    if lacking:
+        problems.append(f"{layouts and layouts.name} has nothing for {join_some(lacking)}")
+    if problems:
+        what = (
+            f"{layouts.name} does not fit {tree.what}" if layouts else f"{tree.what} does not fit"
+        )
+        raise ValueError(f"{what}: {join_some(problems)}")
+    return results
+
+
+def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arrival:
+    sharding = None if place is None else _sharding(leaf, place, pad)
+    # A NumPy array stays one where JAX does not have its dtype.
+    if sharding is not None and (leaf.kind != "numpy" or kept_dtype(leaf.dtype) == leaf.dtype):
+        # jax.random takes no container of keys.
+        is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
+        container = None if is_bare else GlobalArray
+        return sharded_arrival(leaf, leaf.dtype, sharding, container, pad, leaf.weak_type)
+    if leaf.key_impl is not None:  # NumPy has no keys
+        return uncommitted_arrival(leaf, leaf.dtype, None, stays_weak=False)
+    return Arrival(leaf, leaf.dtype)
+
+
+def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
+    """Return the sharding of an array; errors as for any array."""
+    mesh, spec, memory_kind = place
+    mesh_grid(saved_type(leaf)[0], mesh, spec, pad)
+    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
+
+
+def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+    """Return every reason once, with its paths."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in problems:
+        paths.setdefault(reason, []).append(format_path(path))
+    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+
+
+# Leaves as those of ``like``.
+
+
+def _leaves_like(
+    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
+) -> tuple[list[Arrival | Any], Any]:
+    """Return an arrival or a value for every leaf of ``like``, and its structure."""
+    at = request.at
+    wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
+    recorded = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
+    paths = [path_of_keys(keys) for keys, _ in wanted]
+    keeps_missing = request.keeps_missing
+    expected = [path for path in paths if path in recorded] if keeps_missing else paths
+    if paths and not expected:
+        raise ValueError(
+            f"{tree.what} has no leaf of like, so nothing would be restored; check at= and the "
+            "keys of like"
+        )
+    _check_same_leaves(request, tree, expected, recorded)
+    if layouts is not None and layouts.surplus and not keeps_missing:
+        raise ValueError(join_some(layouts.surplus))
+    results: list[Arrival | Any] = []
+    problems: list[tuple[Path, str]] = []
+    are_dtypes = True
+    for path, (_, like) in zip(paths, wanted, strict=True):
+        try:
+            if path not in recorded:
+                results.append(_kept_leaf(like))
+                continue
+            place = None if layouts is None else layouts.place_of(path)
+            results.append(_leaf_like(request, tree, recorded[path], like, place))
+        except (ValueError, TypeError) as error:
+            are_dtypes = are_dtypes and isinstance(error, TypeError)
+            problems.append((at + path, str(error)))
+    if problems:
+        kind = TypeError if are_dtypes else ValueError
+        raise kind(f"{tree.what} does not match like: {_listed(problems)}")
+    return results, definition
+
+
+def _kept_leaf(like: Any) -> Any:
+    """Return a leaf of ``like`` that is not recorded."""
+    array = held_by(like)
+    is_deleted = isinstance(array, jax.Array) and array.is_deleted()
+    if is_deleted or isinstance(array, jax.ShapeDtypeStruct):
+        what = "a deleted array" if is_deleted else "a jax.ShapeDtypeStruct"
+        raise ValueError(
+            f"it has no such leaf, and like has {what}, which has no value to keep; give like an "
+            "array there"
+        )
+    return like
+
+
+def _check_same_leaves(
+    request: Request, tree: RecordedTree, paths: Sequence[Path], recorded: dict[Path, Leaf]
+) -> None:
+    at, expected = request.at, set(paths)
+    missing = [format_path(at + path) for path in paths if path not in recorded]
+    surplus = [format_path(at + path) for path in recorded if path not in expected]
+    problems = []
+    if missing:
+        problems.append(f"it has no {join_some(missing)}{tree.missing_argument}")
+    if surplus and not request.partial:
+        problems.append(f"like has no {join_some(surplus)} (partial=True omits them)")
+    if missing and (parts := _parts_with(paths, recorded)):
+        places = join_some([str([*at, *part]) for part in parts])
+        problems.append(f"it has all leaves of like with at= one of {places}")
+    if problems:
+        raise ValueError(f"{tree.what} does not match like: {'; '.join(problems)}")
+
+
+def _parts_with(paths: Sequence[Path], recorded: dict[Path, Leaf]) -> list[Path]:
+    """Return the parts of a tree with all paths of another: params, and their moments."""
+    first = paths[0]
+    parts = [path[: -len(first)] for path in recorded if first and path[-len(first) :] == first]
+    return sorted(
+        (part for part in parts if all(part + path in recorded for path in paths)), key=len
+    )
+
+
+def _leaf_like(
+    request: Request, tree: RecordedTree, leaf: Leaf, like: Any, place: MeshAndSpec | None
+) -> Any:
+    casts = request.cast
+    # A step count is a number until the first jitted step makes it an array.
+    if isinstance(leaf, ValueLeaf):
+        if _is_array_for(like, leaf.value, casts):
+            return _array_of_number(request, tree, leaf, like, place)
+        return _value_like(leaf.value, like, casts)
+    is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
+    if leaf.shape == () and _is_number(like) and (is_like or casts):
+        return Arrival(leaf, leaf.dtype, wrap=partial(_item_like, like, casts))
+    container: ContainerClass = GlobalArray if is_container(like) else None
+    if isinstance(like, PaddedArray):
+        container = PaddedArray
+    array = like if container is None else like.array
+    pad = request.pad or container is PaddedArray
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise ValueError(f"it has an array of shape {leaf.shape}, and like has {_in_words(like)}")
+    is_key = is_extended(array.dtype)
+    if is_key != (leaf.key_impl is not None):
+        kinds = ("PRNG keys", f"an array of {leaf.dtype}")
+        raise ValueError(
+            f"it has {kinds[not leaf.key_impl]}, and like has {kinds[not is_key]}; "
+            "convert with jax.random.wrap_key_data or key_data"
+        )
+    shape = leaf.shape[: len(leaf.shape) - key_ndim(leaf.key_impl)]
+    # Of other containers the array, because a tree function may have put anything into them.
+    wanted_shape = tuple(like.shape if container is PaddedArray else array.shape)
+    if wanted_shape != shape:
+        raise ValueError(f"it has shape {shape}, and like has {wanted_shape}")
+    dtype = leaf.dtype
+    if leaf.key_impl is not None:
+        if array.dtype != key_dtype(leaf.key_impl):
+            raise ValueError(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
+    elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
+        if not casts:
+            raise TypeError(
+                f"it has dtype {leaf.dtype}, and like has {wanted}; pass {tree.cast_argument}"
+            )
+        dtype = wanted
+    if isinstance(array, np.generic):
+        return number_arrival(leaf, dtype)
+    if isinstance(array, np.ndarray):
+        return Arrival(leaf, dtype)
+    sharding = getattr(array, "sharding", None)
+    if place is not None:
+        if place.memory_kind is None and sharding is not None:
+            place = place._replace(memory_kind=memory_kind_of(sharding))
+        sharding = _sharding(leaf, place, pad)
+    if sharding is None:
+        raise ValueError(
+            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
+            "specs"
+        )
+    if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
+        return uncommitted_arrival(leaf, dtype, container, is_weak(array))
+    return sharded_arrival(leaf, dtype, sharding, container, pad, is_weak(array))
+
+
+def _value_like(value: Any, like: Any, casts: bool) -> Any:
+    if isinstance(like, np.str_ | np.bytes_):
+        like = like.item()
+    kind = type(like)
+    if type(value) is kind:
+        return value
+    if casts and _is_number(value) and _is_number(like):
+        if isinstance(value, complex) and not value.imag:
+            value = value.real
+        with suppress(ValueError, OverflowError, TypeError):
+            cast_value = kind(value)
+            if kind is not bool or cast_value == value:
+                return cast_value
+        raise ValueError(f"it has {repr_of(value):.40}, which does not fit {kind.__name__}")
+    kind = type(value)
+    raise ValueError(
+        f"it has the {kind.__name__} {repr_of(value):.40}, and like has {_in_words(like)}; put a "
+        f"value of type {kind.__name__} there"
+    )
+
+
+def _item_like(like: Any, casts: bool, array: np.ndarray[Any, Any]) -> Any:
+    """Return the number of an array as one of the type of ``like``."""
+    try:
+        return _value_like(array.item(), like, casts)
+    except ValueError as mismatch:
+        raise DoesNotFitError(str(mismatch)) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | complex)
+
+
+def _is_array_for(like: Any, value: Any, casts: bool) -> bool:
+    """Return True if ``like`` is an array or a number of NumPy that a Python number can become."""
+    array = held_by(like)
+    dtype = getattr(array, "dtype", None)
+    if not _is_number(value) or getattr(array, "shape", None) != () or is_extended(dtype):
+        return False
+    return casts or type(np.zeros((), dtype).item()) is type(value)
+
+
+def _array_of_number(
+    request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any, place: MeshAndSpec | None
+) -> Any:
+    value, dtype = leaf.value, np.dtype(held_by(like).dtype)
+    record = ArrayLeaf(leaf.path, "number", (), dtype)
+    arrival = _leaf_like(request, tree, record, like, place)
+    try:
+        number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
+    except (DoesNotFitError, OverflowError):
+        raise ValueError(
+            f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
+            "cannot hold it"
+        ) from None
+    with own_settings():  # as for arrays
+        arrival.blocks = [number]
+        arrival.finish()
+    return arrival.value
+
+
+def _in_words(like: Any) -> str:
+    shape = getattr(like, "shape", None)
+    if shape is None:
+        return f"the {type(like).__name__} {like!r:.40}"
+    return f"an array of shape {tuple(shape)}"
