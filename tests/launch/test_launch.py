@@ -1,7 +1,7 @@
 """`python -m gda.launch`, in a forked process that forks the others; a few real starts.
 
 With JAX's own defaults a process that fails, hangs or comes late holds up the others for 99 seconds
-or 5 minutes. Each run here gets 60 seconds, several times its need.
+or 5 minutes. Each run here gets at most 90 seconds, many times its need.
 """
 
 import gzip
@@ -37,7 +37,7 @@ from gda.launch.__main__ import main
 from gda.launch.children import Children, Port, environment, has_collective_timeout
 from gda.launch.output import Lines
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 90
 
 Program = Callable[[str], str]
 Done = subprocess.CompletedProcess[str]
@@ -153,7 +153,7 @@ def test_the_end_of_a_process_ends_those_that_wait_for_it_in_a_collective(
     while True:
         total()
     """
-    done = launch("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
+    done = launch("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode in ([code] if code else range(1, 256))
     last = after_the_last_reason(done.stderr)
     assert last.startswith(f"gda.launch: {reason}")
@@ -212,7 +212,7 @@ def start_alone(program: str, processes: int, devices: int) -> tuple[int, str, s
 
 @pytest.mark.parametrize(
     ("seed", "seconds"),
-    [(3, 25)] + [pytest.param(seed, 10, marks=pytest.mark.torture) for seed in range(54)],
+    [(3, 60)] + [pytest.param(seed, 10, marks=pytest.mark.torture) for seed in range(54)],
 )
 def test_a_pending_collective_does_not_hold_up_the_end(
     program: Program, seed: int, seconds: float
@@ -288,7 +288,7 @@ def test_processes_that_do_not_exit_are_ended(program: Program) -> None:
     assert done.stderr.count("in stuck_here\n") == 2
     assert done.stderr.endswith(
         "gda.launch: the program succeeded in all processes, but processes 1, 2 did not exit "
-        "within 1 s and was ended; an exit handler of the program or of JAX blocked; "
+        "within 4 s and was ended; an exit handler of the program or of JAX blocked; "
         "all stacks are shown above\n"
     )
 
@@ -297,7 +297,7 @@ def test_threads_of_a_program_are_waited_for(program: Program) -> None:
     path = program("""
     import threading
     def work():
-        time.sleep(3)
+        time.sleep(5)
         print("worked")
     threading.Thread(target=work).start()
     """)
@@ -622,11 +622,11 @@ def test_time_limit_shows_stacks_and_names_processes_without_one(program: Progra
         sys.exit()
     stuck_here()
     """)
-    done = launch("-n", "4", "--timeout", "5", path, how="launch_impatiently")
+    done = launch("-n", "4", "--timeout", "8", path, how="launch_impatiently")
     assert done.returncode == 124
     assert re.search(r"^\[0\] .*in stuck_here$", done.stderr, re.M)
     assert done.stderr.endswith(
-        "gda.launch: not done after 5 s; process 3 had ended with exit code 0 before; stacks are "
+        "gda.launch: not done after 8 s; process 3 had ended with exit code 0 before; stacks are "
         "shown above, but not those of process 1 (stopped by SIGSTOP, Ctrl-Z or a debugger) and "
         "process 2 (no reaction to a signal within 2 s)\n"
     )
@@ -642,11 +642,11 @@ def test_a_process_that_is_late_for_a_collective_is_blamed(program: Program) -> 
         time.sleep(1000)  # as if it compiled
     total()
     """
-    done = launch("-n", "2", "--collective-timeout", "1", program(BY_GDA + SUM + ending))
+    done = launch("-n", "2", "--collective-timeout", "5", program(BY_GDA + SUM + ending))
     assert done.returncode == 1
     reason = after_the_last_reason(done.stderr).splitlines()[0]
     assert reason == (
-        "gda.launch: process 0 failed with exit code 1: a collective waited 1 s for process 1. If "
+        "gda.launch: process 0 failed with exit code 1: a collective waited 5 s for process 1. If "
         "it only takes longer, such as to compile, give a longer --collective-timeout; all stacks "
         "are shown above"
     )
