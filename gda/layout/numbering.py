@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ from gda.layout.spec import (
 )
 
 IntArray = npt.NDArray[np.int64]
+Numbers = TypeVar("Numbers", int, IntArray)
 
 
 class Layout:
@@ -86,11 +88,16 @@ class Layout:
                 f"device {position} is outside the {self.num_devices} devices of the mesh "
                 f"{dict(self.mesh_shape)}"
             )
-        block = replica = 0
+        return self.numbers_at(position)
+
+    def numbers_at(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        """Return block number and replica id of a device, or of some in an array, unchecked."""
+        rest: Any = positions
+        block = replica = rest * 0
         for size, block_weight, replica_weight in self._from_fastest:
-            position, coordinate = divmod(position, size)
-            block += coordinate * block_weight
-            replica += coordinate * replica_weight
+            rest, coordinate = divmod(rest, size)
+            block = block + coordinate * block_weight
+            replica = replica + coordinate * replica_weight
         return block, replica
 
     @cached_property
@@ -166,7 +173,7 @@ def layout_of(
     return Layout(mesh_shape, axes_by_dimension(entries, len(empty), mesh_shape), empty)
 
 
-@lru_cache(maxsize=64)  # a process asks for its own devices, of array after array
+@lru_cache(maxsize=16)  # a process asks for its own devices, of array after array
 def numbers_of(layout: Layout, positions: Sequence[int]) -> list[tuple[int, int]]:
     """Return block number and replica id of some devices; a tuple or a range has them."""
     return [layout.numbers(position) for position in positions]

@@ -42,8 +42,8 @@ class ProcessView:
 
     ``ShardGrid.view`` returns one. A process without devices in the mesh has an empty view. Nothing
     here communicates. Every attribute costs O(devices of the process). The first view of a mesh and
-    spec, and the first call of ``written_blocks``, cost O(devices of the mesh), or a sort of the
-    devices if their process numbers do not ascend.
+    the first call of ``written_blocks`` cost O(devices of the mesh), or a sort of the devices if
+    their process numbers do not ascend.
 
     Attributes:
       process: the number of the process.
@@ -86,7 +86,8 @@ class ProcessView:
     @cached_property
     def block_ids(self) -> tuple[int, ...]:
         """Numbers of its distinct blocks, in the order of the first device that holds each."""
-        return tuple(dict.fromkeys(self._layout.block_ids[self.positions].tolist()))
+        blocks, _ = self._layout.numbers_at(self.positions)
+        return tuple(dict.fromkeys(blocks.tolist()))
 
     @property
     def indices(self) -> list[Index]:

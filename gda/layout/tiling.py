@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gda.layout.numbering import IntArray
+from gda.layout.numbering import IntArray, Numbers
 from gda.layout.spec import Index, Shape
-
-Numbers = TypeVar("Numbers", int, IntArray)
 
 _WHOLE = slice(None)
 

@@ -257,7 +257,8 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
     if value is None:
         raise TypeError(
-            f"the callback returned None for index {format_index(index)}; it must return the block"
+            f"the callback or source returned None for index {format_index(index)}; it must return "
+            "the block"
         )
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError(

@@ -200,7 +200,7 @@ class ArrayLayout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Alike:
+class _LayoutRow:
     """Arrays of one shape, dtype and layout whose paths differ only in numbers."""
 
     path: str
@@ -355,24 +355,25 @@ class Layouts:
         for row in rows[:ROWS_SHOWN]:
             part = {_WHOLE if row.first.is_whole else _SHARDED: row.nbytes_per_device}
             bars.append(markup.bar(part, _COLOR_OF, longest, width=12))
-        shown = [table.html(markup.legend(_COLOR_OF), bars)] if rows else []
+        shown = [table.html(bars, markup.legend(_COLOR_OF))] if rows else []
         return markup.report([self.headline, *table.more], shown)
 
 
-def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_Alike]:
+def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:
     """Return arrays in rows, those with most bytes on a device first."""
     known = {(row.path, (row.kind, row.layout)): row for row in arrays}
     rows = [
-        _Alike(path, len(names), known[names[0], of]) for path, names, of in alike_in_ranges(known)
+        _LayoutRow(path, len(names), known[names[0], of])
+        for path, names, of in alike_in_ranges(known)
     ]
     return sorted(rows, key=lambda row: -row.nbytes_per_device)
 
 
-def _table_of(rows: Sequence[_Alike], mesh: Mapping[str, int] | None) -> ArrayTable:
+def _table_of(rows: Sequence[_LayoutRow], mesh: Mapping[str, int] | None) -> ArrayTable:
     """Return a table; ``mesh`` is that of all arrays that have one: then a spec says the layout."""
     on_mesh = f" on {format_mesh(mesh)}" if mesh else ""
 
-    def cells(row: _Alike) -> list[str]:
+    def cells(row: _LayoutRow) -> list[str]:
         first = row.first
         layout, replicas = first.layout.removesuffix(on_mesh), f"{first.num_replicas:,}"
         return [row.title, first.kind, layout, replicas, format_bytes(row.nbytes_per_device)]

@@ -41,10 +41,17 @@ from gda.trees.leaves import (
     opened,
 )
 from gda.trees.matching import names_of
-from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, prefix_of, specs_per_leaf
+from gda.trees.specs import (
+    SHARDINGS,
+    EntryKind,
+    SpecOf,
+    mesh_and_spec_of,
+    prefix_of,
+    specs_per_leaf,
+)
 from gda.trees.to_jax import check_not_padding, to_jax
 
-_DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
+_DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 
 @set_module("gda")

@@ -19,7 +19,7 @@ from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
-class Kind(NamedTuple):
+class EntryKind(NamedTuple):
     """The leaves that a tree of specs may have.
 
     Without ``NoneType`` among the classes, ``None`` is only for subtrees without leaves.
@@ -33,16 +33,16 @@ class Kind(NamedTuple):
         return isinstance(node, self.classes)
 
 
-SPECS = Kind("PartitionSpec", (PartitionSpec,), "PartitionSpec({})")
+SPECS = EntryKind("PartitionSpec", (PartitionSpec,), "PartitionSpec({})")
 SPECS_OR_NONE = SPECS._replace(classes=(PartitionSpec, NoneType))
-SHARDINGS = Kind(
+SHARDINGS = EntryKind(
     "NamedSharding",
     (NamedSharding, SingleDeviceSharding),
     "NamedSharding(mesh, PartitionSpec({}))",
 )
 
 
-def check_kind(specs: Any, name: str, kind: Kind) -> None:
+def check_kind(specs: Any, name: str, kind: EntryKind) -> None:
     """Raise ``TypeError`` if a leaf of ``specs``, the argument ``name``, is of another kind."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=kind.has)[0]:
         if not kind.has(leaf):
@@ -57,7 +57,7 @@ class Prefix(NamedTuple):
     """The value that a prefix of a tree, the argument ``name``, gives to each leaf."""
 
     name: str
-    kind: Kind
+    kind: EntryKind
     pairs: list[Pair]  # each leaf with its entry, and those without a partner
 
     def of_each_leaf(self) -> list[Any]:
@@ -71,7 +71,7 @@ class Prefix(NamedTuple):
         return [None if pair.found is NOTHING else pair.found for pair in self.pairs]
 
 
-def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
+def prefix_of(tree: Any, specs: Any, name: str, kind: EntryKind = SPECS) -> Prefix:
     """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``.
 
     The entries may be in containers, as ``jax.tree.map(spec_of, params)`` returns them.
@@ -82,7 +82,7 @@ def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
 
 
 def map_with_specs(
-    function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: Kind = SPECS
+    function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: EntryKind = SPECS
 ) -> Any:
     """Return the tree of ``function(leaf, spec)``; its error gets the leaf's path."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)

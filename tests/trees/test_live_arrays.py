@@ -11,12 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
-from trials import rarely
 
 import gda
 from gda.trees import live_arrays
@@ -51,18 +48,6 @@ def put(mesh: Mesh, spec: Any, data: Any = DATA) -> jax.Array:
 def rows_of(report: gda.MemoryReport) -> dict[str, gda.ArrayMemory]:
     """Return the rows of named arrays, by their names."""
     return {row.label: row for row in report.arrays if row.names}
-
-
-def bytes_by_address() -> int:
-    """Return the bytes of all live arrays, by the address of every buffer: slow, and exact."""
-    gc.collect()
-    found: dict[Any, int] = {}
-    for array in jax.live_arrays():
-        for shard in array.addressable_shards:
-            each: Any = shard.data
-            key = shard.device, each.unsafe_buffer_pointer()
-            found[key] = max(found.get(key, 0), each.nbytes)
-    return sum(found.values())
 
 
 def test_arrays_of_trees_have_their_paths(mesh: Mesh) -> None:
@@ -208,40 +193,6 @@ def test_odd_arrays(mesh: Mesh) -> None:
     assert rows["t['keys']"].dtype == "uint32"
     with jax.enable_x64(True):
         assert rows_of(gda.memory(x=jnp.zeros(3, "float64")))["x"].nbytes == 24
-
-
-# Which arrays share buffers, against the addresses of all buffers.
-
-SHARE = {"renamed": renamed, "rebuilt": rebuilt, "put back": put_back}
-
-
-@rarely(3)
-@given(st.lists(st.tuples(st.sampled_from(["new", "part", *SHARE]), st.integers(0, 99))))
-def test_every_byte_counts_once(steps: list[tuple[str, int]]) -> None:
-    mesh = mesh_of({"x": 4, "y": 2})
-    gc.collect()
-    first, before = gda.memory().nbytes, bytes_by_address()
-    arrays, kept = [put(mesh, P("x"))], []
-    for step, number in steps:
-        chosen = arrays[number % len(arrays)]
-        if step == "new":
-            spec = [P(), P("x"), P("y", None), P(("x", "y"))][number % 4]
-            arrays.append(put(mesh, spec, batch(8, 1 + number % 3)))
-        elif step == "part":
-            kept.append(chosen.addressable_shards[number % 8].data)
-        else:
-            arrays.append(SHARE[step](chosen))
-        if number % 5 == 0:
-            arrays.append(arrays.pop(0))
-            if len(arrays) > 2:
-                del arrays[number % len(arrays)]
-        chosen = None
-    gc.collect()
-    named = gda.memory(arrays=arrays[::2], kept=kept[1:])
-    assert named.nbytes == gda.memory().nbytes
-    assert named.nbytes - first == bytes_by_address() - before
-    arrays.clear()
-    kept.clear()
 
 
 # Many processes.

@@ -134,13 +134,13 @@ def _peak(rehearsal: Rehearsal) -> str:
 
 def _traffic(traffic: Sequence[AxisTraffic]) -> str:
     longest = max(1, *(each.nbytes or 0 for each in traffic))
-    header, *rows = [[*map(escape, row)] for row in traffic_cells(traffic)]
-    header.insert(2, markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else "")
-    for each, row in zip(traffic, rows, strict=True):
+    bars = []
+    for each in traffic:
         slow = each.nbytes_slow or 0
         parts = {"fast links": (each.nbytes or 0) - slow, "slow links": slow}
-        row.insert(2, markup.bar(parts, _LINKS, longest, _NARROW))
-    return markup.html_table(header, rows)
+        bars.append(markup.bar(parts, _LINKS, longest, _NARROW))
+    legend = markup.legend(_LINKS) if any(each.nbytes_slow for each in traffic) else ""
+    return markup.table_with_bars(traffic_cells(traffic), 2, bars, legend)
 
 
 def _arguments(arguments: Sequence[ArgumentBytes]) -> str:

@@ -27,7 +27,7 @@ MOST_CELLS = 512
 MOST_BANDS = 4
 """The most colours of a cell."""
 
-Box = tuple[float, float, float, float]
+Rectangle = tuple[float, float, float, float]
 """The left and upper edge of a rectangle, its width and its height."""
 
 _SMALLEST_CELL = 3.0  # pixels
@@ -220,7 +220,7 @@ def _hatching(x: float, y: float, width: float, height: float) -> Iterator[str]:
         yield f"M{number(left)} {number(at - left)}L{number(right)} {number(at - right)}"
 
 
-def _cell(box: Box, colors: Sequence[str], title: str) -> str:
+def _cell(box: Rectangle, colors: Sequence[str], title: str) -> str:
     if len(colors) == 1:
         return f'{_rect(*box)} fill="{colors[0]}">{title}</rect>'
     bands = [f'{_rect(*box)} fill="{colors[0]}"/>']
@@ -235,7 +235,7 @@ def _rect(x: float, y: float, width: float, height: float) -> str:
     )
 
 
-def _corner(box: Box, share: float) -> str:
+def _corner(box: Rectangle, share: float) -> str:
     """Return the path around a rectangle without a ``share`` of its area in the upper left."""
     x, y, width, height = box
     if share <= 0.5:

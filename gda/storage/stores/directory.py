@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from gda.storage.new_files import about as _about
@@ -149,16 +149,12 @@ class FileStore:
         with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
                 return size, 0
-            total = crc = 0
-            for start in range(0, max(payload.nbytes, 1), _PART_BYTES):
+            count = crc = 0
+            for start in range(0, payload.nbytes, _PART_BYTES):
                 part = payload[start : start + _PART_BYTES]
-                is_last = start + part.nbytes == payload.nbytes
-                count = _read_all(handle, [part, tail] if is_last else [part])
-                total += count
-                if count < part.nbytes:
-                    break  # the file has become shorter
+                count += _fill(handle, part)
                 crc = crc32c(part, crc)
-            return total, crc
+            return count + _fill(handle, tail), crc
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
@@ -327,22 +323,9 @@ def _write_all(handle: int, part: Any) -> None:
     begin_to_sync(handle)
 
 
-def _read_all(handle: int, buffers: Sequence[Any]) -> int:
-    rest = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
-    total = 0
-    while rest:
-        count = os.readv(handle, rest)
-        if not count:
-            break
-        total += count
-        rest = _after(rest, count)
-    return total
-
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return the rest of some buffers after so many bytes."""
-    for i, view in enumerate(views):
-        if count < view.nbytes:
-            return [view[count:], *views[i + 1 :]]
-        count -= view.nbytes
-    return []
+def _fill(handle: int, buffer: Bytes) -> int:
+    """Read into memory; return the number of bytes, less if the file has become shorter."""
+    rest = memoryview(buffer)
+    while rest and (count := os.readv(handle, [rest])):
+        rest = rest[count:]
+    return buffer.nbytes - len(rest)

@@ -38,7 +38,7 @@ from gda.multihost.settings import own_settings
 from gda.trees.jit import constrain
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
 from gda.trees.replicas import check_replicas_agree
-from gda.trees.specs import SPECS, Kind, map_with_specs
+from gda.trees.specs import SPECS, EntryKind, map_with_specs
 
 __all__ = [
     "DataPartitionType",
@@ -201,7 +201,9 @@ class DataPartitionType(enum.Enum):
 _BATCH_AXES = ("data", "fsdp")
 _SEQUENCE_AXES = ("seq",)
 
-_PARTITIONS = Kind("partition", (DataPartitionType, PartitionSpec), "DataPartitionType.REPLICATED")
+_PARTITIONS = EntryKind(
+    "partition", (DataPartitionType, PartitionSpec), "DataPartitionType.REPLICATED"
+)
 _PARTITIONS_OR_NONE = _PARTITIONS._replace(classes=(*_PARTITIONS.classes, NoneType))
 _CONSTRAINTS = SPECS._replace(classes=(PartitionSpec, NamedSharding, NoneType))
 
@@ -408,7 +410,7 @@ def _placed(
     mesh: Mesh,
     specs: Any,
     name: str,
-    kind: Kind,
+    kind: EntryKind,
     layout_of: Callable[[Any, Any], _Layout | None],
 ) -> Any:
     """Return a tree of ``GlobalArray``s over ``mesh``, built from the part of this process.
