@@ -133,7 +133,7 @@ def load_tree(
         load.read,
         describe,
         prepare=load.prepare,
-        asked=load.described,
+        request=load.described,
         communicates=read_once,
     )
     return to_jax(made) if plain else made

@@ -218,7 +218,7 @@ def _elements(
     if isinstance(a, SavedSide) and isinstance(b, SavedSide):
         return dict(zip(paths, _of_this_process(a, b, paths, options), strict=True))
 
-    def judge(parts: dict[int, Any]) -> list[Any]:
+    def decide(parts: dict[int, Any]) -> list[Any]:
         return [
             astuple(merged([from_json(each) for each in of_all]))
             for of_all in zip(*parts.values(), strict=True)
@@ -226,12 +226,12 @@ def _elements(
 
     done = all_do(
         lambda: _of_this_process(a, b, paths, options),
-        tell=lambda mine: [astuple(each) for each in mine],
-        judge=judge,
+        share=lambda mine: [astuple(each) for each in mine],
+        decide=decide,
         what="comparing the elements of a tree with a checkpoint",
         timeout=600,
     )
-    return {path: from_json(each) for path, each in zip(paths, done.verdict, strict=True)}
+    return {path: from_json(each) for path, each in zip(paths, done.decision, strict=True)}
 
 
 def _of_this_process(
