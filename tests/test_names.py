@@ -1,6 +1,7 @@
 """The public names."""
 
 import ast
+import importlib
 import inspect
 import sys
 import typing
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from public_api import STABLE, public_api, public_names
+from public_api import STABLE, is_stable, public_api, public_names
 from running import python
 
 import gda
@@ -96,6 +97,15 @@ def test_the_page_of_stable_names_has_public_names_only() -> None:
     public = {f"{module}.{name}" for module, name in PUBLIC}
     modules = {"gda.Index", "gda.checkpoint", "gda.launch"}
     assert public | modules >= STABLE
+
+
+@pytest.mark.parametrize("name", [each for each in gda._MODULE_OF if each not in gda._MODULES])
+def test_a_module_says_that_its_names_are_provisional(name: str) -> None:
+    parts = gda._MODULE_OF[name].split(".")
+    own_and_above = [".".join(parts[:length]) for length in range(2, len(parts) + 1)]
+    docs = [importlib.import_module(module).__doc__ or "" for module in own_and_above]
+    is_marked = any("Provisional: see ``docs/stable.md``" in doc for doc in docs)
+    assert is_marked != is_stable("gda", name)
 
 
 MODULES_OF_GDA = ["checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"]

@@ -1,5 +1,7 @@
 """Support of the containers in other libraries, through their public hooks.
 
+Provisional: see ``docs/stable.md``.
+
 This module imports none of them: a program that does not use them pays nothing.
 
 **flax.serialization** takes the ``jax.Array`` as the state of a ``GlobalArray``. ``from_bytes`` and

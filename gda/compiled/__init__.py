@@ -1,5 +1,7 @@
 """A compiled function: its communication and its memory, on devices that need not be here.
 
+Provisional: see ``docs/stable.md``.
+
 Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``programs`` (a call,
 traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``device_kinds`` (the memory of accelerators),

@@ -1,5 +1,7 @@
 """Plans of arrays and models: the memory and the moves that they will need, computed from text.
 
+Provisional: see ``docs/stable.md``.
+
 No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` and ``array`` (one
 array), ``model`` (all parameters), ``memory`` (does it fit), ``moves`` (between two layouts),
 ``device_kinds``.

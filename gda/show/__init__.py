@@ -1,5 +1,7 @@
 """Print a picture of the layout of an array: ``gda.show(x)``.
 
+Provisional: see ``docs/stable.md``.
+
 This module is that function too, and ``text``, ``svg`` and ``html`` return the picture. It shows
 each distinct block with its index, its devices and their processes, for arrays of any rank and
 meshes that exist or not; see ``text``. In a notebook it displays the drawing of ``html`` instead,

@@ -1,5 +1,7 @@
 """Help with tests of code that works on sharded arrays.
 
+Provisional: see ``docs/stable.md``.
+
 - ``@pytest.mark.processes(4, devices=2)`` runs a test in 4 real processes, and the fixture
   ``process_pool`` calls functions in them. pytest finds their ``gda.testing.plugin`` by itself.
 - ``Pool``, ``ProcessError``: such processes without pytest.

@@ -1,4 +1,7 @@
-"""The live arrays of this process by name, and the error of a full memory with them."""
+"""The live arrays of this process by name, and the error of a full memory with them.
+
+Provisional: see ``docs/stable.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A check that all replicas of every block of a tree hold the same bits."""
+"""A check that all replicas of every block of a tree hold the same bits.
+
+Provisional: see ``docs/stable.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A whole tree of arrays to another mesh, in few rounds."""
+"""A whole tree of arrays to another mesh, in few rounds.
+
+Provisional: see ``docs/stable.md``.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Trees into files and targets: ``store``, ``save_safetensors``, over ``stripes``."""
+"""Trees into files and targets: ``store``, ``save_safetensors``, over ``stripes``.
+
+Provisional: see ``docs/stable.md``.
+"""
