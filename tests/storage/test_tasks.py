@@ -189,7 +189,6 @@ except KeyboardInterrupt:
     [
         ("1", "time.sleep(60)", "None"),
         ("4", "time.sleep(0.3)", "None"),
-        ("1", "raise OSError", "Retry(OSError, delay=60, max_delay=60)"),
         ("4", "raise OSError", "Retry(OSError, delay=60, max_delay=60)"),
     ],
 )
