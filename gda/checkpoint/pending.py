@@ -75,7 +75,7 @@ class Pending:
         state = "running" if not self.done() else "failed" if self._error else "complete"
         return f"<save to {self._path}: {state}>"
 
-    def start(self, work: Callable[[], None], name: str) -> None:
+    def _start(self, work: Callable[[], None], name: str) -> None:
         def run() -> None:
             try:
                 work()

@@ -178,7 +178,7 @@ def save_async(
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
-        pending.start(saving.finish, f"gda-save-{saving.claim.data}")
+        pending._start(saving.finish, f"gda-save-{saving.claim.data}")
         stack.pop_all()  # finish() leaves it
     return pending
 

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import threads_left
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, mesh_of
 from running import python
 
@@ -28,8 +28,6 @@ from gda.exchange.asking import OfferToPull
 from gda.exchange.catalog import _grid, catalog_of
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
-
-no_thread_is_left = threads_left.no_thread_is_left
 
 
 def replicated(path: str, leaf: Any) -> P:

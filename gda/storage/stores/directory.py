@@ -325,7 +325,7 @@ def _write_all(handle: int, part: Any) -> None:
 
 def _fill(handle: int, buffer: Bytes) -> int:
     """Read into memory; return the number of bytes, less if the file has become shorter."""
-    rest = memoryview(buffer)
+    rest = buffer.data
     while rest and (count := os.readv(handle, [rest])):
         rest = rest[count:]
     return buffer.nbytes - len(rest)

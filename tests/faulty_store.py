@@ -1,27 +1,9 @@
-"""Key-value stores of TensorStore whose requests are kept, or fail."""
+"""A key-value store of TensorStore whose requests are kept, and fail where a test says so."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-
-class CountingStore:
-    """A key-value store; the keys of every list are added to ``listed``."""
-
-    def __init__(self, kv: Any, listed: list[bytes]) -> None:
-        self._kv, self._listed = kv, listed
-
-    def list(self, *args: Any, **options: Any) -> Any:
-        future = self._kv.list(*args, **options)
-        self._listed.extend(future.result())
-        return future
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._kv, name)
-
-    def __truediv__(self, name: str) -> Any:
-        return self._kv / name
 
 
 class Request(NamedTuple):
