@@ -43,10 +43,9 @@ from meshes import cut, mesh_of
 from trials import Trials, tried
 
 import gda
-from gda.checkpoint import CheckpointNotFoundError, CorruptionError
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError, restoring
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading import manifest_at
 from gda.storage.stores.directory import FileStore
 from gda.trees.records.recorded_leaves import ArrayLeaf
 from gda.trees.records.structure import path_of_keys
@@ -415,7 +414,7 @@ def test_overwritten_meanwhile(plain: Damaged, monkeypatch: pytest.MonkeyPatch) 
 def test_overwritten_time_and_again(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch, is_alone: bool
 ) -> None:
-    monkeypatch.setattr(manifest_at, "_ATTEMPTS", 3)
+    monkeypatch.setattr(restoring, "MOST_ATTEMPTS", 3)
     overwriting = Overwriting(monkeypatch, plain.path)
     if not is_alone:  # the others may have the tree of before
         monkeypatch.setattr(jax, "process_count", lambda: 1 if overwriting.is_saving else 2)
