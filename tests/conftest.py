@@ -73,7 +73,7 @@ _COMPILERS = {
 # Libraries that the extra `test` brings and `test-core` does not.
 _LIBRARIES = {
     *("boto3", "einops", "equinox", "flax", "grain", "IPython", "moto", "nbclient", "nbformat"),
-    *("orbax", "sklearn", "treescope"),
+    *("orbax", "sklearn"),
 }
 
 settings.register_profile(

@@ -143,3 +143,12 @@ def on_piece(position: int, value: Any) -> Edit:
 
 def put(**fields: Any) -> Edit:
     return lambda body: body.update(fields)
+
+
+def as_links(folder: Path, blobs: Path) -> Path:
+    """Move every file of a folder to ``blobs``, with a link in its place, as hubs do."""
+    blobs.mkdir()
+    for number, path in enumerate(sorted(each for each in folder.rglob("*") if each.is_file())):
+        path.rename(blobs / str(number))
+        path.symlink_to(blobs / str(number))
+    return folder

@@ -40,8 +40,8 @@ def launch(*words: str) -> NoReturn:
 
 
 def launch_impatiently(*words: str) -> NoReturn:
-    """Run ``python -m gda.launch`` with 1 s for the exit of processes, and 2 s for their stacks."""
-    launch_run._EXIT_SECONDS, launch_run._SILENT_SECONDS = 1, 2
+    """Run ``python -m gda.launch`` with 4 s for the exit of processes, and 2 s for their stacks."""
+    launch_run._EXIT_SECONDS, launch_run._SILENT_SECONDS = 4, 2
     launch(*words)
 
 

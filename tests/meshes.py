@@ -1,10 +1,12 @@
-"""Meshes over virtual devices, and common arrays over them."""
+"""Meshes over virtual devices, common arrays over them, and values of every dtype."""
 
+import math
 import tempfile
 from collections.abc import Iterable
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
@@ -71,3 +73,37 @@ def one_folder() -> str:
     mine = tempfile.mkdtemp() if jax.process_index() == 0 else ""
     data = np.frombuffer(mine.encode().ljust(200), np.uint8)
     return all_gather(data, tuple(range(jax.process_count())))[0].tobytes().decode().strip()
+
+
+# Values of every dtype with every pattern of bits.
+
+NARROW_FLOATS = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, np.float16)
+DTYPES = [
+    np.dtype(each)
+    for each in (
+        *(np.bool_, ml_dtypes.int4, ml_dtypes.uint4, np.int8, np.uint16, np.int32),
+        *(*NARROW_FLOATS, np.float32, np.complex64),
+    )
+]
+
+
+def random_bits(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return an array of random bits, among which are NaNs of all kinds if the dtype has them."""
+    dtype = np.dtype(dtype)
+    rng = np.random.default_rng(0)
+    if dtype.kind == "b":
+        return rng.integers(2, size=shape).astype(bool)
+    if dtype in (ml_dtypes.int4, ml_dtypes.uint4):
+        low = -8 if dtype == ml_dtypes.int4 else 0
+        return rng.integers(low, low + 16, shape).astype(dtype)
+    values = rng.integers(256, size=(math.prod(shape), dtype.itemsize), dtype=np.uint8)
+    return values.view(dtype).reshape(shape)
+
+
+def normal(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    """Return an array of a normal distribution, as weights have it."""
+    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)
+
+
+def bits(array: Any) -> bytes:
+    return np.asarray(array).tobytes()

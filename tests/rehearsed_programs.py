@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tables import table
+from page_blocks import table
 
 import gda
 from gda.compiled.hlo import format_axes, format_size

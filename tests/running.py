@@ -1,5 +1,6 @@
-"""Programs in processes: starts with JAX imported, checks that they run, a start without a name."""
+"""Programs in processes, which are forked with JAX imported; the command line in this process."""
 
+import json
 import os
 import select
 import shutil
@@ -8,13 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gda import cli
 from gda.testing.forking import Forked
 
 # One server forks the pools, which have these, and all others.
@@ -148,3 +151,24 @@ def addresses_listened_on() -> list[str]:
             if state == "0A" and f"socket:[{inode}]" in sockets:
                 found.append(address.partition(":")[0])
     return found
+
+
+# The command line.
+
+Result = tuple[int, str, str]
+Run = Callable[..., Result]
+
+
+def exit_code(*args: Any) -> Any:
+    """Run a command and return its exit code."""
+    try:
+        return cli.main([str(arg) for arg in args])
+    except SystemExit as end:
+        return end.code
+
+
+def document_of(*args: str) -> dict[str, Any]:
+    """Return what a command says with --json."""
+    with redirect_stdout(StringIO()) as out:
+        assert cli.main([*args, "--json"]) == 0
+    return json.loads(out.getvalue())

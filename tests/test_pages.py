@@ -23,7 +23,7 @@ from unittest import mock
 
 import pytest
 import yaml
-from markdown_blocks import blocks_of
+from page_blocks import blocks_of
 from running import fresh_python
 
 pytestmark = pytest.mark.docs

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from markdown_blocks import blocks_of
+from page_blocks import blocks_of
 from running import fresh_python
 
 import gda

@@ -14,7 +14,7 @@ import pytest
 from jax import lax, nn  # noqa: F401  (the table names both)
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
-from tables import table, write
+from page_blocks import table, write
 
 import gda
 

@@ -161,7 +161,7 @@ class PaddedArray(Container):
             mesh,
             work,
             partial(leaf_fields, ""),
-            asked=lambda _: describe_wanted({**request, "pad": True, "fill": fill}),
+            request=lambda _: describe_wanted({**request, "pad": True, "fill": fill}),
         )
 
     @classmethod

@@ -234,7 +234,7 @@ class _Save:
 
         With ``keeps``, the caller may do anything with the arrays afterwards.
         """
-        data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).verdict
+        data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).decision
         if jax.process_index() != 0:
             self.claim = _Claim(data, ())
         self._writer = Writer(
@@ -310,12 +310,12 @@ class _Save:
         self,
         step: str,
         work: Callable[[], Any],
-        judge: Callable[[dict[int, Any]], Any] = lambda parts: None,
+        decide: Callable[[dict[int, Any]], Any] = lambda parts: None,
     ) -> Done[Any]:
-        """Do a step of all processes; ``judge`` gets in process 0 what ``work`` returns in each."""
+        """Do a step of all processes; ``decide`` gets the results of ``work`` in process 0."""
         return all_do(
             work,
-            judge=judge,
+            decide=decide,
             what=f"{step} the checkpoint {self.store.url}",
             timeout=self._timeout,
             # All processes raise the same error if a caller may want to catch it.

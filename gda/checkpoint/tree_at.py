@@ -85,16 +85,16 @@ def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
 
 def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
     """Return what is known of each leaf of an opened tree before its data is read."""
-    return [_record(path, leaf) for path, leaf in leaves]
-
-
-def _record(path: Path, leaf: Any) -> Leaf:
-    if isinstance(leaf, LazyArray):
-        return ArrayLeaf(path, "source", leaf.shape, leaf.dtype)
-    if isinstance(leaf, Unreadable):
-        return ValueLeaf(path, repr(leaf))
-    (saved,) = saved_leaves([(path, leaf)], Options())
-    return saved.record if isinstance(saved, SavedLeaf) else saved
+    records: list[Leaf] = []
+    for path, leaf in leaves:
+        if isinstance(leaf, LazyArray):
+            records.append(ArrayLeaf(path, "source", leaf.shape, leaf.dtype))
+        elif isinstance(leaf, Unreadable):
+            records.append(ValueLeaf(path, repr(leaf)))
+        else:
+            (saved,) = saved_leaves([(path, leaf)], Options())
+            records.append(saved.record if isinstance(saved, SavedLeaf) else saved)
+    return records
 
 
 def _lazy(leaf: Any) -> Any:

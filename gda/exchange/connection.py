@@ -160,8 +160,10 @@ class Connection:
                     continue
                 waited = f" for {deadline.seconds:g} s" if waits else ""
                 if isinstance(error, socket.gaierror):
-                    said = f"{peer}: no address of {address.host!r}{waited}: {error}"
-                    raise ConnectionError(f"{said}; check the name of the host") from None
+                    raise ConnectionError(
+                        f"{peer}: no address of {address.host!r}{waited}: {error}; check the name "
+                        "of the host"
+                    ) from None
                 raise ConnectionError(
                     f"{peer} is not there: {error.strerror or error}{waited}; its program has "
                     "not called gda.offer with this address, or has ended"
@@ -193,31 +195,31 @@ class Connection:
             raise ConnectionError(
                 f"{self.peer} is no offer of this version of gda: it sent {greeting!r}"
             )
-        theirs, mine = self._bytes(_NONCE_BYTES), os.urandom(_NONCE_BYTES)
-        self._send(_GREETING + mine + _proof(token, b"pull", theirs, mine))
+        of_offer, of_pull = self._bytes(_NONCE_BYTES), os.urandom(_NONCE_BYTES)
+        self._send(_GREETING + of_pull + _proof(token, b"pull", of_offer, of_pull))
         if not hmac.compare_digest(
-            self._bytes(_NONCE_BYTES), _proof(token, b"offer", theirs, mine)
+            self._bytes(_NONCE_BYTES), _proof(token, b"offer", of_offer, of_pull)
         ):
             raise PermissionError(f"{self.peer} has another token; pass the token= of its offer")
-        self._begin(_proof(token, b"messages", theirs, mine), b"pull", b"offer")
+        self._begin(_proof(token, b"messages", of_offer, of_pull), b"pull", b"offer")
 
     def accept(self, token: str | None) -> bool:
         """Return True if the process that has connected proves that it has the token."""
-        mine = os.urandom(_NONCE_BYTES)
-        self._send(_GREETING + mine)
+        of_offer = os.urandom(_NONCE_BYTES)
+        self._send(_GREETING + of_offer)
         if self._bytes(len(_GREETING)) != _GREETING:
             return False
-        theirs = self._bytes(_NONCE_BYTES)
+        of_pull = self._bytes(_NONCE_BYTES)
         is_right = hmac.compare_digest(
-            self._bytes(_NONCE_BYTES), _proof(token, b"pull", mine, theirs)
+            self._bytes(_NONCE_BYTES), _proof(token, b"pull", of_offer, of_pull)
         )
-        self._send(_proof(token, b"offer", mine, theirs) if is_right else bytes(_NONCE_BYTES))
-        self._begin(_proof(token, b"messages", mine, theirs), b"offer", b"pull")
+        self._send(_proof(token, b"offer", of_offer, of_pull) if is_right else bytes(_NONCE_BYTES))
+        self._begin(_proof(token, b"messages", of_offer, of_pull), b"offer", b"pull")
         return is_right
 
-    def _begin(self, key: bytes, mine: bytes, theirs: bytes) -> None:
+    def _begin(self, key: bytes, own_role: bytes, role_of_peer: bytes) -> None:
         """Begin to count the messages of both roles."""
-        self._key, self._roles, self._counts = key, (mine, theirs), Counter()
+        self._key, self._roles, self._counts = key, (own_role, role_of_peer), Counter()
 
     # Messages.
 
@@ -355,8 +357,8 @@ class Connection:
             except TimeoutError:
                 pass
             except OSError as error:
-                said = error.strerror or error
-                raise ConnectionError(f"{self.peer} ended the connection: {said}") from None
+                reason = error.strerror or error
+                raise ConnectionError(f"{self.peer} ended the connection: {reason}") from None
             # After the step, because the end of this connection is an error of its own.
             self._check_not_given_up()
             if moved:

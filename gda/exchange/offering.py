@@ -120,14 +120,14 @@ def offer(
             after_an_error.callback(server.close)
             return held, server
 
-        def tell(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
+        def share(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
             held, server = begun
             known = server.address
             if shown is not None and jax.process_index() == 0:
                 known = shown._replace(port=shown.port or known.port)
             return {"server": [str(known), machine()], "values": held.values}
 
-        def judge(parts: dict[int, Any]) -> Any:
+        def decide(parts: dict[int, Any]) -> Any:
             check_same_values([part["values"] for part in parts.values()])
             found = [part["server"] for part in parts.values()]
             if address is None and len({machine for _, machine in found}) > 1:
@@ -137,8 +137,8 @@ def offer(
                 )
             return found, os.urandom(8).hex()
 
-        done = _step(begin, tell=tell, judge=judge, what=f"offering {name!r}")
-        found, versions.run = done.verdict
+        done = _step(begin, share=share, decide=decide, what=f"offering {name!r}")
+        found, versions.run = done.decision
         servers.extend(OfferProcess(*each) for each in found)
         held, server = done.mine
         versions.update(1, held)
@@ -203,19 +203,19 @@ class Offer:
         def held() -> HeldTree:
             after = _held(tree)
             _check_same_arrays(self._versions.latest, after)
-            # Not in judge, which a thread may call after Ctrl-C has ended this update.
+            # Not in decide, which a thread may call after Ctrl-C has ended this update.
             self._versions.begin_update()
             return after
 
-        def judge(parts: dict[int, Any]) -> list[int]:
+        def decide(parts: dict[int, Any]) -> list[int]:
             check_same_values([*parts.values()])
             return self._versions.next_update()
 
         try:
             what = f"update of the offer {self.name!r}"
-            done = _step(held, tell=lambda held: held.values, judge=judge, what=what)
+            done = _step(held, share=lambda held: held.values, decide=decide, what=what)
             # The number of process 0 counts, also if an update before did not reach this one.
-            number, *older = done.verdict
+            number, *older = done.decision
             self._versions.update(number, done.mine, older)
         finally:
             self._versions.end_update()

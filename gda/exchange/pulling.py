@@ -187,12 +187,12 @@ class _Pull:
         """Do the work of all processes, or raise in all; return the result of process 0."""
         done = all_do(
             work,
-            judge=lambda parts: parts[0],
+            decide=lambda parts: parts[0],
             what=f"{_NAME} ({user_location()})",
             timeout=self.meeting.left() or _LEAST,
             shared=(*ERRORS.values(), TypeError),
         )
-        return done.verdict
+        return done.decision
 
     def _catalog_text(self) -> str:
         """Return the catalog, for which process 0 asks; it holds the version of the offer."""

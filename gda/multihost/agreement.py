@@ -211,7 +211,7 @@ def checked(
                 given["mesh"],
                 lambda _: call(*arguments.args, **arguments.kwargs),
                 lambda array: leaf_fields("", array),
-                asked=(lambda _: describe_wanted(given)) if reads else None,
+                request=(lambda _: describe_wanted(given)) if reads else None,
             )
 
         return constructor
@@ -226,18 +226,18 @@ def together(
     outcome: Callable[[T], Description] = lambda _: {},
     *,
     prepare: Callable[[], Any] = lambda: None,
-    asked: Callable[[Any], Description] | None = None,
+    request: Callable[[Any], Description] | None = None,
     communicates: bool = False,
     always: bool = False,
     timeout: float | None = None,
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    First each does all that it can alone, by ``prepare``, and the processes compare what ``asked``
-    describes of it. Then ``work`` takes what was prepared, and they compare what ``outcome``
-    describes. If checks are off, they compare the request only if ``work`` ``communicates``, and
-    both only if they are to do so ``always``. Checks inside ``work`` are off, because they would
-    repeat this one. ``prepare`` or ``work`` must reject a mesh that is none.
+    First each does all that it can alone, by ``prepare``, and the processes compare what
+    ``request`` describes of it. Then ``work`` takes what was prepared, and they compare what
+    ``outcome`` describes. If checks are off, they compare the request only if ``work``
+    ``communicates``, and both only if they are to do so ``always``. Checks inside ``work`` are off,
+    because they would repeat this one. ``prepare`` or ``work`` must reject a mesh that is none.
     """
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
@@ -253,8 +253,8 @@ def together(
     if compares and timeout is None:
         timeout = timeout_of_checks()
     prepared = prepare()
-    if asked:
-        _compare(asked(prepared), name, processes, timeout)
+    if request:
+        _compare(request(prepared), name, processes, timeout)
     if not compares:
         return work(prepared)
 
@@ -346,19 +346,19 @@ def done_by_all(
 
     done = all_do(
         described,
-        tell=lambda mine: [sha256(mine[1]).hexdigest(), what],
-        judge=compare_digests,
+        share=lambda mine: [sha256(mine[1]).hexdigest(), what],
+        decide=compare_digests,
         kind="digests",
         what=what,
         timeout=timeout,
         processes=processes,
     )
     result, text = done.mine
-    if difference := done.verdict:
+    if difference := done.decision:
         mine = text if jax.process_index() in difference["spokesmen"] else b""
-        judge = functools.partial(say_difference, difference["groups"])
+        decide = functools.partial(say_difference, difference["groups"])
         differences = meet(
-            mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
+            mine, decide, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
         raise DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
     return result
@@ -454,7 +454,7 @@ def _seconds(value: float | str, name: str) -> float:
 
 
 def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
-    """Judge digest and place of each process: nothing, or the groups of processes that differ."""
+    """Compare digests and places of processes: return nothing, or the groups that differ."""
     groups: dict[str, list[int]] = {}
     places: dict[str, list[int]] = {}
     for process, (digest, place) in sorted(parts.items()):

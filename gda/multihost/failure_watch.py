@@ -70,15 +70,15 @@ class FailureWatch:
             yield
         except _AlarmError:
             self._raise_alarm("")
-            raise self._verdict() or DisagreementError(
+            raise self._explained() or DisagreementError(
                 f"{self._what}: another process failed"
             ) from None
         except _TransportError as failure:
             # The cause may be a process that died: the transport cannot tell.
             error: BaseException = failure.__cause__ or failure
             self._raise_alarm(one_line(error))
-            if verdict := self._verdict():
-                raise verdict from error
+            if explained := self._explained():
+                raise explained from error
             raise error from None
         except BaseException as error:
             self._raise_alarm(one_line(error))
@@ -164,7 +164,7 @@ class FailureWatch:
             with contextlib.suppress(Exception):
                 self._service.put(key, value)
 
-    def _verdict(self) -> Exception | None:
+    def _explained(self) -> Exception | None:
         """Return the error that the states of the others explain, if they explain one."""
         if self._service is None:
             return None

@@ -1,4 +1,4 @@
-"""A meeting of processes: each brings a payload, one judges, and all hear the same verdict.
+"""A meeting of processes: each brings a payload, one decides, and all hear the same decision.
 
 Through JAX's coordination service a meeting never hangs: every process raises an error with the
 numbers of late processes. A meeting costs each process three small messages, for any number of
@@ -32,7 +32,7 @@ from gda.multihost.background import in_thread, is_done
 from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
 
 T = TypeVar("T")
-Judge = Callable[[dict[int, bytes]], bytes]
+Decide = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
 _SECONDS_AT_EXIT = 5.0
@@ -43,7 +43,7 @@ _FOLDER = "gda/multihost/meeting"
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 _of_thread = threading.local()
-# So many meetings have left nothing in the service. Known to the process that judges them.
+# So many meetings have left nothing in the service. Known to the process that decides them.
 _removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
@@ -84,21 +84,21 @@ class LateProcessError(TimeoutError):
 
 def meet(
     payload: bytes,
-    judge: Judge,
+    decide: Decide,
     *,
     kind: str,
     what: str,
     timeout: float,
     processes: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Bring ``payload``, and return the verdict of ``judge`` on the payloads of all processes.
+    """Bring ``payload``, and return the decision of ``decide`` on the payloads of all processes.
 
     Communicates: all of ``processes``, which ascend and are all by default, must call it, in the
     same order of meetings. Threads meet threads of the same name.
 
     Args:
-      judge: called in one process with the payloads by process; must not raise.
-      kind: the sort of payload; ``judge`` gets payloads of one kind only.
+      decide: called in one process with the payloads by process; must not raise.
+      kind: the sort of payload; ``decide`` gets payloads of one kind only.
       what: the place of this process, for errors of the others, such as ``check 'x' (a.py:3)``.
       timeout: seconds to wait for the others.
 
@@ -112,12 +112,12 @@ def meet(
     if processes is None:
         processes = tuple(range(jax.process_count()))
     if processes == (jax.process_index(),):
-        return judge({processes[0]: payload})
+        return decide({processes[0]: payload})
     passed: _PassedError | None = None
     while True:
         meeting = _next_meeting(processes, what, timeout)
         try:
-            return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
+            return _open(meeting.hold(_entry(meeting.number, kind, what, payload), decide), what)
         except _PassedError as error:
             passed = error
         except Exception as error:
@@ -153,22 +153,22 @@ def forget() -> None:
                     service.delete(f"{_FOLDER}/{_group_of(thread, processes)}/entry/")
 
 
-# An entry is a header and a payload. A verdict begins with + (judged) or - (refused).
+# An entry is a header and a payload. A decision begins with + (decided) or - (refused).
 
 
 def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
     return json.dumps([number, kind, what]).encode() + b"\n" + payload
 
 
-def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
-    """Return the verdict of ``judge``, or a refusal if the entries are of different kinds."""
+def _decided(entries: dict[int, bytes], decide: Decide) -> bytes:
+    """Return the decision of ``decide``, or a refusal if the entries are of different kinds."""
     payloads, places = {}, {}
     for process, entry in sorted(entries.items()):
         header, _, payloads[process] = entry.partition(b"\n")
         _, kind, what = json.loads(header)
         places.setdefault(kind, {}).setdefault(what, []).append(process)
     if len(places) == 1:
-        return b"+" + judge(payloads)
+        return b"+" + decide(payloads)
     groups = [
         f"{format_processes(group)} at {what}"
         for of_kind in sorted(places.values(), key=lambda kind: sum(map(len, kind.values())))
@@ -177,10 +177,10 @@ def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
     return f"-the processes are at different places: {'; '.join(groups)}".encode()
 
 
-def _open(verdict: bytes, what: str) -> bytes:
-    if verdict.startswith(b"-"):
-        raise DisagreementError(f"{what}: {verdict[1:].decode()}")
-    return verdict[1:]
+def _open(decision: bytes, what: str) -> bytes:
+    if decision.startswith(b"-"):
+        raise DisagreementError(f"{what}: {decision[1:].decode()}")
+    return decision[1:]
 
 
 def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Meeting:
@@ -217,8 +217,8 @@ class _Meeting:
     def _key(self, end: str) -> str:
         return f"{_FOLDER}/{self._group}/{end}"
 
-    def hold(self, entry: bytes, judge: Judge) -> bytes:
-        """Return the verdict; give up a moment after the timeout, whatever the service does.
+    def hold(self, entry: bytes, decide: Decide) -> bytes:
+        """Return the decision; give up a moment after the timeout, whatever the service does.
 
         Its calls have no timeout of their own if its process is stopped, so this thread makes none.
         """
@@ -238,10 +238,10 @@ class _Meeting:
         coming = in_thread("gda-meeting", lambda: self._come(entry))
         while not is_done(coming):
             answer(in_thread("gda-look", lambda: self._look(coming)))
-        return answer(in_thread("gda-meeting", lambda: self._verdict(coming, judge)))
+        return answer(in_thread("gda-meeting", lambda: self._decision(coming, decide)))
 
     def _come(self, entry: bytes) -> bytes:
-        """Wait until all have come; return the verdict, or nothing in the process that judges."""
+        """Wait until all have come; return the decision, or nothing in the process that decides."""
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
@@ -249,7 +249,7 @@ class _Meeting:
         service.barrier(self._key(f"{number}"), self.timeout, some)
         if me == self.processes[0]:
             return b""
-        return service.get(self._key(f"{number}/verdict"), self.timeout)
+        return service.get(self._key(f"{number}/decision"), self.timeout)
 
     def _look(self, coming: Future[bytes]) -> None:
         """Raise the error of this meeting if it will not take place."""
@@ -259,23 +259,23 @@ class _Meeting:
         if (describe := self._failure_seen()) and not is_done(coming):
             raise self._failed(describe)
 
-    def _verdict(self, coming: Future[bytes], judge: Judge) -> bytes:
+    def _decision(self, coming: Future[bytes], decide: Decide) -> bytes:
         try:
-            verdict = coming.result()
+            decision = coming.result()
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
-        if not verdict:
+        if not decision:
             if failure := self._failure_heard():
                 raise failure  # others have come and left, before the last one came
-            verdict = _judged(self._entries(), judge)
-            self.service.put(self._key(f"{self.number}/verdict"), verdict)
-            # All processes are here, so all have read the verdicts and errors before.
+            decision = _decided(self._entries(), decide)
+            self.service.put(self._key(f"{self.number}/decision"), decision)
+            # All processes are here, so all have read the decisions and errors before.
             group = self.thread, self.processes
             for number in range(_removed[group], self.number):
                 with contextlib.suppress(RuntimeError):
                     self.service.delete(self._key(f"{number}/"))
             _removed[group] = self.number
-        return verdict
+        return decision
 
     def _entries(self) -> dict[int, bytes]:
         entries = self.service.list(self._key("entry/"))
@@ -462,13 +462,13 @@ def _refuse_all() -> None:
     if service is None or not coordination.has_backends():
         return
 
-    def tell() -> None:
+    def post_and_release() -> None:
         post_end(service)
         for (thread, processes), number in [*_held.items()]:  # threads of saves may go on
             _release(service, _group_of(thread, processes), number + 1)
 
     with contextlib.suppress(Exception):
-        _wait_for_answers(tell)
+        _wait_for_answers(post_and_release)
         if jax.process_index() == 0:
             limit, others = time.monotonic() + _SECONDS_AT_EXIT, range(1, jax.process_count())
             found = places(service)

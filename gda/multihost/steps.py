@@ -20,12 +20,13 @@ T = TypeVar("T")
 class Done(NamedTuple, Generic[T]):
     """A step that all processes have done.
 
-    ``mine`` is the result of ``work`` in this process, and ``verdict`` that of ``judge``, in every
-    process. ``parts`` are the results of ``tell``, in the process that judged; elsewhere empty.
+    ``mine`` is the result of ``work`` in this process, and ``decision`` that of ``decide``, in
+    every process. ``parts`` are the results of ``share`` in the process that decided, elsewhere
+    empty.
     """
 
     mine: T
-    verdict: Any
+    decision: Any
     parts: list[Any]
 
 
@@ -34,21 +35,21 @@ def all_do(
     *,
     what: str,
     timeout: float,
-    tell: Callable[[T], Any] = lambda done: done,
-    judge: Callable[[dict[int, Any]], Any] = lambda parts: None,
+    share: Callable[[T], Any] = lambda done: done,
+    decide: Callable[[dict[int, Any]], Any] = lambda parts: None,
     kind: str | None = None,
     processes: tuple[int, ...] | None = None,
     failed: type[Exception] = DisagreementError,
     shared: tuple[type[Exception], ...] = (),
 ) -> Done[T]:
-    """Do the part of this process, wait for the others, and hear the verdict on all parts.
+    """Do the part of this process, wait for the others, and hear the decision on all parts.
 
-    Communicates as ``meet`` does, and raises its errors. An error of ``work``, ``tell`` or
-    ``judge`` is raised in the process where it occurred, and in the others an error that names it.
+    Communicates as ``meet`` does, and raises its errors. An error of ``work``, ``share`` or
+    ``decide`` is raised in the process where it occurred, and in the others an error that names it.
 
     Args:
-      tell: turns the result of ``work`` into a value of JSON for the process that judges.
-      judge: called in one process with these values by process. It returns a value of JSON, for
+      share: turns the result of ``work`` into a value of JSON for the process that decides.
+      decide: called in one process with these values by process. It returns a value of JSON, for
         all processes; if it raises, the step fails.
       kind: of the step; by default ``what``.
       failed: the class of error in a process whose own work did not fail.
@@ -65,7 +66,7 @@ def all_do(
             done = {process: each["done"] for process, each in entries.items()}
             parts.extend(done.values())
             try:
-                return json.dumps({"done": judge(done)}).encode()
+                return json.dumps({"done": decide(done)}).encode()
             except Exception as error:
                 errors.append(error)
                 failures = {jax.process_index(): _failure(error)}
@@ -77,23 +78,23 @@ def all_do(
         return json.dumps({"failed": join_some(reasons), "kind": kind}).encode()
 
     bring = functools.partial(
-        meet, judge=count, kind=kind or what, what=what, timeout=timeout, processes=processes
+        meet, decide=count, kind=kind or what, what=what, timeout=timeout, processes=processes
     )
     try:
         mine = work()
-        entry = json.dumps({"done": tell(mine)}).encode()
+        entry = json.dumps({"done": share(mine)}).encode()
     except BaseException as error:
         # The others must hear of it before this process ends; their answer does not matter here.
         with contextlib.suppress(Exception):
             bring(json.dumps(_failure(error)).encode())
         raise
-    verdict = json.loads(bring(entry))
+    decision = json.loads(bring(entry))
     if errors:
         raise errors[0]
-    if "failed" in verdict:
+    if "failed" in decision:
         kinds = {each.__name__: each for each in shared}
-        raise kinds.get(verdict["kind"], failed)(f"{what}: {verdict['failed']}")
-    return Done(mine, verdict["done"], parts)
+        raise kinds.get(decision["kind"], failed)(f"{what}: {decision['failed']}")
+    return Done(mine, decision["done"], parts)
 
 
 def _failure(error: BaseException) -> dict[str, str]:

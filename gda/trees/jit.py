@@ -29,7 +29,7 @@ from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of,
 from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.multihost.agreement import communicates
-from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf, is_value, opened
+from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -257,17 +257,15 @@ def _contained(result: Any, empty: set[Any]) -> Any:
     def is_empty(node: Any) -> bool:
         return bool(empty) and jax.tree.structure(node) in empty
 
-    def is_held(node: Any) -> bool:
-        return is_container(node) or is_empty(node)
-
     def contained(leaf: Any) -> Any:
         if isinstance(leaf, int | float | complex | np.generic):
             leaf = jax.numpy.asarray(leaf)
-        is_held = isinstance(leaf, jax.Array | np.ndarray) or is_empty(leaf)
-        return GlobalArray(array=leaf) if is_held else leaf
+        wants_one = isinstance(leaf, jax.Array | np.ndarray) or is_empty(leaf)
+        return GlobalArray(array=leaf) if wants_one else leaf
 
+    # What is in a PaddedArray stays as it is.
     return jax.tree.map(
-        contained, result, is_leaf=lambda node: is_container(node) or is_empty(node)
+        contained, result, is_leaf=lambda node: isinstance(node, Container) or is_empty(node)
     )
 
 

@@ -126,14 +126,14 @@ def load_tree(
     if plain:
         check_not_padding(plain, pad)
     options = Options(max_workers, max_bytes, progress, retry, read_once)
-    load = _Load(as_dicts(sources), mesh, specs, dtype, pad, options)
+    loading = _LoadingTree(as_dicts(sources), mesh, specs, dtype, pad, options)
     made = together(
         "gda.load_tree",
-        load.mesh_of_all(),
-        load.read,
+        loading.mesh_of_all(),
+        loading.read,
         describe,
-        prepare=load.prepare,
-        asked=load.described,
+        prepare=loading.prepare,
+        request=loading.described,
         communicates=read_once,
     )
     return to_jax(made) if plain else made
@@ -160,7 +160,7 @@ _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
 
 @dataclass(frozen=True)
-class _Load:
+class _LoadingTree:
     """A call of ``load_tree``; its methods are the steps, in their order."""
 
     tree: Any

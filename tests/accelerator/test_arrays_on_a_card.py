@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bit_patterns import DTYPES, bits, normal, random_bits
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import DTYPES, bits, normal, random_bits
 from on_accelerator import Measured, seconds_of
 
 import gda

@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 import pytest
-from bit_patterns import normal, random_bits
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import normal, random_bits
 from on_accelerator import Measured
 
 import gda

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, mesh_of
 from running import python
-from threads_left import no_thread_is_left  # noqa: F401, of every test
 
 import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async

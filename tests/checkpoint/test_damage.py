@@ -24,6 +24,7 @@ from damaged import (
     Damaged,
     Edit,
     array_named,
+    as_links,
     flip,
     leaf_at,
     make_tree,
@@ -37,9 +38,8 @@ from damaged import (
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from links import as_links
+from leaks import little_memory
 from meshes import cut, mesh_of
-from open_files import little_memory
 from trials import Trials, tried
 
 import gda

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
+from leaks import open_files
 from meshes import mesh_of
-from open_files import open_files
 from trials import Trials, tried
 
 import gda

@@ -14,7 +14,7 @@ from damaged import Damaged, leaf_at, save_tiny, sealed
 from forks import Forks
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from open_files import resident
+from leaks import resident
 from trials import Trials, tried
 
 import gda

@@ -27,9 +27,9 @@ from faulty_store import Fault, Faults, FaultyStore, Request
 from forks import Forks, check_clean, generation_at
 from jax.sharding import Mesh, PartitionSpec
 from kill_program import values_of
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import ORDERS, batch, cut, ordered_mesh
 from s3_server import ENVIRONMENT, Server, open_kv, spec_of
-from threads_left import no_thread_is_left  # noqa: F401, of every test
 from trials import Trials, tried
 
 import gda

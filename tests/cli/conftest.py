@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Result, Run, exit_code
+from running import Result, Run, exit_code
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from commands import Run, exit_code
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
-from running import python
+from running import Run, exit_code, python
 
 import gda
 from gda import cli

@@ -11,8 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
-from commands import Run
-from running import python
+from running import Run, python
 from safetensors.numpy import save_file
 
 import gda

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Run
+from running import Run
 
 import gda
 

@@ -24,7 +24,6 @@ HOSTILE = {
         "sizes": ('{"parameters":{"w":{"shape":[', "300", "]}}}", "this shape has"),
         "spec": ('{"parameters":{"w":{"shape":[4],"spec":[', "null", "]}}}", "this spec has"),
         "axes": ('{"parameters":{"w":{"shape":[4],"spec":[[', '"ab"', "]]}}}", "this spec has"),
-        "text": ('{"parameters":{"w":{"shape":[4],"spec":"', "x", '"}}}', "a spec has at most"),
         "keys": ('{"parameters":{"w":{', '"#":1', "}}}", "are not known"),
         "depth": ('{"about":', "[", "}", "cannot be read as JSON"),
     }.items()
@@ -46,7 +45,7 @@ print(code, (peak() - before) // 1024)
 """
 
 
-@tried("a hostile file for gda plan --tree", sample=2)
+@tried("a hostile file for gda plan --tree", sample=1)
 def test_a_hostile_file_takes_little_memory(write: Callable[..., Path], trials: Trials) -> None:
     for name in trials.of([*HOSTILE]):
         make, said = HOSTILE[name]

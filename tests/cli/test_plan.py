@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Run, document_of, exit_code
 from hypothesis import given
 from hypothesis import strategies as st
+from running import Run, document_of, exit_code
 
 EXAMPLE = (
     *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),

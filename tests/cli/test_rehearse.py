@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Run
 from meshes import mesh_of
-from running import wait_until_gone
+from running import Run, wait_until_gone
 
 import gda
 from gda.cli import rehearsal_processes, rehearsal_program

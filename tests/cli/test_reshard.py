@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import Run, document_of
+from running import Run, document_of
 
 pytestmark = pytest.mark.no_jax
 

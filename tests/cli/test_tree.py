@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Run, document_of, exit_code
 from hypothesis import given
 from hypothesis import strategies as st
+from running import Run, document_of, exit_code
 from trials import rarely
 
 from gda import ShardGrid

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import threads_left
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, mesh_of
 from running import python
 
@@ -28,8 +28,6 @@ from gda.exchange.asking import OfferToPull
 from gda.exchange.catalog import _grid, catalog_of
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
-
-no_thread_is_left = threads_left.no_thread_is_left
 
 
 def replicated(path: str, leaf: Any) -> P:
@@ -287,17 +285,17 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
 
 
 def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Process 0 has judged, and the verdict does not reach the others."""
+    """Process 0 has decided, and the decision does not reach the others."""
     do = offering.all_do
 
     def lost(*given: Any, **options: Any) -> Any:
         do(*given, **options)
-        raise ConnectionError("the verdict is lost")
+        raise ConnectionError("the decision is lost")
 
     with gda.offer({"step": 1}) as offer:
         with monkeypatch.context() as patch:
             patch.setattr(offering, "all_do", lost)
-            with pytest.raises(ConnectionError, match="the verdict is lost"):
+            with pytest.raises(ConnectionError, match="the decision is lost"):
                 offer.update({"step": 2})
         assert offer.version == 1
         assert gda.pull(offer.address) == {"step": 1}
@@ -309,18 +307,18 @@ def test_a_verdict_after_ctrl_c_does_not_keep_pulls_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Processes meet in a thread that goes on when the update was interrupted."""
-    verdicts = []
+    decisions = []
 
-    def interrupted(work: Any, *, tell: Any, judge: Any, **options: Any) -> None:
-        told = tell(work())
-        verdicts.append(lambda: judge({0: told}))
+    def interrupted(work: Any, *, share: Any, decide: Any, **options: Any) -> None:
+        told = share(work())
+        decisions.append(lambda: decide({0: told}))
         raise KeyboardInterrupt
 
     with gda.offer({"step": 1}) as offer:
         monkeypatch.setattr(offering, "all_do", interrupted)
         with pytest.raises(KeyboardInterrupt):
             offer.update({"step": 2})
-        assert verdicts[0]() == [2]
+        assert decisions[0]() == [2]
         assert gda.pull(offer.address, timeout=10) == {"step": 1}
 
 

@@ -207,19 +207,19 @@ def test_a_timeout_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         gda.check_processes_agree(0)
 
 
-# The judges, for more processes than this machine could start.
+# The comparison, for more processes than this machine could start.
 
 
 def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None:
-    def judged(digests: dict[int, str]) -> dict[str, Any]:
+    def decided(digests: dict[int, str]) -> dict[str, Any]:
         return compare_digests({process: (digest, "here") for process, digest in digests.items()})
 
-    assert judged(dict.fromkeys(range(10_000), "same")) == {}
-    said = judged(dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"})
+    assert decided(dict.fromkeys(range(10_000), "same")) == {}
+    said = decided(dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"})
     assert said["groups"][:2] == [[3], [7, 900]]
     assert said["spokesmen"] == [3, 7, 0]
     digests = {i: str(i) for i in range(100)} | dict.fromkeys(range(100, 200), "rest")
-    said = judged(digests)
+    said = decided(digests)
     assert len(said["groups"]) == 8
     assert said["groups"][-1] == list(range(100, 200))
 

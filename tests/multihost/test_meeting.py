@@ -1,4 +1,4 @@
-"""Meetings: all bring a payload, one judges, all hear the verdict or the names of late ones."""
+"""Meetings: all bring a payload, one decides, all hear the decision or the names of late ones."""
 
 import json
 import threading
@@ -27,8 +27,8 @@ def test_one_process_judges_for_itself() -> None:
 def test_verdict_of_one_process_reaches_all() -> None:
     for turn in range(3):
         mine = f"{jax.process_index()} in {turn}".encode()
-        verdict = meet(mine, join, kind="test", what="test", timeout=20)
-        assert json.loads(verdict) == {str(i): f"{i} in {turn}" for i in range(4)}
+        decision = meet(mine, join, kind="test", what="test", timeout=20)
+        assert json.loads(decision) == {str(i): f"{i} in {turn}" for i in range(4)}
 
 
 @pytest.mark.processes(2, devices=4)
@@ -40,25 +40,25 @@ def test_all_meet_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(threading.Thread, "start", start)
     mine = str(jax.process_index()).encode()
-    verdict = meet(mine, join, kind="test", what="test", timeout=20)
-    assert json.loads(verdict) == {str(i): str(i) for i in range(2)}
+    decision = meet(mine, join, kind="test", what="test", timeout=20)
+    assert json.loads(decision) == {str(i): str(i) for i in range(2)}
 
 
 @pytest.mark.processes(4, devices=2)
 def test_some_meet_without_the_others() -> None:
     pair = (1, 3) if jax.process_index() % 2 else (0, 2)
     mine = str(jax.process_index()).encode()
-    verdict = meet(mine, join, kind="test", what="pair", timeout=20, processes=pair)
-    assert json.loads(verdict) == {str(i): str(i) for i in pair}
+    decision = meet(mine, join, kind="test", what="pair", timeout=20, processes=pair)
+    assert json.loads(decision) == {str(i): str(i) for i in pair}
 
 
 @pytest.mark.processes(4, devices=2)
 def test_payloads_may_be_large_or_empty() -> None:
     mine = b"x" * (20_000_000 if jax.process_index() == 3 else 0)
-    verdict = meet(
+    decision = meet(
         mine, lambda payloads: str(len(payloads[3])).encode(), kind="test", what="large", timeout=30
     )
-    assert verdict == b"20000000"
+    assert decision == b"20000000"
 
 
 @pytest.mark.processes(4, devices=2)

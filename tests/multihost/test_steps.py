@@ -24,9 +24,9 @@ def done(**arguments: Any) -> Done[int]:
 
 @pytest.mark.processes(2, devices=4)
 def test_all_hear_the_verdict_and_one_has_the_parts() -> None:
-    said = done(tell=lambda mine: {"mine": mine}, judge=lambda parts: list(parts))
+    said = done(share=lambda mine: {"mine": mine}, decide=lambda parts: list(parts))
     assert said.mine == jax.process_index()
-    assert said.verdict == [0, 1]
+    assert said.decision == [0, 1]
     assert said.parts == ([] if is_me() else [{"mine": 0}, {"mine": 1}])
 
 
@@ -41,22 +41,22 @@ def test_a_failure_is_raised_as_it_is_and_the_others_hear_of_it(kind: type[BaseE
         done(work=work, failed=RuntimeError)
     said = "no\nspace" if is_me() else f"a step: process 1 failed: {kind.__name__}: no space"
     assert str(caught.value) == said
-    assert done().verdict is None  # and all are there for the next
+    assert done().decision is None  # and all are there for the next
 
 
 @pytest.mark.processes(2, devices=4)
 def test_process_that_cannot_send_its_part_has_failed() -> None:
     with pytest.raises(TypeError if is_me() else gda.DisagreementError, match="JSON serializable"):
-        done(tell=lambda _: object() if is_me() else 0)
+        done(share=lambda _: object() if is_me() else 0)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_error_of_the_judge_fails_the_step() -> None:
     expected = gda.DisagreementError if is_me() else FileExistsError
     with pytest.raises(expected, match=r"\[0, 1\] are there"):
-        done(judge=refuse)
+        done(decide=refuse)
     with pytest.raises(FileExistsError, match=r"\[0, 1\] are there"):
-        done(judge=refuse, shared=(FileExistsError,))
+        done(decide=refuse, shared=(FileExistsError,))
 
 
 @pytest.mark.processes(2, devices=4)
@@ -73,6 +73,6 @@ def test_a_failure_is_not_hidden_by_others_that_are_elsewhere() -> None:
 
 
 def test_alone_there_is_no_other_to_wait_for() -> None:
-    assert done(judge=lambda parts: parts[0]) == Done(0, 0, [0])
+    assert done(decide=lambda parts: parts[0]) == Done(0, 0, [0])
     with pytest.raises(FileExistsError):
-        done(judge=refuse)
+        done(decide=refuse)

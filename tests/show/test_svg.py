@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contrasts import contrast
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -31,6 +30,18 @@ from gda.testing.strategies import mesh_shapes, sharded_cases
 SVG = "{http://www.w3.org/2000/svg}"
 XY = {"x": 4, "y": 2}
 KILOBYTE = 1000
+
+
+def linear(color: str) -> np.ndarray:
+    """Return the light of the three channels of a colour such as ``#77aadd``, from 0 to 1."""
+    channels = np.array([*bytes.fromhex(color[1:])]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """Return the ratio of the light of two colours, from 1 to 21, by the formula of WCAG 2."""
+    low, high = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
+    return (high + 0.05) / (low + 0.05)
 
 
 def subject(

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from leaks import little_memory, no_file_is_left_open  # noqa: F401, of every test
 from meshes import batch, mesh_of
-from open_files import little_memory, no_file_is_left_open  # noqa: F401, of every test
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 

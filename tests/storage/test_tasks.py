@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from threads_left import no_thread_is_left  # noqa: F401, of every test
+from leaks import no_thread_is_left  # noqa: F401, of every test
 
 import gda
 from gda.storage.options import Options

@@ -554,6 +554,7 @@ def test_an_optax_step_updates_a_tree_of_containers(mesh: Mesh) -> None:
 @pytest.mark.parametrize("ways", [(gda.jit, gda.jit), (lambda f: f, gda.jit, lambda f: f)])
 def test_a_masked_state_goes_in_and_out_of_jit(auto_mesh: Mesh, ways: Any) -> None:
     params = {"w": make(auto_mesh), "b": make(auto_mesh, P("y"), DATA[0])}
+    params["odd"] = gda.PaddedArray.from_array(DATA[0, :5], auto_mesh, P("x"))
     tx = optax.masked(optax.adam(0.1), lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree))
     state = tx.init(params)
     structure = jax.tree.structure(state.inner_state[0].mu)

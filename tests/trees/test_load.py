@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, is_right, mesh_of
 from running import python
 from safetensors.numpy import save_file
-from threads_left import no_thread_is_left  # noqa: F401, of every test
 
 import gda
 from gda.arrays.construction import from_sources

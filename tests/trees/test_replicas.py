@@ -16,7 +16,7 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import Trials, tried
 
 import gda
-from gda.arrays.fingerprints import replicas as replica_sums
+from gda.arrays.fingerprints import replica_sums
 from gda.multihost.agreement import checking_agreement
 
 P = PartitionSpec

@@ -17,8 +17,8 @@ from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from leaks import no_thread_is_left  # noqa: F401, of every test
 from meshes import batch, cut, is_right, mesh_of
-from threads_left import no_thread_is_left  # noqa: F401, of every test
 from trials import rarely
 
 import gda

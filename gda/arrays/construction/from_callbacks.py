@@ -72,7 +72,7 @@ def array_from_source(
     def prepare() -> PendingArray:
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
-    def asked(pending: PendingArray) -> Description:
+    def request(pending: PendingArray) -> Description:
         given = {"mesh": mesh, "spec": spec, "dtype": pending.reader.dtype}
         shape = pending.plan.grid.global_shape
         array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
@@ -89,7 +89,7 @@ def array_from_source(
         work,
         describe,
         prepare=prepare,
-        asked=asked,
+        request=request,
         communicates=options.read_once,
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
+from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
 from gda.arrays.construction.reading_by_boxes import BoxReads
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -197,7 +197,7 @@ def pending_array_of_source(
 ) -> PendingArray:
     """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(source)
-    plan = local_blocks_of(found.shape, mesh, spec, pad)
+    plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
     reader = plan.reader(dtype, None, fill=fill, always_align=True)
     raw, wanted = found.dtype, reader.wanted_dtype
     if is_raw(raw) and wanted is not None and wanted.itemsize != raw.itemsize:

@@ -112,7 +112,7 @@ def differences_at(
         )
     if values:
         checksums.require_crc32c()
-    given = [_Given.of(each, timeout) for each in (a, b)]
+    given = [_DiffArgument.of(each, timeout) for each in (a, b)]
     if item is not None and FileKind.ORBAX not in [each.kind for each in given]:
         raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
     opened = [each.opened(timeout, item) for each in given]
@@ -128,7 +128,7 @@ def differences_at(
     )
 
 
-class _Given(NamedTuple):
+class _DiffArgument(NamedTuple):
     """One of the two that are compared: a path, its store and the kind of its files, or a tree."""
 
     what: Any  # a path or a tree; of other files than a checkpoint, an OpenedTree
@@ -136,13 +136,13 @@ class _Given(NamedTuple):
     kind: FileKind | None = None
 
     @classmethod
-    def of(cls, what: Any, timeout: float) -> _Given:
+    def of(cls, what: Any, timeout: float) -> _DiffArgument:
         if not names_store(what):
             return cls(what)
         store = open_store(what, timeout)
         return cls(what, store, kind_at(store))
 
-    def opened(self, timeout: float, item: str | None) -> _Given:
+    def opened(self, timeout: float, item: str | None) -> _DiffArgument:
         if self.kind in (None, FileKind.CHECKPOINT):
             return self
         item = item if self.kind is FileKind.ORBAX else None
@@ -150,7 +150,7 @@ class _Given(NamedTuple):
 
 
 def _differences(
-    given: Sequence[_Given], at: Path, options: Options | None, *manifests: Manifest
+    given: Sequence[_DiffArgument], at: Path, options: Options | None, *manifests: Manifest
 ) -> Differences:
     """Compare two sides, of which the checkpoints have these manifests."""
     if trees := [each for each in given if each.store is None]:
@@ -165,7 +165,7 @@ def _differences(
     by_name = FileKind.SAFETENSORS in [each.kind for each in given]
     following = iter(manifests)
 
-    def side_of(each: _Given) -> Side:
+    def side_of(each: _DiffArgument) -> Side:
         if each.store is None:
             return GivenSide(each.what, at, by_name)
         if each.kind is FileKind.CHECKPOINT:
@@ -218,7 +218,7 @@ def _elements(
     if isinstance(a, SavedSide) and isinstance(b, SavedSide):
         return dict(zip(paths, _of_this_process(a, b, paths, options), strict=True))
 
-    def judge(parts: dict[int, Any]) -> list[Any]:
+    def decide(parts: dict[int, Any]) -> list[Any]:
         return [
             astuple(merged([from_json(each) for each in of_all]))
             for of_all in zip(*parts.values(), strict=True)
@@ -226,12 +226,12 @@ def _elements(
 
     done = all_do(
         lambda: _of_this_process(a, b, paths, options),
-        tell=lambda mine: [astuple(each) for each in mine],
-        judge=judge,
+        share=lambda mine: [astuple(each) for each in mine],
+        decide=decide,
         what="comparing the elements of a tree with a checkpoint",
         timeout=600,
     )
-    return {path: from_json(each) for path, each in zip(paths, done.verdict, strict=True)}
+    return {path: from_json(each) for path, each in zip(paths, done.decision, strict=True)}
 
 
 def _of_this_process(

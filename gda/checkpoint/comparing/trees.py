@@ -108,7 +108,7 @@ class GivenSide:
             values = values_of(self._all) if jax.process_count() > 1 else {}
             return {"values": values, "sums": [sums.result().tolist() for sums in begun]}
 
-        def judge(parts: dict[int, Any]) -> list[str]:
+        def decide(parts: dict[int, Any]) -> list[str]:
             check_same_values([part["values"] for part in parts.values()])
             shares = [part["sums"] for part in parts.values()]
             return [
@@ -117,8 +117,8 @@ class GivenSide:
             ]
 
         what = "comparing fingerprints of a tree with a checkpoint"
-        done = all_do(work, judge=judge, what=what, timeout=600)
-        for path, digest in zip(paths, done.verdict, strict=True):
+        done = all_do(work, decide=decide, what=what, timeout=600)
+        for path, digest in zip(paths, done.decision, strict=True):
             leaf: Any = self.leaves[path]
             self.leaves[path] = replace(leaf, fingerprint=digest)
 

@@ -99,7 +99,7 @@ def parse_key_kinds(text: bytes) -> dict[str, str | None]:
 
 def tree_of(leaves: Iterable[OrbaxLeaf], value_of: Callable[[OrbaxLeaf], Any]) -> Any:
     """Return the tree of the leaves' values: lists for sequences, dicts for all other nodes."""
-    top = _Node()
+    top = _OrbaxNode()
     for leaf in leaves:
         node = top
         for key in ((), *leaf.path)[:-1]:
@@ -108,25 +108,25 @@ def tree_of(leaves: Iterable[OrbaxLeaf], value_of: Callable[[OrbaxLeaf], Any]) -
     return _built(top[()], value_of) if top else {}
 
 
-class _Node(dict[Any, Any]):
+class _OrbaxNode(dict[Any, Any]):
     """A node of the tree by keys, or the top, which has the tree at ``()``."""
 
 
-def _below(node: _Node, key: Any, leaf: OrbaxLeaf) -> _Node:
+def _below(node: _OrbaxNode, key: Any, leaf: OrbaxLeaf) -> _OrbaxNode:
     found = node.get(key)
     if isinstance(found, OrbaxLeaf) and found.kind not in EMPTY:
         raise ValueError(f"leaf {found.name!r} is also a node, above {leaf.name!r}")
-    if not isinstance(found, _Node):
+    if not isinstance(found, _OrbaxNode):
         # A save of some leaves later leaves the empty node of an earlier one.
-        found = node[key] = _Node()
+        found = node[key] = _OrbaxNode()
     return found
 
 
-def _put(node: _Node, key: Any, leaf: OrbaxLeaf) -> None:
+def _put(node: _OrbaxNode, key: Any, leaf: OrbaxLeaf) -> None:
     found = node.setdefault(key, leaf)
-    if found is leaf or (isinstance(found, _Node) and leaf.kind in EMPTY):
+    if found is leaf or (isinstance(found, _OrbaxNode) and leaf.kind in EMPTY):
         return
-    what = "also a node" if isinstance(found, _Node) else "in it twice"
+    what = "also a node" if isinstance(found, _OrbaxNode) else "in it twice"
     raise ValueError(f"leaf {leaf.name!r} is {what}")
 
 

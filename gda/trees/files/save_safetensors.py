@@ -140,7 +140,7 @@ def save_safetensors(
         prepare=lambda: planned_save(
             os.fspath(path), tree, max_file_bytes, metadata, names, options
         ),
-        asked=PlannedSave.described,
+        request=PlannedSave.described,
         always=True,
     )
 
@@ -357,8 +357,8 @@ def _save(plan: PlannedSave, options: Options) -> None:
             return folder.name
 
         what = f"of {_NAME} to {plan.path}"
-        begun = step(begin, what=f"the beginning {what}", judge=lambda names: names[0])
-        folder = plan.folder / begun.verdict
+        begun = step(begin, what=f"the beginning {what}", decide=lambda names: names[0])
+        folder = plan.folder / begun.decision
         written: set[Path] = set()
 
         def write(leaves: Mapping[int, WrittenArray], add: Callable[[int], object]) -> None:

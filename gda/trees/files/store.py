@@ -158,7 +158,7 @@ def store(
         _common_mesh(leaves),
         write,
         prepare=jobs,
-        asked=lambda _: describe(tree),
+        request=lambda _: describe(tree),
         always=True,
         timeout=timeout,
     )

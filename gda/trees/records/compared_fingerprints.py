@@ -30,7 +30,7 @@ def check_fingerprints(
     """
     begun = [_begin_share(each) for each in arrivals]
 
-    def judge(parts: dict[int, list[Any]]) -> list[int]:
+    def decide(parts: dict[int, list[Any]]) -> list[int]:
         return [
             number
             for number, (each, *of_all) in enumerate(zip(arrivals, *parts.values(), strict=True))
@@ -39,11 +39,11 @@ def check_fingerprints(
 
     done = all_do(
         lambda: [(holders, sums.result().tolist()) for holders, sums in begun],
-        judge=judge,
+        decide=decide,
         what=f"comparing fingerprints with {source}",
         timeout=timeout,
     )
-    if wrong := done.verdict:
+    if wrong := done.decision:
         problems = [line_of(arrivals[number].record, was) for number in wrong]
         raise CorruptionError(f"{source}: {join_some(problems)}", problems)
 

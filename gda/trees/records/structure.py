@@ -49,7 +49,7 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
         seen: set[Path] = set()
         twice = next(path for path, _ in found if path in seen or seen.add(path))
         raise ValueError(f"two leaves have the path {format_path(twice)}; rename one of them")
-    return _written(tree, definition, itertools.count(), 0), found
+    return _json_of(tree, definition, itertools.count(), 0), found
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
@@ -133,7 +133,7 @@ def path_of_keys(keys: Sequence[Any]) -> Path:
     return path
 
 
-def _written(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> Any:
+def _json_of(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> Any:
     """Return the JSON of a node; its leaves take the next numbers."""
     if (data := definition.node_data()) is None:
         return next(numbers)
@@ -144,7 +144,7 @@ def _written(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> 
         raise ValueError(f"the tree is nested deeper than {_DEEPEST} levels; flatten it")
     keys, nodes = _keys_and_children(kind, aux, node)
     children = [
-        [key, _written(child, below, numbers, depth + 1)]
+        [key, _json_of(child, below, numbers, depth + 1)]
         for key, child, below in zip(keys, nodes, definition.children(), strict=True)
     ]
     if kind is dict:

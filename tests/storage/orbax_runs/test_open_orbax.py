@@ -14,8 +14,8 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from damaged import as_links
 from jax.sharding import PartitionSpec as P
-from links import as_links
 from meshes import batch, cut, mesh_of, one_folder
 from orbax.checkpoint.experimental import v1
 from orbax.checkpoint.msgpack_utils import msgpack_serialize

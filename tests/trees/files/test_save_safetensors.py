@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import little_memory, no_file_is_left_open  # noqa: F401, of every test
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from open_files import little_memory, no_file_is_left_open  # noqa: F401, of every test
 from running import python
 from safetensors.numpy import save
 from trials import rarely

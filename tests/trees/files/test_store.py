@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from leaks import resident
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from open_files import resident
 from trials import rarely
 
 import gda

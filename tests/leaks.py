@@ -1,7 +1,8 @@
-"""The open files and the memory of this process, and a check of the files after each test."""
+"""Checks that a test leaves no file open and no thread of gda; the memory of this process."""
 
 import contextlib
 import os
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,20 @@ def no_file_is_left_open() -> Iterator[None]:
     before = [name for name in open_files() if name.endswith(kinds)]
     yield
     assert [name for name in open_files() if name.endswith(kinds)] == before
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [thread for thread in set(threading.enumerate()) - before if is_of_gda(thread.name)]
+    for thread in left:
+        thread.join(10)  # its work may be done, and its end a moment away
+    assert not [thread.name for thread in left if thread.is_alive()]
+
+
+def is_of_gda(name: str) -> bool:
+    return name.startswith("gda") or "reader" in name
 
 
 def open_files() -> list[str]:
