@@ -203,7 +203,7 @@ def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) 
     "shape",
     [
         pytest.param((16, 6), marks=pytest.mark.processes(2, devices=4)),
-        pytest.param((2, 1, 48), marks=pytest.mark.processes(8, devices=1)),
+        pytest.param((2, 1, 48), marks=pytest.mark.processes(4, devices=2)),
     ],
 )
 def test_gather_hands_no_more_than_max_bytes_to_a_device(
