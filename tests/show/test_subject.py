@@ -126,19 +126,13 @@ def test_holders_are_those_of_the_indices(case: Any) -> None:
     ("arguments", "options", "message"),
     [
         (((8, 2),), {}, "with its mesh and its spec: gda.show((8, 2), mesh, Part"),
-        (((8, 2), XY), {}, "a shape such as (8, 2) is shown with its mesh and its spec"),
         ((GRID, XY, ("x",)), {}, "mesh and spec go with a shape; this ShardGrid has its own"),
         ((jnp.zeros(3),), {"dtype": "int8"}, "dtype goes with a shape or a grid; this ArrayImpl"),
         ((DATA,), {}, "a ShardGrid, or a shape with mesh= and spec=, not of ndarray"),
-        (("8x2",), {}, "not of str"),
         (("8x2", XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with str"),
-        ((8, XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with int"),
         (((8, 2), P("x"), XY), {}, "the mesh, a jax.sharding.Mesh or the sizes of its axes by na"),
-        (((8, 2), P("x"), XY), {}, "the mesh given is of type P"),
         (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is not a dtype"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
-        ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "sharding=NamedSharding(mesh, spec))"),
-        ((None,), {}, "not of NoneType"),
         (
             ((8, 2), XY, ("x",)),
             {"dtype": "float33"},
@@ -156,14 +150,8 @@ SECRET = 271828
 
 @pytest.mark.parametrize(
     "tree",
-    [
-        [np.full(2, SECRET)],
-        {"w": np.full(2, SECRET)},
-        [jnp.full(2, SECRET)],
-        [[SECRET]],
-        (SECRET, "w"),
-    ],
-    ids=["numpy", "dict", "jax", "nested", "text"],
+    [{"w": np.full(2, SECRET)}, [jnp.full(2, SECRET)], (SECRET, "w")],
+    ids=["numpy", "jax", "text"],
 )
 @pytest.mark.parametrize("rest", [(), (XY, ("x",))], ids=["alone", "with_mesh"])
 def test_of_a_tree_no_value_is_told(tree: Any, rest: Any) -> None:
