@@ -103,14 +103,13 @@ def test_padding(run: Run) -> None:
 def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32", "--process", "0", "--locate")
-    for count in (4, 17):
-        mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(count))
-        spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
-        args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
-        code, out, err = run(*args, "--devices-per-process", "4")
-        assert (code, err) == (0, "")
-        assert max(map(len, out.splitlines())) <= 80
-        assert out.split("spec  ")[0].count("_axis_") == count
+    mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(17))
+    spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
+    args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
+    code, out, err = run(*args, "--devices-per-process", "4")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.split("spec  ")[0].count("_axis_") == 17
 
 
 # Pictures.

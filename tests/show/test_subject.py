@@ -6,13 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from meshes import cut, mesh_of
 
 import gda
 from gda.show.subject import Subject, subject_of
-from gda.testing.strategies import mesh_shapes, sharded_cases
 
 P = PartitionSpec
 XY = {"x": 4, "y": 2}
@@ -109,19 +107,6 @@ def test_grids_and_subjects() -> None:
     assert subject_of(subject) is subject
 
 
-@given(sharded_cases(mesh_shapes(max_devices=64)))
-def test_holders_are_those_of_the_indices(case: Any) -> None:
-    owners = np.arange(case.grid.num_devices) // 4
-    grid = gda.ShardGrid(case.global_shape, case.mesh, case.spec, process_of=owners)
-    subject = Subject(grid)
-    blocks, indices = grid.blocks(), grid.indices()
-    assert subject.holders.shape == (grid.num_shards, grid.num_replicas)
-    for block, (devices, processes) in enumerate(zip(subject.holders, subject.owners, strict=True)):
-        assert devices.tolist() == [n for n, index in enumerate(indices) if index == blocks[block]]
-        assert processes.tolist() == [n // 4 for n in devices]
-    assert not Subject(case.grid).owners.any()
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
@@ -167,11 +152,6 @@ def test_a_sharding_without_mesh_and_spec() -> None:
 
     with pytest.raises(TypeError, match="has the sharding 'neither', which names no mesh and spec"):
         subject_of(Other())
-
-
-def test_a_spec_that_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="dimension 0 of size 6 is sharded 4 ways"):
-        subject_of((6,), XY, ("x",))
 
 
 def test_devices_of_several_platforms_go_by_their_places() -> None:
