@@ -44,6 +44,7 @@ def public(function: FunctionT) -> FunctionT:
             return function(*args, **kwargs)
         except Exception as error:
             if isinstance(error, TypeError):
+                _name_class(error, function, args)
                 _name_successor(error, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
@@ -92,6 +93,16 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     for entry in reversed(kept):
         shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shown
+
+
+def _name_class(error: TypeError, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Name the class of the user in Python's message about arguments, not the base that has it."""
+    begin, _, rest = str(error).partition("()")
+    if not args or begin != method.__qualname__:
+        return
+    owner = args[0] if isinstance(args[0], type) else type(args[0])
+    if hasattr(owner, method.__name__):
+        error.args = (f"{owner.__name__}.{method.__name__}(){rest}",)
 
 
 def _name_successor(error: TypeError, given: Collection[str]) -> None:

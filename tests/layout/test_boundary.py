@@ -148,7 +148,7 @@ def test_cause_context_notes_and_type_stay() -> None:
             lambda mesh: gda.GlobalArray.from_callback(
                 (8, 2), global_mesh=mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
             ),
-            "Container.from_callback() got an unexpected keyword argument 'global_mesh'; its "
+            "GlobalArray.from_callback() got an unexpected keyword argument 'global_mesh'; its "
             "successor is mesh",
         ),
         (
