@@ -16,7 +16,7 @@ def layout_of_case(case: ShardedCase[dict[str, int]]) -> Layout:
     return layout_of(tuple(case.mesh.items()), case.spec, empty)
 
 
-# What people meet.
+# Usual cases.
 
 
 def test_a_mesh_without_axes_is_one_device() -> None:
