@@ -29,7 +29,9 @@ from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
 from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, Piece, ValueLeaf
+from gda.trees.records.structure import check_structure
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -94,6 +96,26 @@ def body_of(file: bytes, where: str) -> memoryview:
             f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
         )
     return body
+
+
+def load_manifest(store: Store) -> Manifest:
+    """Return the manifest of a checkpoint; raise if it is damaged, or not there."""
+    file, where = file_and_name(store)
+    manifest = load(file, where)
+    try:
+        check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
+    except CorruptionError as error:
+        raise CorruptionError(f"{where} is invalid: {error}") from None
+    return manifest
+
+
+def file_and_name(store: Store) -> tuple[bytes, str]:
+    """Return the file of the manifest in a store, and its path or URL."""
+    where = store.join(NAME)
+    try:
+        return store.read(NAME, MOST_BYTES), where
+    except ValueError as error:
+        raise CorruptionError(f"{where} {error}") from None
 
 
 def load(file: bytes, where: str) -> Manifest:
