@@ -37,7 +37,7 @@ def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.Glob
     return gda.GlobalArray.from_callback(data.shape, mesh, spec, lambda index: data[index])
 
 
-# What it says of itself.
+# The facts about itself.
 
 
 def test_it_knows_shape_type_and_layout(mesh: Mesh) -> None:
@@ -428,7 +428,7 @@ def values(result: object) -> object:
 
 @pytest.mark.parametrize("name", sorted(set(DELEGATED) - {"at"}))  # nothing without an index
 def test_methods_agree_with_the_array(auto_mesh: Mesh, name: str) -> None:
-    # Where JAX answers for arrays of one device only, one of that.
+    # Some methods of JAX take arrays of one device only.
     one = Mesh(auto_mesh.devices[:1, :1], ("x", "y"))
     mesh = one if name.startswith("unsafe_") or name == "argpartition" else auto_mesh
     data = {"choose": INTEGERS, "take": INTEGERS, "searchsorted": DATA[:, 0]}.get(name, DATA)
