@@ -139,6 +139,7 @@ def test_holders_are_those_of_the_indices(case: Any) -> None:
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "sharding=NamedSharding(mesh, spec))"),
         ((None,), {}, "not of NoneType"),
+        ((gda.PaddedArray(None, (2,)),), {}, "not of PaddedArray around a NoneType"),
         (
             ((8, 2), XY, ("x",)),
             {"dtype": "float33"},
