@@ -673,6 +673,11 @@ def test_a_container_of_no_array_has_no_layout_and_says_so(leaf: object) -> None
         for name in ("mesh", "spec", "sharding", "grid", "local_shards"):
             with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
                 getattr(container, name)
+        for name in ("dtype", "nbytes"):
+            with pytest.raises(AttributeError, match=f"'{name}' here: .* and no jax.Array"):
+                getattr(container, name)
+    with pytest.raises(AttributeError, match="PaddedArray has no attribute 'padded_shape' here: "):
+        p.mask()
 
 
 def test_names_of_other_libraries_have_successors(auto_mesh: Mesh) -> None:
