@@ -100,18 +100,8 @@ def their_safetensors(path: Path, data: np.ndarray) -> Any:
     return safetensors.safe_open(path / "data.safetensors", framework="numpy").get_slice("data")
 
 
-KINDS = {
-    make.__name__: make
-    for make in [
-        memory_map,
-        zarr_array,
-        tensorstore_of,
-        translated_tensorstore,
-        hdf5,
-        own_safetensors,
-        their_safetensors,
-    ]
-}
+MAKERS = [memory_map, zarr_array, hdf5, own_safetensors, their_safetensors]
+KINDS = {make.__name__: make for make in [*MAKERS, tensorstore_of, translated_tensorstore]}
 
 
 @pytest.fixture(params=KINDS)
