@@ -27,13 +27,12 @@ class ArrayTable(NamedTuple):
         """Return the lines of the table, and that for the others."""
         return [*table([self.header, *self.rows], right=self.header[3:], width=_WIDTH), *self.more]
 
-    def html(self, title: str = "", bars: Sequence[str] = ()) -> str:
+    def html(self, bars: Sequence[str] = (), title: str = "") -> str:
         """Return the table as HTML, without ``more``; ``bars`` are markup for a last column."""
-        cells = [[*map(escape, row)] for row in self.rows]
         if not bars:
-            return markup.html_table(self.header, cells)
-        cells = [[*row, bar] for row, bar in zip(cells, bars, strict=True)]
-        return markup.html_table([*self.header, title], cells)
+            return markup.html_table(self.header, ([*map(escape, row)] for row in self.rows))
+        cells = [self.header, *self.rows]
+        return markup.table_with_bars(cells, len(self.header), bars, title)
 
 
 def array_table(

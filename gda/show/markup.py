@@ -83,6 +83,20 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def table_with_bars(
+    cells: Sequence[Sequence[str]], at: int, bars: Iterable[str], title: str = ""
+) -> str:
+    """Return a table of texts with a bar in each row before the column ``at``.
+
+    ``title`` is markup above the bars. The last row may have none.
+    """
+    header, *rows = [[*map(escape, row)] for row in cells]
+    header.insert(at, title)
+    for row, each in zip(rows, [*bars, ""], strict=False):
+        row.insert(at, each)
+    return html_table(header, rows)
+
+
 def bar(
     parts: Mapping[str, int],
     color_of: Mapping[str, str],

@@ -355,7 +355,7 @@ class Layouts:
         for row in rows[:ROWS_SHOWN]:
             part = {_WHOLE if row.first.is_whole else _SHARDED: row.nbytes_per_device}
             bars.append(markup.bar(part, _COLOR_OF, longest, width=12))
-        shown = [table.html(markup.legend(_COLOR_OF), bars)] if rows else []
+        shown = [table.html(bars, markup.legend(_COLOR_OF))] if rows else []
         return markup.report([self.headline, *table.more], shown)
 
 

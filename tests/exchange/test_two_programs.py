@@ -230,7 +230,7 @@ def test_an_update_that_one_process_did_not_hear_of_is_made_good_by_the_next(
 
 
 def update_unheard_in_the_last() -> int:
-    """Update; the last process gets an error in place of the verdict."""
+    """Update; the last process gets an error in place of the decision."""
     do = offering.all_do
 
     def unheard(*given: Any, **options: Any) -> Any:

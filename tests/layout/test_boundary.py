@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import re
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -214,27 +213,6 @@ def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
         assert call()() is None
     finally:
         gc.enable()
-
-
-def test_in_a_thread_the_printed_traceback_ends_in_two_lines(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed: list[str] = []
-    monkeypatch.setattr(
-        threading,
-        "excepthook",
-        lambda args: printed.extend(traceback.format_tb(args.exc_traceback)),
-    )
-
-    def work() -> None:
-        gda.load_tree({"w": DATA}, mesh, P("nope"))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert [line.splitlines()[0].rpartition(" in ")[2] for line in printed[-2:]] == [
-        *("work", "load_tree")
-    ]
 
 
 @pytest.mark.parametrize("module", [gda, gda.checkpoint])
