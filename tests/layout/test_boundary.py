@@ -147,7 +147,7 @@ def test_cause_context_notes_and_type_stay() -> None:
             lambda mesh: gda.GlobalArray.from_callback(
                 (8, 2), global_mesh=mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
             ),
-            "Container.from_callback() got an unexpected keyword argument 'global_mesh'; its "
+            "GlobalArray.from_callback() got an unexpected keyword argument 'global_mesh'; its "
             "successor is mesh",
         ),
         (
@@ -178,6 +178,23 @@ def test_keywords_of_2022_lead_to_their_successors(
         call(mesh)
     assert str(caught.value).endswith(message)  # a note of JAX's follows in some
     assert names_of_frames(caught.value)[0] == "user:<lambda>"
+
+
+def test_errors_of_arguments_name_the_class_of_the_caller(mesh: Mesh) -> None:
+    class Mine(gda.GlobalArray):
+        """A class of the user."""
+
+    g = gda.GlobalArray.from_source(DATA, mesh, P("x"))
+    for call, text in [
+        (gda.GlobalArray.from_callback, "GlobalArray.from_callback() missing 2 required"),
+        (gda.PaddedArray.from_source, "PaddedArray.from_source() missing 2 required"),
+        (Mine.from_callback, f"{Mine.__qualname__}.from_callback() missing 2 required"),
+        (g.reshard, "GlobalArray.reshard() missing 1 required"),
+        (lambda: g.gather(proces=0), "GlobalArray.gather() got an unexpected keyword"),
+    ]:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value).startswith(text)
 
 
 def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:

@@ -23,8 +23,7 @@ from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.opening import Store
-from gda.trees.records.arrivals import saved_type
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
+from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, saved_type
 from gda.trees.records.saved_leaves import (
     Block,
     SavedLeaf,
