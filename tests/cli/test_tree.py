@@ -73,17 +73,10 @@ def test_places_of_mesh_dtype_and_spec(write: Callable[[Any], Path]) -> None:
     parameters = {"w": {"shape": [8, 8], "dtype": "f32"}, "b": {"shape": [8]}}
     parameters["b"] |= {"spec": None, "dtype": None}
     path = write({"dtype": "i16", "spec": "data", "parameters": parameters, "about": "a test"})
-    rows = {row["name"]: row for row in plan(path, "--mesh", "data=2,model=2")["parameters"]}
-    assert (rows["w"]["dtype"], rows["w"]["spec"], rows["w"]["nbytes_per_device"]) == (
-        "float32",
-        ["data"],
-        128,
-    )
-    assert (rows["b"]["dtype"], rows["b"]["spec"], rows["b"]["nbytes_per_device"]) == (
-        "int16",
-        [],
-        16,
-    )
+    assert {
+        row["name"]: (row["dtype"], row["spec"], row["nbytes_per_device"])
+        for row in plan(path, "--mesh", "data=2,model=2")["parameters"]
+    } == {"w": ("float32", ["data"], 128), "b": ("int16", [], 16)}
     flat = {"w": {"shape": [8, 8], "dtype": "f32", "spec": [None, "data"]}}
     assert plan(write(flat), "--mesh", "data=4")["nbytes_per_device"] == 64
     # --mesh counts more than the file, which may write its own as a text.
