@@ -80,6 +80,13 @@ def test_facts_about_replicas_on_a_mesh_of_two_axes(
     assert grid.num_devices == 8
 
 
+def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
+    grid = ShardGrid((2, 0), XY, P("y", "x"))
+    assert grid.indices() == [(slice(0, 1), slice(0, 0)), (slice(1, 2), slice(0, 0))] * 4
+    assert grid.indices() == [grid.index(device) for device in range(8)]
+    assert grid.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
 @pytest.mark.parametrize("spec", [P("x"), P("x", None), ["x"], P("x", None, None), P(("x",))])
 def test_trailing_nones_and_the_type_of_the_spec_do_not_matter(spec: Any) -> None:
     grid = ShardGrid((8, 2), XY, spec)
@@ -177,6 +184,8 @@ def test_one_device_of_a_mesh_of_any_size_can_be_asked_about() -> None:
     assert grid.index((5, 7, 2)) == (slice(7 * (1 << 30) + 5, 7 * (1 << 30) + 6), WHOLE)
     assert grid.replica_id((5, 7, 2)) == 2
     assert grid.shards_at([grid.num_devices - 1]) == [((slice((1 << 50) - 1, 1 << 50), WHOLE), 2)]
+    more = ShardGrid((1 << 80, 3), {"x": 1 << 79}, P("x"))
+    assert more.index((1 << 79) - 1) == (slice((1 << 80) - 2, 1 << 80), WHOLE)
 
 
 # Properties: NumPy on the whole array is right.
