@@ -23,7 +23,6 @@ import jax
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import Manifest, group_of
 from gda.checkpoint.pending import Pending
-from gda.checkpoint.reading.manifest_at import load_manifest
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
@@ -177,9 +176,10 @@ def save_async(
         saving.check_same_call(tree)
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
-        # Threads of this name communicate.
-        pending._start(saving.finish, f"gda-save-{saving.claim.data}")
-        stack.pop_all()  # finish() leaves it
+        # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
+        stack.pop_all()
+    # Threads of this name communicate.
+    pending._start(saving.finish, f"gda-save-{saving.claim.data}")
     return pending
 
 
@@ -352,7 +352,7 @@ class _Save:
         if is_first and not self._may_be_committed:
             return False
         try:
-            is_there = load_manifest(self.store).data == self.claim.data
+            is_there = manifest_json.load_manifest(self.store).data == self.claim.data
         except FileNotFoundError:
             is_there = False
         except (OSError, ValueError):
@@ -435,7 +435,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
 def _committed(store: Store) -> str:
     """Return the directory of the data of the checkpoint; empty if there is none."""
     try:
-        return load_manifest(store).data
+        return manifest_json.load_manifest(store).data
     except FileNotFoundError:
         return ""
 

@@ -270,11 +270,12 @@ def test_verify_reads_every_kind(run: Run, sources: Path, tmp_path: Path) -> Non
         assert run("verify", sources / kind) == (0, expected, "")
         code, _, err = run("verify", sources / kind, "--fingerprints")
         assert (code, "without fingerprints; omit them" in err) == (2, True)
-    write_orbax(tmp_path / "run", {("w",): W})
-    (tmp_path / "run" / "w" / "c" / "0" / "0").write_bytes(b"\0")
+    write_orbax(tmp_path / "run", {("w",): W, ("v",): W, ("whole",): W})
+    for name in "wv":
+        (tmp_path / "run" / name / "c" / "0" / "0").write_bytes(b"\0")
     code, out, err = run("verify", tmp_path / "run")
     assert (code, out) == (1, "")
-    assert err.startswith("array ['w']: ")
+    assert [line[:12] for line in err.splitlines()] == ["array ['v']:", "array ['w']:"]
 
 
 def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:

@@ -192,10 +192,7 @@ def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
         silent.check(path)
     for text, message in (
         ("{", "Expecting property name"),
-        ("[" * 200_000, "it is nested too deeply"),
-        ('{"version": 1, "version": 1}', "one object has these names twice"),
         ("[]", 'it has no "version": 1'),
-        ('{"version": 2}', 'it has no "version": 1'),
         ('{"version": 1}', r"it is damaged (KeyError('device_kind'))"),
         (
             '{"version": 1, "device_kind": "cpu", "mesh": 3, "fits": null, "peak_bytes": 1,'

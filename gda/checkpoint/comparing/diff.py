@@ -17,7 +17,7 @@ from gda.checkpoint.comparing.elements import (
     from_json,
     merged,
 )
-from gda.checkpoint.comparing.trees import GivenSide, OpenedSide, SavedSide, Side
+from gda.checkpoint.comparing.sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree

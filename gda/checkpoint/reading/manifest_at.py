@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.manifest_json import file_and_name, load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores.opening import Store
-from gda.trees.records.structure import check_structure
 
 T = TypeVar("T")
 
@@ -23,29 +23,10 @@ MOST_ATTEMPTS = 10  # if another save commits during each of them, the read fail
 def is_whole(store: Store) -> bool:
     """Return True if a path has a manifest that matches its checksum; it is not parsed."""
     try:
-        manifest_json.body_of(*_file_and_name(store))
+        manifest_json.body_of(*file_and_name(store))
     except (FileNotFoundError, NotADirectoryError, CorruptionError):
         return False
     return True
-
-
-def load_manifest(store: Store) -> Manifest:
-    """Return the manifest of a checkpoint; raise if it is damaged, or not there."""
-    file, where = _file_and_name(store)
-    manifest = manifest_json.load(file, where)
-    try:
-        check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
-    except CorruptionError as error:
-        raise CorruptionError(f"{where} is invalid: {error}") from None
-    return manifest
-
-
-def _file_and_name(store: Store) -> tuple[bytes, str]:
-    where = store.join(manifest_json.NAME)
-    try:
-        return store.read(manifest_json.NAME, manifest_json.MOST_BYTES), where
-    except ValueError as error:
-        raise CorruptionError(f"{where} {error}") from None
 
 
 def load_complete(store: Store) -> Manifest:

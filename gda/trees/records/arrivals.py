@@ -24,7 +24,7 @@ from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, check_spec
 from gda.mesh import MeshAndSpec, memory_kind_of, processes_of
 from gda.storage.casts import Origin, cast
-from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.recorded_leaves import ArrayLeaf, check_keys, key_ndim, saved_type
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.
 ContainerClass = type[GlobalArray] | type[PaddedArray] | None
@@ -236,40 +236,3 @@ def _check_jax_has(record: ArrayLeaf, dtype: np.dtype[Any]) -> None:
             "ask for another dtype, or pass a NumPy array in like="
         )
     check_keys(record)
-
-
-# PRNG keys.
-
-
-def saved_type(record: ArrayLeaf) -> tuple[Shape, Any]:
-    """Return shape and dtype of the recorded array; for keys not those of their data."""
-    if record.key_impl is None:
-        return record.shape, record.dtype
-    return record.shape[: -key_ndim(record.key_impl)], key_dtype(record.key_impl)
-
-
-def check_keys(record: ArrayLeaf) -> None:
-    """Raise ``ValueError`` if JAX does not have this kind of PRNG keys, or their data differs."""
-    if record.key_impl is None:
-        return
-    key = _key_data(record.key_impl)
-    if record.dtype != key.dtype or record.shape[len(record.shape) - key.ndim :] != key.shape:
-        raise ValueError(
-            f"it has keys of {record.key_impl!r}, which are {key.dtype}{list(key.shape)} each, but "
-            f"their data is {record.dtype}{list(record.shape)}"
-        )
-
-
-def key_ndim(impl: str | None) -> int:
-    """Return the number of last dimensions that belong to one key."""
-    return 0 if impl is None else _key_data(impl).ndim
-
-
-def key_dtype(impl: str) -> Any:
-    """Return the dtype of keys of an implementation."""
-    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
-
-
-def _key_data(impl: str) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of the data of one key."""
-    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))

@@ -16,8 +16,8 @@ from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
 from gda.storage.stores.errors import CorruptionError
 from gda.trees.leaves import grid_of_leaf, held_by
-from gda.trees.records.arrivals import Arrival, saved_type
-from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.arrivals import Arrival
+from gda.trees.records.recorded_leaves import ArrayLeaf, saved_type
 from gda.trees.records.structure import format_path
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
 from gda.layout.boundary import set_module
@@ -129,3 +130,40 @@ class RecordedTree:
     def leaves_at(self, at: Path) -> dict[Path, Leaf]:
         """Return the leaves of a subtree, by their paths in the whole tree."""
         return {leaf.path: leaf for leaf in self.leaves if leaf.path[: len(at)] == at}
+
+
+# PRNG keys.
+
+
+def saved_type(record: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of the recorded array; for keys not those of their data."""
+    if record.key_impl is None:
+        return record.shape, record.dtype
+    return record.shape[: -key_ndim(record.key_impl)], key_dtype(record.key_impl)
+
+
+def check_keys(record: ArrayLeaf) -> None:
+    """Raise ``ValueError`` if JAX does not have this kind of PRNG keys, or their data differs."""
+    if record.key_impl is None:
+        return
+    key = _key_data(record.key_impl)
+    if record.dtype != key.dtype or record.shape[len(record.shape) - key.ndim :] != key.shape:
+        raise ValueError(
+            f"it has keys of {record.key_impl!r}, which are {key.dtype}{list(key.shape)} each, but "
+            f"their data is {record.dtype}{list(record.shape)}"
+        )
+
+
+def key_ndim(impl: str | None) -> int:
+    """Return the number of last dimensions that belong to one key."""
+    return 0 if impl is None else _key_data(impl).ndim
+
+
+def key_dtype(impl: str) -> Any:
+    """Return the dtype of keys of an implementation."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def _key_data(impl: str) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of the data of one key."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))

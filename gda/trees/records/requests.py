@@ -32,14 +32,20 @@ from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
     kept_dtype,
-    key_dtype,
-    key_ndim,
     number_arrival,
-    saved_type,
     sharded_arrival,
     uncommitted_arrival,
 )
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, RecordedTree, ValueLeaf
+from gda.trees.records.recorded_leaves import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    RecordedTree,
+    ValueLeaf,
+    key_dtype,
+    key_ndim,
+    saved_type,
+)
 from gda.trees.records.structure import checked_path, format_path, path_of_keys, subtree, unflatten
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax

@@ -12,9 +12,9 @@ from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.layout.text import join_some
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.records.arrivals import Arrival, saved_type
+from gda.trees.records.arrivals import Arrival
 from gda.trees.records.compared_fingerprints import line_of
-from gda.trees.records.recorded_leaves import ArrayLeaf, Piece
+from gda.trees.records.recorded_leaves import ArrayLeaf, Piece, saved_type
 from gda.trees.records.structure import format_path
 
 
