@@ -251,7 +251,7 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     assert np.array_equal(pending.result(), expected)
 
 
-# What cannot be.
+# Errors.
 
 
 def test_tracers_deleted_arrays_and_other_things_have_none(auto_mesh: Mesh) -> None:
