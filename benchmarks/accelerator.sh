@@ -69,7 +69,8 @@ summary() {
   exit "$failed"
 }
 trap summary EXIT
-trap 'failed=1; parts+=("ended by a signal"); kill "$running"; exit' INT TERM
+# The group too: timeout leaves its command alone if it gets the signal while it starts it.
+trap 'failed=1; parts+=("ended by a signal"); kill -- "$running" "-$running" 2>/dev/null; exit' INT TERM
 
 : >"$GDA_FIGURES"
 read -r -d '' machine <<'CODE'

@@ -1002,20 +1002,8 @@ def test_a_single_device_has_its_sharding_too() -> None:
             "the spec .* was given with NamedSharding.*, which has its own; give the sharding",
         ),
         (
-            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x")),
-            "the spec .* was given with",
-        ),
-        (
             lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding),
             "data_callback must be a function, not NoneType",
-        ),
-        (
-            lambda sharding: gda.GlobalArray.from_source(DATA, sharding.mesh),
-            r"a mesh was given without a spec; write P\(\) for .* or give a NamedSharding",
-        ),
-        (
-            lambda _: gda.GlobalArray.from_source(DATA, jax.devices()[0]),
-            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not",
         ),
     ],
 )
