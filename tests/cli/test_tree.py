@@ -234,7 +234,7 @@ def test_a_model_is_the_sum_of_its_parameters(
             assert row["shard_shape"] == list(grids[name].shard_shape)
             assert row["num_replicas"] == grids[name].num_replicas
 
-    # What could be saved is saved by the spec that is proposed, and nothing else could.
+    # The proposed spec saves all bytes that can be saved.
     savings = {row["name"]: row for row in document["savings"]}
     for row in rows:
         grid = grids[row["names"][0]]

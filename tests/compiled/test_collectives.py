@@ -184,7 +184,7 @@ def test_a_branch_is_marked(mesh: Mesh) -> None:
     assert "<=1" in str(found)
 
 
-# What may be passed.
+# Arguments.
 
 
 def test_a_gda_jit_function_and_a_global_array(mesh: Mesh) -> None:

@@ -54,7 +54,7 @@ def by_definition(
     return starts, stops, blocks, replica_ids
 
 
-# What people meet: facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
+# Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
     assert (grid == even) == (shape == even.global_shape)
 
 
-# What cannot be.
+# Errors.
 
 BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     (((6, 2), XY, P("x")), ValueError, "global shape (6, 2) cannot be sharded by P('x') on the m"),

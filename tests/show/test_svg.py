@@ -131,7 +131,7 @@ def expected_titles(subject: Subject) -> list[str]:
     return titles
 
 
-# What people meet.
+# Usual cases.
 
 
 def test_a_matrix_is_blocks_with_their_devices() -> None:
