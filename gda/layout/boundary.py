@@ -35,7 +35,8 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 def public(function: FunctionT) -> FunctionT:
     """Make the exceptions of a function show its own frame and the caller's, and no more of gda.
 
-    A keyword that JAX had in 2022 is answered with its successor.
+    Errors of arguments name the class that the caller used, not the base that has the method, and
+    the successor of a keyword that JAX had in 2022.
     """
 
     @functools.wraps(function)
@@ -44,6 +45,7 @@ def public(function: FunctionT) -> FunctionT:
             return function(*args, **kwargs)
         except Exception as error:
             if isinstance(error, TypeError):
+                _name_class(error, function, args)
                 _name_successor(error, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
@@ -92,6 +94,16 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     for entry in reversed(kept):
         shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shown
+
+
+def _name_class(error: TypeError, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Replace the base class by the class of the caller, if Python refused the arguments."""
+    base, _, name = method.__qualname__.rpartition(".")
+    call, space, problem = str(error).partition(" ")
+    if base and args and call == f"{base}.{name}()":
+        cls = args[0] if isinstance(args[0], type) else type(args[0])
+        if base in {ancestor.__qualname__ for ancestor in cls.__mro__}:
+            error.args = (f"{cls.__qualname__}.{name}(){space}{problem}",)
 
 
 def _name_successor(error: TypeError, given: Collection[str]) -> None:

@@ -659,6 +659,10 @@ def test_many_pieces_take_no_quadratic_time() -> None:
     pieces[5][1] = 6
     with pytest.raises(CorruptionError, match="two leaves have one part"):
         load(pieces)
+    pieces[5] = [0, 5, [6], [1]]  # element 5 would be memory that nobody wrote
+    for wrong in (pieces, pieces[:5] + pieces[6:]):
+        with pytest.raises(CorruptionError, match="do not have each element of its shape"):
+            load(wrong)
 
 
 def test_a_manifest_too_large_is_neither_read_nor_written(

@@ -292,7 +292,7 @@ def _last(steps: list[tuple[str, str]], name: str, path: str) -> int:
     return max([at for at, step in enumerate(steps) if step == (name, path)], default=-1)
 
 
-# What a user meets.
+# Usual faults.
 
 
 def check_refused(path: Path, error: type[Exception], *words: str, before: int | None) -> None:
@@ -361,7 +361,7 @@ def public_directory() -> Iterator[Path]:
     """A directory that everybody reaches; ``tmp_path`` is only for its owner."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        # What is imported when it is first used may lie where only the owner may read.
+        # A module that is imported at its first use may lie where only the owner may read.
         check_next_save(Path(name) / "first", 1)
         shutil.rmtree(Path(name) / "first")
         yield Path(name)
@@ -596,7 +596,7 @@ def test_a_process_that_does_not_come_is_named_in_time(shared_tmp_path: Path) ->
     if jax.process_index() == 1:
         while not told.exists():  # past its time
             time.sleep(0.01)
-    # Where all others wait too, such as in the checks of constructors, it is said there.
+    # If all others wait too, as in the checks of constructors, they raise it there.
     with pytest.raises(gda.LateProcessError, match="process 1 did not come within 2 s") as caught:
         gda.checkpoint.save(path, tree, overwrite=True, timeout=2)
     assert "gda.checkpoint.save (test_faults.py:" in str(caught.value)

@@ -125,6 +125,7 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(leaf={"shape": [2**40, 2**40]})), r"leaves\[0\].shape"),
         (answers(catalog(structure={"dict": [["v", 0]]})), "a leaf in a wrong place"),
         (answers(catalog(meshes=[[[["process", 2**40]], [0]]])), "has 1 devices"),
+        (answers(catalog(meshes=[[[["a", 2**40], ["b", [0]]], [0]]])), "whose size is no integer"),
         (answers(catalog(meshes=[[[["process", 1]], [3]]])), "processes without an address"),
         (answers(catalog(meshes=[[[["a", 2], ["a", 2]], [0] * 4]])), "but the mesh {'a': 2} has 2"),
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
@@ -383,6 +384,26 @@ def test_a_wrong_question_gets_an_error_and_the_offer_goes_on(
     assert answer["error"][0] == kind
     assert said in answer["error"][1]
     np.testing.assert_array_equal(gda.pull(offer.address, token="secret")["w"], batch(8, 4))
+
+
+def test_an_offer_needs_a_thread_and_goes_on_when_there_are_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In place of listening, or answering, in a thread that has something else to do."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            gda.offer({"w": 1})
+    with gda.offer({"w": 1}) as offer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(ConnectionError, match="ended the connection"):
+                gda.pull(offer.address, timeout=20)
+        assert gda.pull(offer.address, timeout=20) == {"w": 1}
 
 
 @pytest.mark.parametrize("token", [None, "", "secret "])

@@ -22,7 +22,7 @@ def open_tensorstore(path: Path, driver: str = "zarr3", **options: Any) -> ts.Te
     return ts.open({"driver": driver, "kvstore": f"file://{path}/"}, **options).result()
 
 
-# What is a target.
+# Objects that are targets.
 
 
 def test_arrays_of_numpy_have_no_chunks_and_import_no_library(
@@ -89,7 +89,7 @@ def test_containers_of_targets_are_named(tmp_path: Path) -> None:
         check_fit(target_of(np.zeros((3, 2))), (2, 3), np.dtype(np.float64))
 
 
-# What is read-only.
+# Targets that are read-only.
 
 
 def test_read_only_arrays(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import inspect, restore, save
-from gda.checkpoint.reading import files
+from gda.checkpoint.reading import checked_files
 
 AXES = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
 DTYPES = [
@@ -25,13 +25,13 @@ DTYPES = [
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The chunks that this process reads."""
     chunks: list[tuple[int, int]] = []
-    load = files.Files.load
+    load = checked_files.Files.load
 
     def noting(self: Any, where: Any, out: Any) -> None:
         chunks.append(where)
         load(self, where, out)
 
-    monkeypatch.setattr(files.Files, "load", noting)
+    monkeypatch.setattr(checked_files.Files, "load", noting)
     return chunks
 
 

@@ -24,6 +24,7 @@ from s3_server import ENVIRONMENT, Server, open_kv, spec_of
 
 import gda
 from gda.storage.stores.object_store import KvStore
+from gda.storage.stores.opening import open_store
 
 
 class Pair(NamedTuple):
@@ -164,6 +165,9 @@ def test_a_run_in_an_object_store_is_read(runs: Path, monkeypatch: pytest.Monkey
         kv.write(committed.name, b"").result()
         tree = gda.storage.open_orbax(spec)
         assert np.array_equal(tree["w"].read().result(), W)
+        # The arrays are opened with the credentials of the spec too.
+        for name in ("aws_credentials", "s3_request_retries"):
+            assert open_store(spec, timeout=60).spec()[name] == spec[name]
         with pytest.raises(FileNotFoundError, match="there is nothing at"):
             gda.storage.open_orbax(spec | {"path": "elsewhere/"})
 

@@ -221,7 +221,7 @@ def test_progress_counts_the_bytes_that_this_process_writes(
     assert set(threading.enumerate()) == before
 
 
-# What goes wrong while writing.
+# Errors while writing.
 
 
 def fill_the_disk(index: Index) -> None:
