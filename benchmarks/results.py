@@ -49,7 +49,7 @@ class Measured(NamedTuple):
 
 
 Results = Mapping[str, Measured]
-"""What was measured of each work, by its name."""
+"""The figures of each work, by its name."""
 
 
 def stats_of(samples: Sequence[float]) -> Stats:

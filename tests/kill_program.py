@@ -65,7 +65,7 @@ def small_files(set_attribute: Callable[[Any, str, Any], None] = setattr) -> Non
     set_attribute(writer, "PACKED_BELOW", 1024)
 
 
-# What a save does to a disk, step by step.
+# The operations of a save on a disk, step by step.
 
 Arguments = tuple[Any, ...]
 Works = Mapping[str, Callable[..., None]]
@@ -106,7 +106,7 @@ class Disk:
                 self.steps.append((name, path))
             if self._fault is not None and number >= self._at:
                 self._fault(number == self._at, name, args)
-            # What is on the disk is in no danger from a fault of the program: to wait is a waste.
+            # A fault of the program endangers no data on the disk: to wait is a waste.
             result = None if name == "fsync" else real(*args, **options)
             if name == "open":
                 self._paths[result] = path
@@ -121,7 +121,7 @@ class Disk:
         set_attribute(directory, "shutil", SimpleNamespace(rmtree=rmtree))
 
 
-# What the processes do.
+# The work of the processes.
 
 
 def say(*words: object) -> None:

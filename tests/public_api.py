@@ -96,7 +96,7 @@ def _members(kind: type) -> Iterator[str]:
     for base in reversed(kind.__mro__):
         if _is_of_gda(base):
             found |= dict.fromkeys(base.__annotations__)
-            # What a container has of jax.Array depends on the version of JAX.
+            # The attributes that a container has of jax.Array depend on the version of JAX.
             found |= {
                 name: value
                 for name, value in vars(base).items()

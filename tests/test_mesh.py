@@ -43,7 +43,7 @@ def shards_of_jax(
     return {shard.device: (shard.index, shard.replica_id) for shard in array.addressable_shards}
 
 
-# What people meet: facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
+# Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
 def test_lists_are_taken_for_shape_and_spec(mesh: Mesh) -> None:
@@ -113,7 +113,7 @@ def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> 
     assert shards == shards_of_jax(case.global_shape, case.mesh, spec)
 
 
-# What cannot be.
+# Errors.
 
 FUNCTIONS = [gda.get_shard_shape, gda.get_shard_indices, gda.get_shard_indices_replica_ids]
 

@@ -407,7 +407,7 @@ def _mebibytes(way: str, phase: str, scale: Scale) -> float:
     return max(_peaks(way, scale)[phase], _PAGE) / MIB  # never 0, of which nothing is a multiple
 
 
-# What is compared.
+# The works.
 
 
 def works(quick: bool = False) -> list[Work]:

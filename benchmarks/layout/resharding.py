@@ -149,6 +149,6 @@ WORKS = [
             (f"{POSITIONS // 2:,} devices to as many others, a sender and a receiver", True),
         ]
     ],
-    # What a list costs where there is much to list: a million moves.
+    # The cost of a list of a million moves.
     _work(_list_moves, 1_024, ALL_TO_ALL, None),
 ]

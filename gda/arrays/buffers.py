@@ -15,7 +15,7 @@ from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import Shape, integers
 from gda.layout.text import format_bytes
 
-ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
+ALIGNMENT = 64  # bytes; JAX's CPU backend adopts memory that begins at a multiple of it
 
 # Small buffers share a slab: an allocation each costs more than filling it. So do those of medium
 # size: NumPy asks for huge pages from 4 MiB on. Memory of whole huge pages is filled from a file in

@@ -27,6 +27,7 @@ from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import (
+    LayoutUnknownError,
     MeshLike,
     after_spec,
     devices_of,
@@ -43,6 +44,11 @@ from gda.storage.sources import source_of
 AnyNDArray = np.ndarray[Any, Any]
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
+
+_SUCCESSORS = {
+    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
+    "shards": "g.local_shards or g.global_shards",
+}
 
 _get = object.__getattribute__
 _set = object.__setattr__
@@ -548,6 +554,23 @@ class Container:
         True
         """
         return fingerprint.fingerprint_of(self._live(), self.grid)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            problem = f"{type(self).__name__} has no attribute {name!r}"
+            if name in _SUCCESSORS:
+                problem += f"; write {_SUCCESSORS[name]}"
+            attribute = getattr(type(self), name, None)
+            if isinstance(attribute, property):  # its AttributeError has lost its message
+                try:
+                    attribute.__get__(self)
+                except LayoutUnknownError:
+                    raise
+                except AttributeError as error:
+                    cause = not_an_array_error(self.array) if self._is_inert else error
+                    problem += f" here: {cause}"
+            raise AttributeError(problem)
 
     # As a Python object.
 

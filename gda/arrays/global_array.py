@@ -27,7 +27,6 @@ from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import (
-    LayoutUnknownError,
     MeshLike,
     after_spec,
     is_tracer,
@@ -36,10 +35,6 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import communicates, if_checked
 
-_SUCCESSORS = {
-    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
-    "shards": "g.local_shards or g.global_shards",
-}
 _new = object.__new__
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -526,23 +521,6 @@ class GlobalArray(Container):
         def at(self) -> _At:
             """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
             return _At(self.__jax_array__().at)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            problem = f"GlobalArray has no attribute {name!r}"
-            if name in _SUCCESSORS:
-                problem += f"; write {_SUCCESSORS[name]}"
-            attribute = getattr(type(self), name, None)
-            if isinstance(attribute, property):  # its AttributeError has lost its message
-                try:
-                    attribute.__get__(self)
-                except LayoutUnknownError:
-                    raise
-                except AttributeError as error:
-                    cause = not_an_array_error(self.array) if self._is_inert else error
-                    problem += f" here: {cause}"
-            raise AttributeError(problem)
 
     # As a Python object.
 

@@ -5,9 +5,9 @@
 zarr v3 arrays that any tool reads, and a manifest that is written last, with size and checksum of
 every file.
 
-Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing``
-and ``pending`` (in the background), ``restoring`` over ``reading``, ``tree_at`` (any kind of files
-as sources), ``inspecting``, ``comparing``, ``converting``.
+Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing`` and
+``pending`` (in the background), ``restoring`` over ``reading``, ``tree_at`` (any kind of files as
+sources), ``inspecting``, ``comparing``, ``converting``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -12,8 +12,8 @@ import jax
 
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
-from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.fingerprints import ChunkSums
+from gda.checkpoint.reading.checked_files import Files
+from gda.checkpoint.reading.chunk_sums import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
     check_not_replaced,
     is_whole,

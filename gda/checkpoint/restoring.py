@@ -15,9 +15,9 @@ import jax
 from gda.arrays.buffers import Buffers
 from gda.arrays.transport.exchanging import exchange
 from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.reading.checked_files import Files
 from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
-from gda.checkpoint.reading.files import Files
-from gda.checkpoint.reading.fingerprints import check_provable
+from gda.checkpoint.reading.chunk_sums import check_provable
 from gda.checkpoint.reading.manifest_at import (
     MOST_ATTEMPTS,
     ReplacedError,

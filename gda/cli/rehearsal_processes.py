@@ -167,7 +167,8 @@ def _environment(topology: str) -> dict[str, str]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        # XLA tells less of a program that this has, and JAX 0.12 cannot read one for other devices.
+        # A cached program lacks the list of temporaries, and JAX 0.12 cannot read one for devices
+        # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",
     }
     if count := num_cpus(topology):

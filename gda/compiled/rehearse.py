@@ -107,7 +107,7 @@ def rehearsal_of(
     num_devices, mesh_shape = (1, {}) if mesh is None else (mesh.size, dict(mesh.shape))
     arguments = _with_donations([*_arguments(stage, program, iter(given), mesh)], lowered, program)
     if program is None:
-        memory = _memory_that_is_too_much(build, arguments, device)
+        memory = _memory_that_does_not_fit(build, arguments, device)
     else:
         memory = _memory_of(program, build, device)
     flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
@@ -313,7 +313,7 @@ def _memory_of(program: Compiled, build: _Build, device: Any) -> _Memory:
     )
 
 
-def _memory_that_is_too_much(
+def _memory_that_does_not_fit(
     build: _Build, arguments: Sequence[ArgumentBytes], device: Any
 ) -> _Memory:
     words = _NEEDED.search(build.failure)

@@ -364,10 +364,10 @@ def _well_ended(processes: Sequence[_Process]) -> list[str]:
     """Return sentences about processes that had succeeded before the end, or were about to."""
     ended = [process.index for process in processes if process.has_ended_well()]
     ending = [process.index for process in processes if process.is_alive() and process.is_done()]
-    said = [f"{format_processes(ended)} had ended with exit code 0 before"] if ended else []
+    sentences = [f"{format_processes(ended)} had ended with exit code 0 before"] if ended else []
     if ending:
-        said.append(f"{format_processes(ending)} had finished the program and waited to exit")
-    return said
+        sentences.append(f"{format_processes(ending)} had finished the program and waited to exit")
+    return sentences
 
 
 def _tell(processes: Sequence[_Process], ending: _Ending, reason: str) -> None:

@@ -30,8 +30,8 @@ _ENDS = "gda/multihost/end/"
 class Place(NamedTuple):
     """The last place of a process.
 
-    ``group`` and ``number`` tell the meeting that it came to, none after a failure, and
-    ``processes`` those that meet there. ``machine`` is an empty text if that is unknown.
+    ``group`` and ``number`` are those of the meeting that it came to, empty after a failure, and
+    ``processes`` are those that meet there. ``machine`` is an empty text if that is unknown.
     """
 
     what: str

@@ -41,8 +41,9 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 """
 
 # Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
-# ``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
-# only module with JAX), ``array_table`` (tables of reports), ``memory_report`` (of ``gda.memory``).
+# ``terminal`` (text), ``drawing`` (SVG), ``markup`` and ``page`` (HTML), ``visualize`` (also inside
+# ``jit``; the only module with JAX), ``array_table`` (tables of reports), ``memory_report`` (of
+# ``gda.memory``).
 
 from __future__ import annotations
 

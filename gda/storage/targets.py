@@ -127,7 +127,7 @@ def _of_tensorstore(target: Any) -> Target:
     layout = handle.chunk_layout
     chunks = layout.write_chunk.shape
     if chunks is not None:
-        # Where TensorStore gives no size, one chunk may have the whole dimension.
+        # A dimension to which TensorStore gives no size may be one chunk.
         sizes = zip(chunks, handle.shape, strict=True)
         chunks = tuple(chunk or max(size, 1) for chunk, size in sizes)
     return Target(

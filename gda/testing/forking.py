@@ -122,12 +122,12 @@ class _ForkServer:
     """The end of the connection to a server in the process that started it."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._socket, other_end = socket.socketpair()
         modules = " ".join(name for name in _SLOW if name in sys.modules)
-        with theirs:
+        with other_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), modules, *sys.path],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _BOOTSTRAP, str(other_end.fileno()), modules, *sys.path],
+                pass_fds=[other_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**variables, "PYTHONUNBUFFERED": "1"},
             )
@@ -162,7 +162,7 @@ def _send(environment: Mapping[str, str], name: object, group: int, files: Seque
 
 
 def end_servers() -> None:
-    """End the servers of this process; what they and theirs took counts as that of its children."""
+    """End the servers of this process; their CPU time counts as that of its children."""
     for server in _servers.values():
         server.close()
     _servers.clear()

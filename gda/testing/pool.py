@@ -182,13 +182,13 @@ class _PoolWorker:
         self.log = directory / f"process-{index}.log"
         self.stacks = directory / f"process-{index}.stacks"
         self.stacks.touch()
-        self.connection, theirs = Pipe()
+        self.connection, other_end = Pipe()
         variables["GDA_TESTING_STACKS"] = str(self.stacks)
-        with theirs, self.log.open("wb") as log, open(os.devnull, "rb") as nothing:
+        with other_end, self.log.open("wb") as log, open(os.devnull, "rb") as nothing:
             self.process: Forked = children.start(
                 "gda.testing.worker:main",
                 popen=Forked,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[other_end.fileno()],
                 env=variables,
                 stdin=nothing.fileno(),
                 stdout=log.fileno(),

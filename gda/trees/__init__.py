@@ -5,5 +5,6 @@ Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by l
 writes), ``files`` (trees to targets and safetensors), ``to_numpy``, ``to_jax``, ``digests``
 (fingerprints), ``jit`` (``jit`` and ``constrain``), ``resharding`` (to other meshes), ``replicas``
 (a check that they hold the same bits), ``batches`` (each host's part to global arrays, ahead of
-the step), ``live_arrays`` (``memory``: all live arrays by name).
+the step), ``layouts`` (a table of them), ``live_arrays`` (``memory``: all live arrays by name),
+``records`` (of trees that are saved or offered).
 """

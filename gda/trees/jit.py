@@ -263,7 +263,7 @@ def _contained(result: Any, empty: set[Any]) -> Any:
         wants_one = isinstance(leaf, jax.Array | np.ndarray) or is_empty(leaf)
         return GlobalArray(array=leaf) if wants_one else leaf
 
-    # What is in a PaddedArray stays as it is.
+    # The content of a PaddedArray stays as it is.
     return jax.tree.map(
         contained, result, is_leaf=lambda node: isinstance(node, Container) or is_empty(node)
     )

@@ -111,7 +111,7 @@ def reshard_tree(
             each.array.delete()
     array_of_each = dict(zip([*moving, *copies], [*moved, *placed], strict=True))
     results = [
-        leaf if each is None else _like(leaf, array_of_each[each], each.target.is_padded)
+        leaf if each is None else _contained_like(leaf, array_of_each[each], each.target.is_padded)
         for leaf, each in zip(leaves, relayouts, strict=True)
     ]
     return jax.tree.unflatten(structure, results)
@@ -120,7 +120,7 @@ def reshard_tree(
 def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
     """Return True if every process made this array by itself, such as the count of optax.
 
-    ``is_shared`` tells that the tree has arrays of several processes. In a tree without them, a
+    ``is_shared`` is true if the tree has arrays of several processes. In a tree without them, a
     process that is not in the new mesh has arrays of its own.
     """
     array = each.array
@@ -149,7 +149,8 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
+def _contained_like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
+    """Return an array in a container of the kind of ``leaf``, if that is one."""
     if is_padded:
         return PaddedArray(array, leaf.shape)
     return leaf._with_array(array) if is_container(leaf) else array

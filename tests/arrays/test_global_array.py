@@ -37,7 +37,7 @@ def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.Glob
     return gda.GlobalArray.from_callback(data.shape, mesh, spec, lambda index: data[index])
 
 
-# What it says of itself.
+# The facts about itself.
 
 
 def test_it_knows_shape_type_and_layout(mesh: Mesh) -> None:
@@ -416,7 +416,7 @@ def values(result: object) -> object:
 
 @pytest.mark.parametrize("name", sorted(set(DELEGATED) - {"at"}))  # nothing without an index
 def test_methods_agree_with_the_array(auto_mesh: Mesh, name: str) -> None:
-    # Where JAX answers for arrays of one device only, one of that.
+    # Some methods of JAX take arrays of one device only.
     one = Mesh(auto_mesh.devices[:1, :1], ("x", "y"))
     mesh = one if name.startswith("unsafe_") or name == "argpartition" else auto_mesh
     data = {"choose": INTEGERS, "take": INTEGERS, "searchsorted": DATA[:, 0]}.get(name, DATA)
@@ -650,6 +650,11 @@ def test_a_container_of_no_array_has_no_layout_and_says_so(mesh: Mesh, leaf: obj
     assert repr(g) == f"GlobalArray(array={leaf!r})"
     for container in (g, p):
         assert container == copy.copy(container)
+        for name in ("dtype", "nbytes"):
+            with pytest.raises(AttributeError, match=f"'{name}' here: .* and no jax.Array"):
+                getattr(container, name)
+    with pytest.raises(AttributeError, match="PaddedArray has no attribute 'padded_shape' here: "):
+        p.mask()
     on_host = jax.device_get(make(mesh))
     for container in (g, p, on_host):
         uses = [partial(container.reshard, mesh, P()), partial(copy.deepcopy, container)]

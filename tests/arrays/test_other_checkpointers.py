@@ -88,7 +88,7 @@ def restore_pytree(path: Path, like: Any) -> Any:
 def save_asynchronously(path: Path, tree: Any) -> None:
     with ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         checkpointer.save(path, args=ocp.args.StandardSave(tree))
-        # What was saved may be given away at once.
+        # A saved array may be donated at once.
         jax.tree.map(lambda x: x.delete(), tree)
         checkpointer.wait_until_finished()
 

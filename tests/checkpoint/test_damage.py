@@ -6,7 +6,6 @@ import functools
 import json
 import operator
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -693,10 +692,10 @@ def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
 
 
 def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
+    """Of a frame with much more, the memory is measured in test_memory.py."""
     damaged = copy_of(saved / "one", tmp_path / "run")
-    bomb, short = (bytes(zarr_format.compress(np.zeros(n, np.uint8))) for n in (2**28, 3))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for frame in (bomb, short, b"", b"\x28\xb5\x2f\xfd"):
+    more, less = (bytes(zarr_format.compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
+    for frame in (more, less, b"", b"\x28\xb5\x2f\xfd"):
         crc = google_crc32c.value(frame)
 
         def declare(body: dict[str, Any], frame: bytes = frame, crc: int = crc) -> None:
@@ -707,7 +706,6 @@ def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -
         damaged.seal(declare)
         damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
         check_found(damaged, damaged.chunks[0], restore, verify)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
 
 
 def test_keys_of_no_known_kind(plain: Damaged) -> None:

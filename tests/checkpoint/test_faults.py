@@ -85,9 +85,8 @@ class Killing:
         if is_over:
             gda.checkpoint.save(path, values_of(1))
         for trial in range(trials.most):
-            place = path if is_over else path / str(trial) / "run"
             try:
-                after = self.trial(trials, place, before)
+                after = self.trial(trials, path if is_over else path / f"{trial}/run", before)
             except BaseException as error:
                 error.add_note(f"trial {trial}; errors:\n{self._forks.errors()}")
                 raise
@@ -293,16 +292,15 @@ def _last(steps: list[tuple[str, str]], name: str, path: str) -> int:
     return max([at for at, step in enumerate(steps) if step == (name, path)], default=-1)
 
 
-# What a user meets.
+# Usual faults.
 
 
 def check_refused(path: Path, error: type[Exception], *words: str, before: int | None) -> None:
-    """Saving fails, with these words, at once and in the background; nothing changes."""
-    for save in (gda.checkpoint.save, save_in_background):
-        with pytest.raises(error) as caught:
-            save(path, values_of(2), overwrite=True)
-        assert all(word in str(caught.value) for word in words), caught.value
-        assert before is None or generation_at(path) == before
+    """Saving fails, with these words; nothing changes."""
+    with pytest.raises(error) as caught:
+        gda.checkpoint.save(path, values_of(2), overwrite=True)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert before is None or generation_at(path) == before
 
 
 def save_in_background(path: Path, tree: Any, **options: Any) -> None:
@@ -363,9 +361,8 @@ def public_directory() -> Iterator[Path]:
     """A directory that everybody reaches; ``tmp_path`` is only for its owner."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        # What is imported when it is first used may lie where only the owner may read.
-        gda.checkpoint.save(Path(name) / "first", values_of(1))
-        assert generation_at(Path(name) / "first") == 1
+        # A module that is imported at its first use may lie where only the owner may read.
+        check_next_save(Path(name) / "first", 1)
         shutil.rmtree(Path(name) / "first")
         yield Path(name)
 
@@ -599,7 +596,7 @@ def test_a_process_that_does_not_come_is_named_in_time(shared_tmp_path: Path) ->
     if jax.process_index() == 1:
         while not told.exists():  # past its time
             time.sleep(0.01)
-    # Where all others wait too, such as in the checks of constructors, it is said there.
+    # If all others wait too, as in the checks of constructors, they raise it there.
     with pytest.raises(gda.LateProcessError, match="process 1 did not come within 2 s") as caught:
         gda.checkpoint.save(path, tree, overwrite=True, timeout=2)
     assert "gda.checkpoint.save (test_faults.py:" in str(caught.value)

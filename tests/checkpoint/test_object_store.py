@@ -232,7 +232,7 @@ def test_two_processes_save_and_restore_one_tree(
     assert len(directories(spec)) == 2
 
 
-# What a path may be.
+# The kinds of paths.
 
 
 @pytest.mark.parametrize("url", ["s3://some-bucket/run", "gs://some-bucket/run/", "memory://run"])
@@ -270,7 +270,7 @@ def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         checkpoint.restore("s3://some-bucket/run")
 
 
-# What is not there, or is not what was saved.
+# Missing and damaged files.
 
 
 def test_nothing_or_something_else_is_there(spec: Spec, auto_mesh: Mesh) -> None:
@@ -322,7 +322,7 @@ def test_damaged_objects_are_named(kv: Any, auto_mesh: Mesh) -> None:
     checkpoint.verify(kv)
 
 
-# How objects are read.
+# The requests of a read.
 
 
 def test_each_object_is_written_and_fetched_once_and_many_at_a_time(

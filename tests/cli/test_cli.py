@@ -43,8 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
-    code, out, err = run("inspect", path)
-    assert (code, err) == (0, "")
+    out = run.printed("inspect", path)
     assert out == f"{gda.checkpoint.inspect(path)}\n"
     assert "['w']       float32[8,4]  128 B" in out
     assert "GlobalArray P('x') over {'x': 4, 'y': 2}" in out
@@ -53,8 +52,7 @@ def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
 
 
 def test_inspect_for_programs(run: Run, path: Path) -> None:
-    code, out, err = run("inspect", "--json", path)
-    assert (code, err) == (0, "")
+    out = run.printed("inspect", "--json", path)
     document = json.loads(out)
     assert document["path"] == str(path)
     assert document["nbytes"] == 128 + 24 + 8
@@ -83,8 +81,7 @@ def test_inspect_for_programs(run: Run, path: Path) -> None:
 
 def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
     gda.checkpoint.save(tmp_path / "run", {})
-    code, out, _ = run("inspect", tmp_path / "run")
-    assert code == 0
+    out = run.printed("inspect", tmp_path / "run")
     assert out.startswith("0 leaves, 0 B; ")
     assert run("verify", tmp_path / "run")[0] == 0
 
@@ -196,8 +193,7 @@ def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
 
 
 def test_help_and_version(run: Run) -> None:
-    code, out, err = run()
-    assert (code, err) == (0, "")
+    out = run.printed()
     assert "inspect" in out
     assert "verify" in out
     assert run("--help") == (0, out, "")
@@ -205,8 +201,7 @@ def test_help_and_version(run: Run) -> None:
     words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "--at", "convert": "--map"}
     for command, word in words.items():
-        code, out, err = run(command, "--help")
-        assert (code, err) == (0, "")
+        out = run.printed(command, "--help")
         assert word in out
         assert max(map(len, out.splitlines())) <= 80
 

@@ -23,9 +23,7 @@ def plan(*args: str) -> dict[str, Any]:
 
 
 def test_one_array(run: Run) -> None:
-    code, out, err = run(*EXAMPLE, "--spec", "data,model", "--no-picture")
-    assert (code, err) == (0, "")
-    assert out == (
+    assert run.printed(*EXAMPLE, "--spec", "data,model", "--no-picture") == (
         "array         bfloat16[65536,8192], 1.0 GiB\n"
         "mesh          data=64,model=16: 1,024 devices in 128 processes of 8\n"
         "spec          P('data', 'model')\n"
@@ -40,8 +38,7 @@ def test_one_array(run: Run) -> None:
 
 def test_one_process_and_one_element(run: Run) -> None:
     asked = ("--process", "17", "--locate", "5,4097", "--no-picture")
-    code, out, err = run(*EXAMPLE, "--spec", "_,model", *asked)
-    assert (code, err) == (0, "")
+    out = run.printed(*EXAMPLE, "--spec", "_,model", *asked)
     assert out.split("\n\n")[1:5] == [
         "shard shape   (65536, 512)\n"
         "blocks        16 distinct, each on 64 devices\n"
@@ -73,8 +70,7 @@ def test_one_process_and_one_element(run: Run) -> None:
 def test_padding(run: Run) -> None:
     args = ("plan", "--shape", "5x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
     args = (*args, "--devices-per-process", "4", "--process", "1", "--no-picture")
-    code, out, err = run(*args, "--pad")
-    assert (code, err) == (0, "")
+    out = run.printed(*args, "--pad")
     assert (
         "note          an element counts as one byte, as in NumPy; devices may pack\n"
         "              several in one\n"
@@ -93,8 +89,7 @@ def test_padding(run: Run) -> None:
         "     6  3  0        0  [5:5, :]  written\n"
         "     7  3  1        1  [5:5, :]\n"
     )
-    code, out, err = run(*args)
-    assert (code, out) == (2, "")
+    err = run.refusal(*args)
     assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
     args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
     assert run(*args, "--pad") == run(*args)  # where all divides
@@ -106,8 +101,7 @@ def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(17))
     spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
     args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
-    code, out, err = run(*args, "--devices-per-process", "4")
-    assert (code, err) == (0, "")
+    out = run.printed(*args, "--devices-per-process", "4")
     assert max(map(len, out.splitlines())) <= 80
     assert out.split("spec  ")[0].count("_axis_") == 17
 
@@ -155,17 +149,14 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
 def test_mistakes(run: Run, args: dict[str, str], message: str) -> None:
     good = {"--shape": "8x6", "--dtype": "f32", "--mesh": "data=4,model=2", "--spec": "data,model"}
     words = [word for pair in {**good, **args}.items() for word in pair]
-    code, out, err = run("plan", *words)
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", *words)
     assert message in err
     assert err.startswith("gda: ")
     assert err.count("\n") <= 3
 
 
 def test_missing_options_are_named(run: Run) -> None:
-    code, out, err = run("plan", "--shape", "8", "--mesh", "x=4")
-    assert (code, out) == (2, "")
-    assert err == (
+    assert run.refusal("plan", "--shape", "8", "--mesh", "x=4") == (
         "gda: --dtype and --spec are missing; give --shape, --dtype, --mesh and --spec "
         "for one array, or --tree FILE for a model\n"
     )
@@ -173,8 +164,7 @@ def test_missing_options_are_named(run: Run) -> None:
 
 def test_all_options_that_cannot_be_read_are_reported_at_once(run: Run) -> None:
     args = ("--shape", "8,,", "--dtype", "f3", "--mesh", "x", "--spec", "x y")
-    code, out, err = run("plan", *args)
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", *args)
     lines = err.splitlines()
     assert len(lines) == 12
     assert [line.split(":")[0] for line in lines[3::3]] == ["--dtype", "--mesh", "--spec"]
@@ -249,8 +239,7 @@ LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 )
 def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
     options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
-    code, out, err = run("plan", *options)
-    assert (code, err) == (0, "")
+    out = run.printed("plan", *options)
     assert f"\n\n{expected}\n" in out
 
 
@@ -264,9 +253,7 @@ def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
     ],
 )
 def test_mistakes_of_a_device(run: Run, options: list[Any], message: str) -> None:
-    code, out, err = run("plan", *options)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert message in run.refusal("plan", *options)
 
 
 # As a program.

@@ -26,9 +26,7 @@ FEWER = ("--to-mesh", "data=3,model=2", "--devices-per-process", "2")
 
 def test_rows_to_columns(run: Run) -> None:
     args = (*ROWS, "--to-spec", "_,x", "--devices-per-process", "2", "--no-picture")
-    code, out, err = run("reshard", *args)
-    assert (code, err) == (0, "")
-    assert out == (
+    assert run.printed("reshard", *args) == (
         "array         float32[64,64], 16.0 KiB\n"
         "from          P('x') on x=8\n"
         "              8 devices in 4 processes of 2, blocks of (8, 64)\n"
@@ -66,20 +64,17 @@ def test_rows_to_columns(run: Run) -> None:
 def test_padding_before_and_after(run: Run) -> None:
     args = ("--shape", "10x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
     args = (*args, "--to-mesh", "x=3,y=2", "--no-picture")
-    code, out, err = run("reshard", *args, "--pad")
-    assert (code, err) == (0, "")
+    out = run.printed("reshard", *args, "--pad")
     assert out.count("\n              padded to (12, 4): 16 B, 20 % more on all devices\n") == 2
     assert out.count("note  ") == 1
     assert "links         none: no process sends to another\n" in out
     assert "process  sends" not in out
-    code, out, err = run("reshard", *args)
-    assert (code, out) == (2, "")
+    err = run.refusal("reshard", *args)
     assert err.endswith("; or give --pad: padded to (12, 4), 20 % more\n")
 
 
 def test_pictures_of_before_and_after(run: Run) -> None:
-    code, out, err = run("reshard", *ROWS, "--to-mesh", "x=4")
-    assert (code, err) == (0, "")
+    out = run.printed("reshard", *ROWS, "--to-mesh", "x=4")
     lines = out.splitlines()
     assert lines.index("before") < lines.index("after")
     assert "│ 0:8, :     device 0 │" in lines
@@ -98,8 +93,7 @@ def test_pictures_of_before_and_after(run: Run) -> None:
     ],
 )
 def test_mistakes(run: Run, args: tuple[str, ...], message: str) -> None:
-    code, out, err = run("reshard", *ROWS, *args)
-    assert (code, out) == (2, "")
+    err = run.refusal("reshard", *ROWS, *args)
     assert err.startswith("gda: ")
     assert message in err
     assert err.count("\n") <= 3
@@ -110,8 +104,7 @@ def test_mistakes(run: Run, args: tuple[str, ...], message: str) -> None:
 
 def test_fewer_hosts(run: Run, write: Callable[..., Path]) -> None:
     path = write(MODEL)
-    code, out, err = run("reshard", "--tree", path, *FEWER)
-    assert (code, err) == (0, "")
+    out = run.printed("reshard", "--tree", path, *FEWER)
     assert out == (
         "model         4 parameters, 3.1 MiB\n"
         "from          data=4,model=2: 8 devices in 4 processes of 2\n"
@@ -162,8 +155,7 @@ def test_a_sampler_with_its_own_specs(
     sampler = {"mesh": {"tp": 2}, "dtype": "f32", "parameters": parameters}
     both = ("reshard", "--tree", str(write(MODEL)), "--to-tree", str(write(sampler, "s.json")))
     monkeypatch.setenv("COLUMNS", "120")
-    code, out, _ = run(*both)
-    assert code == 0
+    out = run.printed(*both)
     assert "P('model', 'data') to P('tp')" in out
     # --to-mesh overrides the mesh of that file.
     for more, devices in ((), 2), (("--to-mesh", "tp=4"), 4):
@@ -175,12 +167,10 @@ def test_a_sampler_with_its_own_specs(
 
 def test_more_than_are_shown(run: Run) -> None:
     args = ("--to-mesh", "data=12,model=4", "--devices-per-process", "1")
-    code, out, err = run("reshard", "--tree", LLAMA, *args)
-    assert (code, err) == (0, "")
+    out = run.printed("reshard", "--tree", LLAMA, *args)
     assert max(map(len, out.splitlines())) <= 80
     assert "\n… 56 more processes; --json lists them\n" in out
-    code, out, err = run("reshard", "--tree", LLAMA, "--to-mesh", "data=16,model=4")
-    assert (code, err) == (0, "")
+    out = run.printed("reshard", "--tree", LLAMA, "--to-mesh", "data=16,model=4")
     assert "\nheld twice    0 B\n" in out
     assert "\n\nlinks         none: no process sends to another\n" in out
 
@@ -196,6 +186,5 @@ def test_more_than_are_shown(run: Run) -> None:
 def test_mistakes_of_a_model(
     run: Run, write: Callable[..., Path], args: tuple[str, ...], message: str
 ) -> None:
-    code, out, err = run("reshard", "--tree", write(MODEL), *args)
-    assert (code, out) == (2, "")
+    err = run.refusal("reshard", "--tree", write(MODEL), *args)
     assert err.startswith(f"gda: {message}")

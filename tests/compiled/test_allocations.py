@@ -31,7 +31,7 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/",))
-    # What the loop carries is not a value of the program, "masked" shares the memory of "scores",
+    # The carry of the loop is not a value of the program, "masked" shares the memory of "scores",
     # "both" is a table of addresses, and "near" is on the chip.
     assert read_temporaries(ASSIGNMENT, PROGRAM) == [
         Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),

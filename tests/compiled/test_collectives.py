@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, cut, mesh_of, ordered_mesh
+from meshes import ORDERS, abstract, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
@@ -34,10 +34,6 @@ from gda.compiled.programs import keys_with_lines
 from gda.testing.strategies import mesh_shapes
 
 HERE = __file__
-
-
-def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
 
 def only(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Collective:
@@ -188,7 +184,7 @@ def test_a_branch_is_marked(mesh: Mesh) -> None:
     assert "<=1" in str(found)
 
 
-# What may be passed.
+# Arguments.
 
 
 def test_a_gda_jit_function_and_a_global_array(mesh: Mesh) -> None:

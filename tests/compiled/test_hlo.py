@@ -370,7 +370,7 @@ def test_axes_over_slices(target: str, axes: object) -> None:
     assert across.axes == axes
 
 
-# Who with whom.
+# Groups of devices.
 
 
 def test_the_numbers_are_those_of_replicas_or_partitions() -> None:
@@ -526,7 +526,7 @@ def test_permutation_moves_along_axes_on_which_its_ends_differ(
     assert axes_of_pairs((*flat, (0, math.prod(sizes))), mesh) is None
 
 
-# How often.
+# Numbers of executions.
 
 BODY = """
 %body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
@@ -820,7 +820,7 @@ def test_no_line_where_there_is_none_of_the_user() -> None:
     assert _line(9, 1, ' source_file="/home/me/x.py" source_line=3') == ("/home/me/x.py", 3)
 
 
-# What cannot be read.
+# Errors.
 
 
 def test_a_kind_that_is_not_known_is_reported() -> None:

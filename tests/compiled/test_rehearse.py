@@ -11,17 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import cut, mesh_of
+from meshes import abstract, cut, mesh_of
 
 import gda
 from gda.compiled import programs, rehearse
 from gda.compiled.rehearse import _the_more_exact
-
-
-def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
 
 def arguments(rehearsal: gda.Rehearsal) -> dict[str, int]:

@@ -370,7 +370,7 @@ def test_nothing_depends_on_the_name_of_the_machine(program: Program) -> None:
     assert set(addresses) <= LOOPBACK
 
 
-# What the processes are given and what they write.
+# The environment of the processes, and their output.
 
 
 def test_a_script_runs_as_python_runs_it(program: Program, tmp_path: Path) -> None:
@@ -457,7 +457,7 @@ def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
         assert "the output can no longer be written" in process.stderr.read()
 
 
-# How it ends.
+# The end of a run.
 
 
 @pytest.mark.parametrize(
@@ -678,7 +678,7 @@ def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPat
     )
 
 
-# What is wrong with the command, or missing.
+# Mistakes in the command.
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def by_definition(
     return starts, stops, blocks, replica_ids
 
 
-# What people meet: facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
+# Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,13 @@ def test_facts_about_replicas_on_a_mesh_of_two_axes(
     assert grid.num_replicas == max(replica_ids) + 1
     assert grid.num_shards == 8 // grid.num_replicas
     assert grid.num_devices == 8
+
+
+def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
+    grid = ShardGrid((2, 0), XY, P("y", "x"))
+    assert grid.indices() == [(slice(0, 1), slice(0, 0)), (slice(1, 2), slice(0, 0))] * 4
+    assert grid.indices() == [grid.index(device) for device in range(8)]
+    assert grid.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("spec", [P("x"), P("x", None), ["x"], P("x", None, None), P(("x",))])
@@ -177,6 +184,8 @@ def test_one_device_of_a_mesh_of_any_size_can_be_asked_about() -> None:
     assert grid.index((5, 7, 2)) == (slice(7 * (1 << 30) + 5, 7 * (1 << 30) + 6), WHOLE)
     assert grid.replica_id((5, 7, 2)) == 2
     assert grid.shards_at([grid.num_devices - 1]) == [((slice((1 << 50) - 1, 1 << 50), WHOLE), 2)]
+    more = ShardGrid((1 << 80, 3), {"x": 1 << 79}, P("x"))
+    assert more.index((1 << 79) - 1) == (slice((1 << 80) - 2, 1 << 80), WHOLE)
 
 
 # Properties: NumPy on the whole array is right.
@@ -318,7 +327,7 @@ def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
     assert (grid == even) == (shape == even.global_shape)
 
 
-# What cannot be.
+# Errors.
 
 BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     (((6, 2), XY, P("x")), ValueError, "global shape (6, 2) cannot be sharded by P('x') on the m"),

@@ -20,7 +20,7 @@ TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
 WHOLE = slice(None)
 
 
-# What people meet: two hosts of four devices each, on the mesh (4, 2) of axes x and y.
+# Two hosts of four devices each, on the mesh (4, 2) of axes x and y.
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_rows_are_the_part_of_dimension_0_that_is_read(grid: ShardGrid) -> None:
         is_read = np.zeros(grid.global_shape[0], bool)
         for index in view.indices:
             is_read[index[0]] = True
-        # Where a run begins and where it ends.
+        # The beginning of a run, and its end.
         edges = np.flatnonzero(np.diff(is_read, prepend=False, append=False)).reshape(-1, 2)
         expected = [slice(*edge) for edge in edges.tolist()] or [slice(*grid.global_shape[:1] * 2)]
         assert list(view.rows) == expected
@@ -209,7 +209,7 @@ def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
         for index, inside in zip(view.indices, view.local_indices, strict=True):
             assert (local[inside] == -1).all()
             local[inside] = whole[index]
-        # What is left of the whole, where each dimension keeps only what this process holds of it.
+        # The part of the whole in which each dimension keeps the rows that this process holds.
         kept: list[Any] = [np.zeros(size, bool) for size in grid.global_shape]
         for index in view.indices:
             for is_kept, s in zip(kept, index, strict=True):
@@ -284,7 +284,7 @@ def test_a_dimension_that_a_process_has_whole_may_have_any_size_with_padding(
     assert padded.view(process).local_shape == local_shape
 
 
-# What cannot be.
+# Errors.
 
 NO_DEVICE = (
     "process 5 has no device of the mesh {'x': 4, 'y': 2}, so it has no local shape; the mesh has "

@@ -30,7 +30,7 @@ def writers(layout: Layout, process_of: Any, turn: int = 0) -> list[int]:
     return writing.writers(np.arange(layout.num_shards), turn).tolist()
 
 
-# What people meet.
+# Usual cases.
 
 
 def test_a_process_has_its_devices_in_device_order() -> None:
@@ -180,7 +180,7 @@ def test_shares_of_hosts_in_a_row_are_even_at_every_turn(
         assert max(shares) - min(shares) <= 1
 
 
-# What cannot be.
+# Errors.
 
 NOT_INTEGERS = (
     "process_of must give the process of each device in device order, integers such as "

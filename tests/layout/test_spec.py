@@ -25,7 +25,7 @@ P = PartitionSpec
 MESH = {"x": 4, "y": 2}
 
 
-# What people meet.
+# Usual cases.
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_sizes_that_are_suggested_are_the_nearest_that_divide(size: int, way
     assert f"; {expected}" in message
 
 
-# What cannot be.
+# Errors.
 
 NOT_A_SPEC = (
     "spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, one entry "

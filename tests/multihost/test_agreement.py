@@ -44,7 +44,7 @@ def refused(tree: Any, name: str = "tree") -> str:
     return str(caught.value)
 
 
-# What people meet.
+# Usual cases.
 
 
 @pytest.mark.processes(4, devices=2)

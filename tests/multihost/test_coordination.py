@@ -17,7 +17,7 @@ def service() -> coordination.Service:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_one_process_puts_all_get_and_list_until_it_is_deleted() -> None:
+def test_all_processes_get_and_list_a_value_until_it_is_deleted() -> None:
     me = jax.process_index()
     service().put(f"test/folder/{me}", b"\0\xff" * me)
     assert service().get("test/folder/1", timeout=20) == b"\0\xff"

@@ -86,7 +86,7 @@ def test_a_late_process_is_named_to_everybody_and_to_itself(
     end = "Look for the reason in the output of process 2" + of_heartbeats * is_elsewhere
     assert message.endswith(end)
     assert caught.value.processes == (2,)
-    # What comes next is in step again.
+    # The next meeting is in step again.
     meet(b"", join, kind="test", what="the third place", timeout=20)
 
 

@@ -226,7 +226,7 @@ return Object.fromEntries([...document.querySelectorAll("section")].map((section
 """
 
 
-# What JupyterLab has for every table in an output.
+# The style of JupyterLab for every table in an output.
 JUPYTERLAB = """<style>
 .jp-RenderedHTMLCommon table {border-collapse: collapse; border-spacing: 0; border: none;
   color: #d00; font-size: 5px; table-layout: fixed; margin-left: auto; margin-right: auto;

@@ -156,7 +156,7 @@ def test_a_large_matrix() -> None:
     )
 
 
-# What is said around a picture.
+# The text around a picture.
 
 
 def named(grid: gda.ShardGrid, ids: Any) -> Subject:
@@ -371,7 +371,7 @@ def test_a_million_devices() -> None:
     assert "1,048,576 devices, 131,072 processes" in text
 
 
-# What cannot be shown.
+# Errors.
 
 
 def test_a_width_that_is_none() -> None:

@@ -202,7 +202,7 @@ def test_keys_of_random_numbers(mesh: Mesh) -> None:
     assert traced.startswith("traced jax.Array (8,) key<fry>\nmesh    x=4,y=2: 8 dev")
 
 
-# What is drawn stops no program.
+# A picture stops no program.
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -268,7 +268,7 @@ def test_sharding_without_a_spec_has_a_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert while_tracing(x) == f"traced jax.Array (6, 8) float32: sharded unevenly, by {uneven}\n"
 
 
-# Where it is printed.
+# The file to which it is printed.
 
 
 class Terminal(io.StringIO):
@@ -349,7 +349,7 @@ def test_a_notebook_shows_the_drawing_unless_text_is_asked_for(
     assert len(notebook) == 1
 
 
-# What cannot be shown.
+# Errors.
 
 
 def test_a_traced_array_has_its_own_mesh(explicit_mesh: Mesh) -> None:

@@ -48,7 +48,7 @@ def device_ids(mesh: Mesh) -> list[int]:
     return [device.id for device in mesh.devices.flat]
 
 
-# What people meet.
+# Usual cases.
 
 
 @pytest.mark.usefixtures("searches_take_the_same_way")
@@ -111,7 +111,7 @@ def test_repr_of_a_case() -> None:
     )
 
 
-# What comes up, and what it shrinks to.
+# The examples, and those to which they shrink.
 
 
 SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
@@ -169,7 +169,7 @@ def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
     assert abs(int(g)) == 1
 
 
-# What may be asked for.
+# Options.
 
 
 @given(mesh_shapes())
@@ -302,7 +302,7 @@ def test_elements_may_be_given_for_dtypes_that_numpy_does_not_know(g: gda.Global
     assert (np.asarray(g).astype(float) == 0.5).all()
 
 
-# What cannot be.
+# Errors.
 
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [

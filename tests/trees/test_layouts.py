@@ -32,7 +32,7 @@ def rows_of(tree: Any) -> dict[str, gda.ArrayLayout]:
     return {row.path: row for row in gda.layouts(tree).arrays}
 
 
-# What is listed.
+# The listed arrays.
 
 
 def test_every_array_of_a_tree_has_a_row_and_other_leaves_have_none(mesh: Mesh) -> None:

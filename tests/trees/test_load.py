@@ -177,7 +177,7 @@ def test_aligned_buffers_become_the_array(
     monkeypatch.setattr(BlockReader, "empty", recorded)
     source = KINDS[kind](tmp_path, batch(63, 1024)[:, 1:])
     g = gda.GlobalArray.from_source(source, mesh_of({"x": 7}), P("x"))
-    # What the source itself made is adopted, if it happens to be aligned.
+    # An array that the source made is adopted, if it happens to be aligned.
     is_filled = kind != "zarr_array"
     held = {shard.data.unsafe_buffer_pointer() for shard in g.local_shards}
     assert places <= held
@@ -451,7 +451,7 @@ def test_a_process_without_devices_knows_the_dtype() -> None:
     assert len(g.local_shards) == (0 if jax.process_index() else 4)
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize("max_workers", [None, 4])

@@ -39,7 +39,7 @@ def kinds(tree: Any) -> list[str]:
     return [kind_of(leaf) for leaf in leaves_of(tree)]
 
 
-# What training programs have.
+# Trees of training programs.
 
 
 def nnx_state() -> Any:

@@ -252,7 +252,7 @@ def test_a_pending_check_holds_no_array(mesh: Mesh) -> None:
     check.result()
 
 
-# What cannot be.
+# Errors.
 
 
 def test_arrays_without_data(auto_mesh: Mesh) -> None:

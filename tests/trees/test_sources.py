@@ -108,7 +108,7 @@ def test_hdf5(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unpacked")
 @pytest.mark.parametrize("chunks", [None, (60, 1), (7, 11)], ids=["rows", "columns", "boxes"])
-def test_what_is_read_once_is_written_once(tmp_path: Path, chunks: Any) -> None:
+def test_a_source_is_read_once_and_written_in_several_chunks(tmp_path: Path, chunks: Any) -> None:
     source = Counting(DATA, chunks)
     save(tmp_path, {"w": source}, max_bytes=4000)
     assert source.counts.min() == source.counts.max() == 1

@@ -152,7 +152,7 @@ class BlockReader:
         return blocks
 
     def note(self, error: Exception, index: Index) -> None:
-        """Add to an error which block was being read, unless that was said already."""
+        """Add a note of the block that was read to an error, unless it has one."""
         known = "gda: while reading index "
         if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
             error.add_note(f"{known}{format_index(index)} of {self.grid!r}")

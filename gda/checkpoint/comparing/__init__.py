@@ -1,4 +1,4 @@
 """Comparing two checkpoints or trees.
 
-Read in this order: ``diff``, ``trees`` (the two that it compares), ``differences``, ``elements``.
+Read in this order: ``diff``, ``sides`` (the two that it compares), ``differences``, ``elements``.
 """

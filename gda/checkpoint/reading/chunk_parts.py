@@ -19,7 +19,7 @@ import numpy as np
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
-from gda.checkpoint.reading.files import Files
+from gda.checkpoint.reading.checked_files import Files
 from gda.layout.indices import common_box, index_at, shape_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks

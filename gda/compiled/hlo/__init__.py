@@ -8,6 +8,10 @@ The one confusing rule: the numbers in replica groups are not device ids. They a
 the devices that the program was compiled for, which for ``jax.jit`` is the device order of the
 mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3},{4,5,6,7}}``,
 whichever devices it has and in whichever order.
+
+Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
+code), ``program`` (its collectives), ``listing`` (their totals and tables); ``allocations`` (the
+largest temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes

@@ -1,9 +1,9 @@
 """Pictures as text, within a number of columns.
 
 An array is a box divided into its blocks. The last two sharded dimensions run down and across
-(``matrix.py``); with one, its blocks stand below each other, or side by side if it is the last
-dimension (``strips.py``). Blocks that do not fit are folded, so the cost does not grow with their
-number.
+(``matrix``); with one, its blocks stand below each other, or side by side if it is the last
+dimension (``strips``). Blocks that do not fit are folded, so the cost does not grow with their
+number. Both use ``cells`` (the text of a block) and ``frames`` (lines around cells).
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ class LazyArray(HasReader):
 
 
 class _Join(NamedTuple):
-    """What ``stack`` and ``concatenate`` were given."""
+    """The arguments of ``stack`` or ``concatenate``."""
 
     name: str
     views: list[LazyArray]

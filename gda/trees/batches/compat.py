@@ -40,19 +40,19 @@ from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
 from gda.trees.replicas import check_replicas_agree
 from gda.trees.specs import SPECS, EntryKind, map_with_specs
 
-__all__ = [
-    "DataPartitionType",
-    "global_array_to_host_local_array",
-    "global_to_host_array",
+__all__ = [  # noqa: RUF022
     "host_local_array_to_global_array",
+    "global_array_to_host_local_array",
     "host_to_global_array",
     "host_to_global_device_array",
+    "global_to_host_array",
     "with_sharding_constraint",
+    "DataPartitionType",
 ]
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(__all__)
 
 
 # Of jax.experimental.multihost_utils.

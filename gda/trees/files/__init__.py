@@ -1,4 +1,7 @@
-"""Trees into files and targets: ``store``, ``save_safetensors``, over ``stripes``.
+"""Trees into files and targets.
 
 Provisional: see ``docs/stable.md``.
+
+Read in this order: ``store``; ``save_safetensors``, over ``rows`` (arrays moved so that their
+blocks are long runs of bytes) and ``stripes`` (blocks into files, in long writes).
 """

@@ -43,7 +43,7 @@ def aligned_block(index: gda.Index) -> np.ndarray:
     return block
 
 
-# What is read, and how often.
+# The blocks that are read, and how often.
 
 
 @pytest.mark.parametrize("spec", SPECS)

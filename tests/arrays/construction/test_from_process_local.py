@@ -308,7 +308,7 @@ def test_keys_of_several_processes() -> None:
     assert (g.shape, g.dtype) == ((8,), keys.dtype)
     local = local_array_of(g.array, mesh, P("x"))
     np.testing.assert_array_equal(jax.random.key_data(local), jax.random.key_data(keys))
-    # Where device 0 holds what device 1 holds, while the other blocks are held once.
+    # Devices 0 and 1 hold the same block; each other block is held once.
     mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
     uneven = keys[:3]
     for data, shape in ((uneven, None), (uneven, (4,)), (jnp.stack([*keys]), (4,))):

@@ -93,7 +93,7 @@ def test_every_kind_of_number(dtype: str) -> None:
 
 
 def test_it_never_changes() -> None:
-    # What is recorded in checkpoints. Where one of these fails, the formula has changed.
+    # Digests that checkpoints have recorded. If one of these fails, the formula has changed.
     golden = {
         "float32": "fbe80e12002d50a4c047432ad140736f",
         "bfloat16": "cd5f6eb7c4addcff9decc8d3de30674d",
@@ -205,7 +205,7 @@ def mixed(x: Any) -> np.ndarray:
     return mixed
 
 
-# What cannot be.
+# Errors.
 
 
 def test_other_dtypes_than_numbers_are_refused() -> None:

@@ -12,7 +12,7 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import inspect, restore, save
-from gda.checkpoint.reading import files
+from gda.checkpoint.reading import checked_files
 
 AXES = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
 DTYPES = [
@@ -25,13 +25,13 @@ DTYPES = [
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The chunks that this process reads."""
     chunks: list[tuple[int, int]] = []
-    load = files.Files.load
+    load = checked_files.Files.load
 
     def noting(self: Any, where: Any, out: Any) -> None:
         chunks.append(where)
         load(self, where, out)
 
-    monkeypatch.setattr(files.Files, "load", noting)
+    monkeypatch.setattr(checked_files.Files, "load", noting)
     return chunks
 
 
@@ -93,16 +93,6 @@ def test_arrays_on_a_device_of_each_process_are_read_by_each() -> None:
             np.testing.assert_array_equal(restored[name], local[name])
         np.testing.assert_array_equal(restored["n"], np.arange(3))
         assert "w" not in like or is_right(restored["w"], batch(8))
-
-
-@pytest.mark.processes(2, devices=4)
-def test_processes_with_other_options_are_told() -> None:
-    folder = one_folder()
-    mesh = ordered_mesh(range(8), {"x": 8})
-    save(f"{folder}/c", gda.load_tree([batch(8)], mesh, P("x")))
-    max_bytes = 10 + jax.process_index()
-    with pytest.raises(gda.DisagreementError, match="max_bytes"):
-        restore(f"{folder}/c", mesh=mesh, specs=P(), read_once=True, max_bytes=max_bytes)
 
 
 def restore_at_random(seed: int) -> None:

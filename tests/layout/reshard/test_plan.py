@@ -303,8 +303,8 @@ def test_a_plan_is_a_value() -> None:
     assert plan == same
     assert hash(plan) == hash(same)
     assert plan != ReshardPlan(ROWS, COLUMNS, itemsize=2)
-    # What is worked out stays behind. (Of an equal plan the length may be another one: what is the
-    # same object twice is written once.)
+    # Computed properties are not pickled. (An equal plan may have a pickle of another length, which
+    # has an object that occurs twice once.)
     fresh = pickle.dumps(plan)
     assert plan.sent_by_device.sum() == 32
     assert pickle.dumps(plan) == fresh
