@@ -166,7 +166,7 @@ LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
     ("arguments", "error", "message"),
     [
         ({"specs": P()}, TypeError, "was given without a mesh; pass"),
-        ({"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
+        ({"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
         ({"cast": True}, TypeError, "cast was given without like; pass like= too"),
         ({"partial": True}, TypeError, "partial was given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),

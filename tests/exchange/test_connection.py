@@ -120,7 +120,7 @@ def catalog(**changes: Any) -> Any:
     [
         (
             says(b"SSH-2.0-OpenSSH_9.6\r\n"),
-            "is no offer of this version of gda: it sent b'SSH-2.0-Ope",
+            "is not an offer of this version of gda: it sent b'SSH-2.0-Ope",
         ),
         (closes, "ended the connection"),
         (closes_after_its_greeting, "ended the connection"),
@@ -144,7 +144,7 @@ def catalog(**changes: Any) -> Any:
         ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
-        (answers(b'{"error"'), "sent a message that is no JSON"),
+        (answers(b'{"error"'), "sent a message that is not JSON"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "peer",
 )
@@ -305,7 +305,7 @@ def test_another_version_than_that_asked_for_is_refused(options: Any) -> None:
     [
         ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes"),
         ({"error": ["ValueError", "is tired"]}, "is tired"),
-        ([3], "sent a message that is no object"),
+        ([3], "sent a message that is not an object"),
     ],
 )
 def test_pieces_of_another_size_are_refused(answer: Any, message: str) -> None:

@@ -389,7 +389,7 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
 
 @pytest.mark.parametrize("index", [[0, 2], np.array([0]), True, np.True_, (0, [1]), "name", 1.5])
 def test_advanced_indexing_is_refused_with_the_reason(index: Any) -> None:
-    with pytest.raises(IndexError, match=r"integers, slices, ... and None.*no blocks.*stack"):
+    with pytest.raises(IndexError, match=r"integers, slices, ... and None.*not blocks.*stack"):
         lazy(numbers(4, 3))[index]
 
 

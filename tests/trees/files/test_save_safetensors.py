@@ -252,7 +252,9 @@ def test_bad_arguments(tmp_path: Path) -> None:
     for path in [*long, "x/" * 2100]:
         with pytest.raises(ValueError, match=r"path is 'x.*too long; a name has at most 2.. bytes"):
             save_safetensors(path, {"w": DATA})
-    with pytest.raises(ValueError, match=r"path is .*, which is no file name: surrogates not allo"):
+    with pytest.raises(
+        ValueError, match=r"path is .*, which is not a file name: surrogates not allo"
+    ):
         save_safetensors(tmp_path / "\ud800", {"w": DATA})
     for path in ("", "gs://bucket/model", "s3://bucket/a.safetensors"):
         with pytest.raises(ValueError, match="is not a folder or file of a mounted file system"):
