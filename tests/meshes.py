@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
 from gda.multihost.allgather import all_gather
@@ -45,6 +45,11 @@ def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
     return gda.GlobalArray.from_callback(
         data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype
     )
+
+
+def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
+    """Return a shape on a mesh."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
 
 
 def plain(tree: Any) -> Any:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
@@ -155,9 +155,6 @@ def addresses_listened_on() -> list[str]:
 
 # The command line.
 
-Result = tuple[int, str, str]
-Run = Callable[..., Result]
-
 
 def exit_code(*args: Any) -> Any:
     """Run a command and return its exit code."""
@@ -165,6 +162,30 @@ def exit_code(*args: Any) -> Any:
         return cli.main([str(arg) for arg in args])
     except SystemExit as end:
         return end.code
+
+
+class Run:
+    """Runs commands in this process; gives the exit code, the output and the message of each."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *args: object) -> tuple[int, str, str]:
+        code = exit_code(*args)
+        printed = self._capsys.readouterr()
+        return code, printed.out, printed.err
+
+    def printed(self, *args: object) -> str:
+        """Return what a command prints that succeeds without a message."""
+        code, out, err = self(*args)
+        assert (code, err) == (0, "")
+        return out
+
+    def refusal(self, *args: object) -> str:
+        """Return the message of a command that is refused and prints nothing else."""
+        code, out, err = self(*args)
+        assert (code, out) == (2, "")
+        return err
 
 
 def document_of(*args: str) -> dict[str, Any]:

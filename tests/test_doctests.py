@@ -8,7 +8,6 @@ import re
 from functools import cached_property
 
 import pytest
-from public_api import public_names
 
 import gda
 
@@ -37,11 +36,3 @@ def test_examples_of_the_docstrings_hold(name: str) -> None:
     for test in tests:
         runner.run(test)
     assert runner.summarize().failed == 0
-
-
-def test_every_public_name_has_a_docstring_and_most_have_an_example() -> None:
-    names = public_names(gda)
-    assert [name for name in names if getattr(gda, name).__doc__] == names
-    with_example = {name for name in names if ">>>" in getattr(gda, name).__doc__}
-    errors = {name for name in names if name.endswith("Error")}
-    assert set(names) - with_example <= errors | {"Index", "compat", "launch"}

@@ -285,22 +285,17 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("pspecs", lambda w: {"spec": P("x")}, "process 1: "),
     ],
 }
-NAMES = {
-    save: "`checkpoint.save`",
-    save_async: "`checkpoint.save_async`",
-    restore_together: "`checkpoint.restore(read_once=True)`",
-    restore_checked: "`checkpoint.restore(check_fingerprint=True)`",
-    diff: "`checkpoint.diff(path, tree)`",
-    save_safetensors: "`storage.save_safetensors`",
-    store: "`store(wait_for_all=True)`",
-    load_tree: "`load_tree(read_once=True)`",
-    from_source: "`PaddedArray.from_source(read_once=True)`",
-    gather: "`gather`",
-    fingerprint: "`fingerprint`",
-    reshard: "`reshard`",
-    reshard_tree: "`reshard_tree`",
-    check_replicas_agree: "`check_replicas_agree`",
-    host_local_array_to_global_array: "`host_local_array_to_global_array(check_replicas=True)`",
+NAMES = {  # other than that of the function
+    save: "checkpoint.save",
+    save_async: "checkpoint.save_async",
+    restore_together: "checkpoint.restore(read_once=True)",
+    restore_checked: "checkpoint.restore(check_fingerprint=True)",
+    diff: "checkpoint.diff(path, tree)",
+    save_safetensors: "storage.save_safetensors",
+    store: "store(wait_for_all=True)",
+    load_tree: "load_tree(read_once=True)",
+    from_source: "PaddedArray.from_source(read_once=True)",
+    host_local_array_to_global_array: "host_local_array_to_global_array(check_replicas=True)",
 }
 
 
@@ -352,7 +347,9 @@ def table() -> str:
     for call, cases in CASES.items():
         for case in cases:
             own = "" if case.own is gda.DisagreementError else f"; {case.own.__name__} in process 1"
-            lines.append(f"| {NAMES[call]} | {case.argument} | `{case.said}`{own} |")
+            lines.append(
+                f"| `{NAMES.get(call, call.__name__)}` | {case.argument} | `{case.said}`{own} |"
+            )
     return "\n".join(lines) + "\n"
 
 

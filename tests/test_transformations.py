@@ -278,20 +278,16 @@ pytestmark = [
 SAMPLE = [*(f"optax.{name}" for name in ("masked", "multi_transform", "sm3")), "optax.contrib.muon"]
 
 
-def both_ways(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.torture)
+        for name in transformations()
+    ],
+)
+def test_a_transformation_of_optax_gives_what_it_gives_for_arrays(name: str) -> None:
     case = of_optax(name)
     check(case, [case.step, gda.jit(case.step)])
-
-
-@pytest.mark.parametrize("name", SAMPLE)
-def test_a_transformation_of_optax_gives_what_it_gives_for_arrays(name: str) -> None:
-    both_ways(name)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("name", transformations())
-def test_every_transformation_of_optax_gives_what_it_gives_for_arrays(name: str) -> None:
-    both_ways(name)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -27,6 +27,7 @@ from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import (
+    LayoutUnknownError,
     MeshLike,
     after_spec,
     devices_of,
@@ -43,6 +44,11 @@ from gda.storage.sources import source_of
 AnyNDArray = np.ndarray[Any, Any]
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
+
+_SUCCESSORS = {
+    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
+    "shards": "g.local_shards or g.global_shards",
+}
 
 _get = object.__getattribute__
 _set = object.__setattr__
@@ -122,8 +128,9 @@ class Container:
 
         Args:
           global_shape: sizes of the whole array, without padding.
-          mesh: ``jax.sharding.Mesh``. A ``NamedSharding`` or a ``SingleDeviceSharding`` may replace
-            mesh and spec; the callback follows it.
+          mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. In all constructors, a
+            ``NamedSharding`` or a ``SingleDeviceSharding`` may replace mesh and spec, and the
+            array is then in its memory kind; the callback follows it.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
             shape: a ``jax.Array`` on any device, or anything that ``numpy.asarray`` takes.
@@ -387,27 +394,27 @@ class Container:
 
         Jitted functions, also those of ``jnp``, see the array and raise JAX's own message.
         """
-        self._real(self._in_jit).delete()
+        self._real().delete()
 
     def is_deleted(self) -> bool:
         """Return True if the data was deleted or donated."""
-        return self._real(self._in_jit).is_deleted()
+        return self._real().is_deleted()
 
     def _live(self, in_jit: str | None = None) -> jax.Array:
-        """Return the array with its data, and of a ``PaddedArray`` with its padding.
-
-        ``in_jit`` are the words for an array that is being traced.
-        """
-        array = self._real(in_jit or self._in_jit)
+        """Return the array with its data, and of a ``PaddedArray`` with its padding."""
+        array = self._real(in_jit)
         if array.is_deleted():
             raise deleted_error(array, type(self).__name__, self._shape_if_padded)
         return array
 
-    def _real(self, in_jit: str) -> jax.Array:
-        """Return the array as ``_live`` does, also one that was deleted."""
+    def _real(self, in_jit: str | None = None) -> jax.Array:
+        """Return the array as ``_live`` does, also one that was deleted.
+
+        ``in_jit`` are the words for an array that is being traced, by default those of the class.
+        """
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
-        return real(self.array, in_jit)
+        return real(self.array, in_jit or self._in_jit)
 
     # Moving it, and comparing it without that. These three communicate.
 
@@ -547,6 +554,23 @@ class Container:
         True
         """
         return fingerprint.fingerprint_of(self._live(), self.grid)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            problem = f"{type(self).__name__} has no attribute {name!r}"
+            if name in _SUCCESSORS:
+                problem += f"; write {_SUCCESSORS[name]}"
+            attribute = getattr(type(self), name, None)
+            if isinstance(attribute, property):  # its AttributeError has lost its message
+                try:
+                    attribute.__get__(self)
+                except LayoutUnknownError:
+                    raise
+                except AttributeError as error:
+                    cause = not_an_array_error(self.array) if self._is_inert else error
+                    problem += f" here: {cause}"
+            raise AttributeError(problem)
 
     # As a Python object.
 

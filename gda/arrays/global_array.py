@@ -27,7 +27,6 @@ from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import (
-    LayoutUnknownError,
     MeshLike,
     after_spec,
     is_tracer,
@@ -36,10 +35,6 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import communicates, if_checked
 
-_SUCCESSORS = {
-    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
-    "shards": "g.local_shards or g.global_shards",
-}
 _new = object.__new__
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -58,17 +53,10 @@ def unwrapped(tree: Any) -> Any:
         return tree.__jax_array__()
     if isinstance(tree, _LEAVES):
         return tree
-
-    def has_operators(leaf: object) -> bool:
-        return isinstance(leaf, GlobalArray)
-
-    if not any(map(has_operators, jax.tree.leaves(tree, is_leaf=has_operators))):
+    leaves, structure = jax.tree.flatten(tree, lambda node: isinstance(node, GlobalArray))
+    if not any(isinstance(leaf, GlobalArray) for leaf in leaves):
         return tree  # perhaps a static argument, which must stay the object that it is
-    return jax.tree.map(
-        lambda leaf: leaf.__jax_array__() if has_operators(leaf) else leaf,
-        tree,
-        is_leaf=has_operators,
-    )
+    return structure.unflatten(map(unwrapped, leaves))
 
 
 _T = TypeVar("_T")
@@ -126,11 +114,7 @@ class GlobalArray(Container):
     ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container itself.
 
     Args:
-      global_shape: sizes of the whole array.
-      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. Here and in all constructors, a
-        ``NamedSharding`` or a ``SingleDeviceSharding`` may replace mesh and spec. Omit the spec
-        then; the array is in the memory kind of the sharding.
-      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+      global_shape, mesh, spec: as in ``from_callback``.
       device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
         without a copy: deleting or donating one deletes the shard. On CPU, an array that
@@ -274,17 +258,11 @@ class GlobalArray(Container):
           global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
-            same order. They become the shards without a copy: deleting or donating one deletes
-            the shard. On CPU, an array that ``jax.device_put`` made without ``may_alias=False`` may
-            share memory with a NumPy array.
+            same order. They become the shards without a copy, as ``device_buffers`` of
+            ``GlobalArray`` do.
           dtype: cast to it, on the devices.
 
-        Communicates as ``from_callback`` does.
-
-        Raises:
-          TypeError: a returned value is not a ``jax.Array``, or dtypes differ.
-          ValueError: the spec does not fit, or an array is missing, on another device or of
-            another shape.
+        Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -543,23 +521,6 @@ class GlobalArray(Container):
         def at(self) -> _At:
             """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
             return _At(self.__jax_array__().at)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            problem = f"GlobalArray has no attribute {name!r}"
-            if name in _SUCCESSORS:
-                problem += f"; write {_SUCCESSORS[name]}"
-            attribute = getattr(type(self), name, None)
-            if isinstance(attribute, property):  # its AttributeError has lost its message
-                try:
-                    attribute.__get__(self)
-                except LayoutUnknownError:
-                    raise
-                except AttributeError as error:
-                    cause = not_an_array_error(self.array) if self._is_inert else error
-                    problem += f" here: {cause}"
-            raise AttributeError(problem)
 
     # As a Python object.
 

@@ -235,7 +235,7 @@ class PaddedArray(Container):
         >>> p.mask().tolist()
         [[True], [True], [True], [False]]
         """
-        shape, padded_shape = self.shape, self.array.shape
+        shape, padded_shape = self.shape, self.padded_shape
         if (
             len(shape) != len(padded_shape)
             or any(map(operator.gt, shape, padded_shape))

@@ -238,16 +238,23 @@ def verify_at(
         raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
     leaves = flatten(opened.tree)[1]
     blocks = [*_blocks_of(leaves)]
+    problems: set[str] = set()
     with counting(progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
+
+        def finish(nbytes: int, found: list[str]) -> None:
+            problems.update(found)
+            add(nbytes)
+
         reads = (
             tasks.Task(
-                block.nbytes,
-                partial(_read, opened.url, path, block),
-                lambda _, nbytes=block.nbytes: add(nbytes),
+                block.nbytes, partial(_problems_of, path, block), partial(finish, block.nbytes)
             )
             for path, block in blocks
         )
         tasks.run(reads, options_for(store, Options(max_bytes=MAX_BYTES)))
+    if problems:
+        lines = sorted(problems)
+        raise CorruptionError(f"{opened.url} is damaged: {join_some(lines)}", lines)
     if unread := [leaf.reason for _, leaf in leaves if isinstance(leaf, Unreadable)]:
         raise ValueError(
             f"{opened.url} was verified but for {len(unread)} of {len(leaves)} leaves, which gda "
@@ -263,12 +270,12 @@ def _blocks_of(leaves: Iterable[tuple[Path, Any]]) -> Iterator[tuple[Path, Sourc
             yield from ((path, array.block(number)) for number in range(array.num_blocks))
 
 
-def _read(url: str, path: Path, block: SourceBlock) -> None:
+def _problems_of(path: Path, block: SourceBlock) -> list[str]:
     try:
         block.read()
     except ValueError as error:
-        line = f"array {format_path(path)}: {error}"
-        raise CorruptionError(f"{url} is damaged: {line}", [line]) from None
+        return [f"array {format_path(path)}: {error}"]
+    return []
 
 
 def _contents_of(opened: OpenedTree) -> Contents:

@@ -90,10 +90,12 @@ class Pending:
                     forget()  # its name is that of one save
                 self._is_over.set()
 
-        if not threading.main_thread().is_alive():
-            # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
-            run()
-            return
-        # Not a daemon: a program that ends finishes the save first.
-        self._thread = threading.Thread(target=run, name=name)
-        self._thread.start()
+        # At exit, Python does not wait for a thread that starts now, and 3.12 starts none.
+        if threading.main_thread().is_alive():
+            # Not a daemon: a program that ends finishes the save first.
+            self._thread = threading.Thread(target=run, name=name)
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                self._thread.start()
+                return
+            self._thread = None
+        run()

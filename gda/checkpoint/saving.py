@@ -176,9 +176,10 @@ def save_async(
         saving.check_same_call(tree)
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
-        # Threads of this name communicate.
-        pending._start(saving.finish, f"gda-save-{saving.claim.data}")
-        stack.pop_all()  # finish() leaves it
+        # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
+        stack.pop_all()
+    # Threads of this name communicate.
+    pending._start(saving.finish, f"gda-save-{saving.claim.data}")
     return pending
 
 

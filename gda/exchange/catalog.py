@@ -147,6 +147,8 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
 
 def _mesh(shape: Any, process_of: Any) -> MeshOfOffer:
     sizes = tuple([(axis, size) for axis, size in shape])
+    if not all(type(size) is int for _, size in sizes):  # 10**10 * [0] would fill the memory
+        raise TypeError(f"a mesh {dict(sizes)!s:.80} has an axis whose size is no integer")
     if math.prod([size for _, size in sizes]) != len(process_of):
         raise ValueError(f"a mesh {dict(sizes)} has {len(process_of)} devices")
     return MeshOfOffer(sizes, Processes(process_of))

@@ -18,8 +18,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +29,6 @@ from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Shape
-from gda.multihost.background import in_thread
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
 from gda.trees.records.recorded_leaves import ValueLeaf
@@ -143,7 +140,13 @@ class OfferServer:
         # In the order in which they came, with the moment, or None after their proof.
         self._connections: dict[Connection, float | None] = {}
         self._socket = _listening(address)
-        self._listening: Future[None] | None = in_thread("gda-offer", self._listen)
+        # Not by in_thread, which would listen in this thread if the system had no more.
+        self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._socket.close()
+            raise
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -160,15 +163,14 @@ class OfferServer:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        if self._listening is not None:
-            wait([self._listening])
+        if self._thread.is_alive():  # it is not in a process that was forked
+            self._thread.join()
         for connection in [*self._connections]:
             connection.close()
 
     def leave(self) -> None:
         """Close the copies of a forked process: the port is that of its parent."""
         atexit.unregister(self.close)
-        self._listening = None  # its thread is not in this process
         self._socket.close()
         for connection in self._connections:
             connection.leave()
@@ -184,7 +186,7 @@ class OfferServer:
                     time.sleep(0.02)
             except TimeoutError:
                 pass
-            except OSError:  # no more files
+            except (OSError, RuntimeError):  # no more files, or threads
                 self._versions.is_closed.wait(_LOOK_EVERY)
 
     def _has_room(self) -> bool:
@@ -203,7 +205,11 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        in_thread(f"answer to {peer}", partial(self._serve, connection))
+        try:
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self._end(connection)
+            raise
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -35,7 +35,8 @@ _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 def public(function: FunctionT) -> FunctionT:
     """Make the exceptions of a function show its own frame and the caller's, and no more of gda.
 
-    A keyword that JAX had in 2022 is answered with its successor.
+    Errors of arguments name the class that the caller used, not the base that has the method, and
+    the successor of a keyword that JAX had in 2022.
     """
 
     @functools.wraps(function)
@@ -96,13 +97,13 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
 
 
 def _name_class(error: TypeError, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Name the class of the user in Python's message about arguments, not the base that has it."""
-    begin, _, rest = str(error).partition("()")
-    if not args or begin != method.__qualname__:
-        return
-    owner = args[0] if isinstance(args[0], type) else type(args[0])
-    if hasattr(owner, method.__name__):
-        error.args = (f"{owner.__name__}.{method.__name__}(){rest}",)
+    """Replace the base class by the class of the caller, if Python refused the arguments."""
+    base, _, name = method.__qualname__.rpartition(".")
+    call, space, problem = str(error).partition(" ")
+    if base and args and call == f"{base}.{name}()":
+        cls = args[0] if isinstance(args[0], type) else type(args[0])
+        if base in {ancestor.__qualname__ for ancestor in cls.__mro__}:
+            error.args = (f"{cls.__qualname__}.{name}(){space}{problem}",)
 
 
 def _name_successor(error: TypeError, given: Collection[str]) -> None:

@@ -245,7 +245,8 @@ class ShardGrid:
         """
         if type(positions) is not range:
             positions = tuple(map(operator.index, positions))
-        shards = numbers_of(self._layout, positions)
+        numbers = numbers_of if len(positions) <= 4096 else numbers_of.__wrapped__  # keeps nothing
+        shards = numbers(self._layout, positions)
         indices = {block: self._tiling.index(block) for block in dict(shards)}
         return [(indices[block], replica) for block, replica in shards]
 

@@ -173,6 +173,7 @@ def _subject_of_array(x: Any) -> Subject:
         raise TypeError(
             "there is a picture of a GlobalArray, a PaddedArray, a jax.Array, a ShardGrid, or a "
             f"shape with mesh= and spec=, not of {kind}"
+            f"{'' if array is x else f' around a {type(array).__name__}'}"
         )
     if array.sharding is None:
         raise TypeError(

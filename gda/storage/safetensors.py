@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import public, set_module
+from gda.layout.indices import sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import counted, join_some
 from gda.storage.new_files import axis_of_runs, check_path
@@ -206,7 +207,17 @@ class SafetensorsTensor:
 
     def __getitem__(self, index: Any) -> _Memory:
         """Read a part: integers, slices with any step, ``...`` and ``None``, as in NumPy."""
-        return np.asarray(lazy(self)[index])
+        items = () if index is ... else index if isinstance(index, tuple) else (index,)
+        are_plain = all(isinstance(item, slice) and item.step is None for item in items)
+        if not are_plain or len(items) > self.ndim:
+            return np.asarray(lazy(self)[index])
+        # Without a view, whose plan costs more than a small read.
+        given = (*items, *[slice(None)] * (self.ndim - len(items)))
+        ends = [item.indices(size)[:2] for item, size in zip(given, self.shape, strict=True)]
+        box = tuple([slice(start, max(start, stop)) for start, stop in ends])
+        out = np.empty(sizes_of(box), self.dtype)
+        self.read_direct(out, box)
+        return out
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> _Memory:
         """Read the whole tensor, for ``np.asarray``, ``np.stack``, ``jnp.asarray`` and the like.
@@ -223,7 +234,7 @@ class SafetensorsTensor:
           ValueError: the file has changed since it was opened, or ``out`` has another shape or
             dtype.
         """
-        shape = tuple(s.stop - s.start for s in index)
+        shape = sizes_of(index)
         if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
             raise ValueError(
                 f"{self._text()} {index} needs a C-contiguous array of shape {shape} and dtype "

@@ -24,6 +24,9 @@ PLUGIN_NAME = "gda-process"  # of a session in a process of a pool
 TEXT = "gda_text"  # the attribute of a report that has the text of a failure
 shared_directory_key = pytest.StashKey[Path]()
 
+_PLAIN = (str, int, float, bool, type(None))
+_SENT = (*_PLAIN, list, tuple, dict)  # what pytest makes of a report
+
 # Options that select tests, stop the session, read from a terminal, or overwrite the report of the
 # controlling session.
 _NEUTRAL_OPTIONS = {
@@ -146,12 +149,14 @@ class _ProcessPlugin:
         self._reports.append(report)
         has_trouble = report.outcome != "passed" or hasattr(report, "wasxfail")
         setattr(report, TEXT, self._text(report))
-        plain = (str, int, float, bool, type(None))
         for number, (name, value) in enumerate(report.user_properties):
-            report.user_properties[number] = name, value if isinstance(value, plain) else str(value)
+            plain = value if isinstance(value, _PLAIN) else str(value)
+            report.user_properties[number] = name, plain
         config = self._config
         assert config is not None
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
+        # Hooks of other plugins may have added anything to the report.
+        data = {name: value for name, value in data.items() if isinstance(value, _SENT)}
         self._channel.answer("trouble" if has_trouble else "report", data)
 
     def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:

@@ -6,19 +6,14 @@ from itertools import cycle, product
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from meshes import ORDERS, batch, cut, is_right, ordered_mesh
-from trials import rarely
 
 import gda
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
-from gda.testing.strategies import mesh_shapes, sharded_cases
 
 P = PartitionSpec
 DATA = batch(16, 8)
@@ -94,6 +89,8 @@ def test_each_process_holds_its_part(
         assert not g.is_fully_addressable
         assert {shard.device for shard in g.local_shards} == set(mesh.local_devices)
         assert is_right(g, DATA)
+        replicas = [{s.device: s.replica_id for s in x.addressable_shards} for x in (g, g.array)]
+        assert replicas[0] == replicas[1]
         for shard in g.global_shards:
             is_mine = shard.device.process_index == jax.process_index()
             assert (shard.data is not None) == is_mine
@@ -139,45 +136,3 @@ def test_jit_shard_map_and_grad(order: str, kind: AxisType, size: tuple[int, int
     gradient = jax.jit(jax.grad(lambda tree: (tree["w"] ** 2).sum()))({"w": g})
     assert isinstance(gradient["w"], gda.GlobalArray)
     np.testing.assert_array_equal(gradient["w"].gather(), 2 * DATA)
-
-
-# Reading the shards, as a checkpoint does.
-
-
-def first_replicas(grid: ShardGrid, order: list[int]) -> list[tuple[list[tuple], np.ndarray]]:
-    """Return, in every process, where its shards with replica id 0 are, and their data."""
-    mesh_shape = grid.mesh_shape
-    devices = np.array(jax.devices())[np.array(order)].reshape(tuple(mesh_shape.values()))
-    data = np.arange(np.prod(grid.global_shape), dtype=np.int32).reshape(grid.global_shape)
-    g = cut(data, Mesh(devices, tuple(mesh_shape)), grid.spec)
-    return [
-        ([(s.start, s.stop) for s in shard.index], np.asarray(shard.data))
-        for shard in g.local_shards
-        if shard.replica_id == 0
-    ]
-
-
-@rarely(2)
-@given(data=st.data())
-def test_shards_with_replica_id_0_cover_every_element_once(
-    process_pool: Any, data: st.DataObject
-) -> None:
-    grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
-    order = data.draw(st.permutations(range(8)))[: grid.num_devices]
-    written = np.full(grid.global_shape, -1)
-    for of_process in process_pool(2, devices=4).run(first_replicas, grid, order):
-        for bounds, values in of_process:
-            index = tuple(slice(*pair) for pair in bounds)
-            assert (written[index] == -1).all(), "an element is there twice"
-            written[index] = values
-    np.testing.assert_array_equal(written.ravel(), np.arange(written.size))
-
-
-@pytest.mark.processes(2, devices=4)
-def test_a_step_with_keys_and_a_loss() -> None:
-    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2})
-    keys = jax.random.split(jax.random.key(0), 8)
-    g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])
-    noise = gda.jit(lambda k: jax.vmap(jax.random.normal)(k).sum())(g)
-    expected = jax.vmap(jax.random.normal)(keys).sum()
-    assert jnp.allclose(noise.local_data(0), expected)

@@ -15,15 +15,12 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from hypothesis import assume, given
 from jax.experimental.array_serialization import pytree_serialization, serialization
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of, ordered_mesh, plain
-from trials import rarely
 
 import gda
-from gda.testing.strategies import global_arrays
 
 Save = Callable[[Path, Any], object]
 Restore = Callable[[Path, Any], Any]
@@ -235,20 +232,6 @@ def test_jax_knows_the_structure_without_a_target(auto_mesh: Mesh, tmp_path: Pat
     structure = pytree_serialization.load_pytreedef(tmp_path / "saved")
     assert jax.tree.structure(structure) == jax.tree.structure(params)
     assert isinstance(structure["half"], gda.GlobalArray)
-
-
-# Properties.
-
-
-@rarely(5)
-@given(arrays=global_arrays())
-def test_every_array_goes_through_orbax(
-    arrays: gda.GlobalArray, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    assume(arrays.size)  # Orbax refuses arrays without elements
-    path = tmp_path_factory.mktemp("saved") / "saved"
-    save_standard(path, {"g": arrays})
-    assert_same(restore_standard(path, abstract({"g": arrays})), {"g": arrays})
 
 
 # Many processes.

@@ -2,7 +2,6 @@
 
 import math
 import pickle
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,8 +13,6 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, mesh_of
-from safetensors import safe_open
-from safetensors.numpy import save_file
 
 import gda
 from gda import PaddedArray, ShardGrid
@@ -36,6 +33,8 @@ def test_facts_about_padding(mesh: Mesh) -> None:
     data = batch(5, 3)
     p = padded(data, mesh, P("x", "y"), fill=9)
     assert (p.shape, p.padded_shape, p.size, p.nbytes) == ((5, 3), (8, 4), 15, 60)
+    assert [shard.replica_id for shard in padded(data, mesh, P("x")).local_shards] == [0, 1] * 4
+    assert [shard.index for shard in p.global_shards] == p.grid.indices()
     whole = np.full((8, 4), 9, np.float32)
     whole[:5, :3] = data
     np.testing.assert_array_equal(p.array, whole)
@@ -44,19 +43,6 @@ def test_facts_about_padding(mesh: Mesh) -> None:
     assert repr(p) == (
         "PaddedArray(shape=(5, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))"
     )
-
-
-def test_shards_have_no_padding(mesh: Mesh) -> None:
-    data = batch(5, 3)
-    p = padded(data, mesh, P("x"))
-    for shard in p.local_shards:
-        np.testing.assert_array_equal(shard.data, data[shard.index])
-        assert shard.data.devices() == {shard.device}
-    assert [shard.replica_id for shard in p.local_shards] == [0, 1] * 4
-    assert [shard.index for shard in p.global_shards] == p.grid.indices()
-    assert p.local_shards is p.local_shards
-    with pytest.raises(IndexError, match="process 0 has 8 of the 8 shards"):
-        p.local_shards[8]
 
 
 def test_a_shape_that_divides_has_no_padding(mesh: Mesh) -> None:
@@ -99,19 +85,6 @@ def test_keys(mesh: Mesh) -> None:
     assert p.fingerprint() == gda.fingerprint(keys)
     (last,) = jax.random.key_data(p.local_shards[5].data)
     np.testing.assert_array_equal(last, jax.random.key_data(keys)[4])
-
-
-def test_sources_and_arrays(mesh: Mesh, tmp_path: Path) -> None:
-    data, spec = batch(5, 3), P("x", "y")
-    save_file({"w": data}, tmp_path / "w.safetensors")
-    with safe_open(tmp_path / "w.safetensors", "np") as file:
-        for p in (
-            PaddedArray.from_source(file.get_slice("w"), mesh, spec),
-            PaddedArray.from_source(data, mesh, spec),
-            PaddedArray.from_array(data, mesh, spec),
-            PaddedArray.from_array(jnp.asarray(data), mesh, spec),
-        ):
-            np.testing.assert_array_equal(p, data)
 
 
 def test_a_dtype_of_no_data_and_of_narrow_data(mesh: Mesh) -> None:

@@ -91,9 +91,7 @@ def test_a_training_state_comes_back_as_it_was(mesh: Mesh, tmp_path: Path) -> No
 
 
 OPTIMISERS = {
-    "adam": optax.adam(1e-3),
     "adamw": optax.adamw(optax.linear_schedule(1e-3, 0, 10)),
-    "sgd": optax.sgd(1e-3),
     "chain": optax.chain(optax.clip(1.0), optax.masked(optax.adam(1e-3), {"w": True, "b": False})),
     "injected": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
     "accumulated": optax.MultiSteps(optax.adam(1e-3), 4),
@@ -146,7 +144,8 @@ def test_trees_without_and_with_like(tmp_path: Path, name: str) -> None:
 
 
 VALUES = [
-    *(True, False, 0, -(2**200), 1.5, float("inf"), float("-inf"), float("nan"), -0.0, 5e-324),
+    *(True, False, 0, -(10**5000), 2**999),
+    *(1.5, float("inf"), float("-inf"), float("nan"), -0.0, 5e-324),
     *(complex(1, -2), complex(float("nan"), float("-inf")), complex(-0.0, 0.0)),
     *("", "text", "\ud800 \udfff", "\U0001f600", "\0\n", "x" * 100_000, b"", b"\xff\0" * 1000),
 ]
@@ -156,7 +155,9 @@ def test_values_come_back_with_their_types(tmp_path: Path) -> None:
     save(tmp_path, VALUES)
     restored = restore(tmp_path)
     assert_same(restored, VALUES)
-    assert list(map(repr, restored)) == list(map(repr, VALUES))
+    found, given = ([repr(x) for x in each if type(x) is not int] for each in (restored, VALUES))
+    assert found == given  # -0.0 and NaN too
+    assert len(str(gda.checkpoint.verify(tmp_path)).splitlines()) > len(VALUES)
     save(tmp_path, {"flag": True, "count": 1}, overwrite=True)
     with pytest.raises(ValueError, match=re.escape("at ['flag'], it has the bool True, and like")):
         restore(tmp_path, {"flag": 1, "count": 1})
@@ -206,17 +207,6 @@ def test_numbers_of_numpy_come_back_as_such(tmp_path: Path) -> None:
         assert restored == tree
 
 
-def test_a_number_that_an_array_of_like_cannot_hold(tmp_path: Path) -> None:
-    save(tmp_path, {"step": 2**40})
-    like = gda.abstract({"step": 0}, mesh_of({"x": 8}), P())
-    with pytest.raises(ValueError, match="it has the int 1099511627776, and like has int32, wh"):
-        restore(tmp_path, like)
-    with pytest.raises(ValueError, match="like has no sharding for the array"):
-        restore(tmp_path, jax.eval_shape(lambda: {"step": 0}))
-    with pytest.raises(ValueError, match="put a value of type int there"):
-        restore(tmp_path, gda.abstract({"step": 0.5}, mesh_of({"x": 8}), P()))
-
-
 def test_a_saved_number_is_what_its_example_is(mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"step": 7, "rate": 0.5})
     over = NamedSharding(mesh, P())
@@ -226,6 +216,7 @@ def test_a_saved_number_is_what_its_example_is(mesh: Mesh, tmp_path: Path) -> No
         np.array(0, np.int16),
         jnp.int32(0),
         jax.device_put(jnp.int32(0), over),
+        jax.device_put(jnp.int32(0), jax.devices()[3]),
         gda.GlobalArray.from_array(jax.device_put(jnp.int32(0), over)),
         jax.ShapeDtypeStruct((), np.int8, sharding=over),
     ]
@@ -236,6 +227,8 @@ def test_a_saved_number_is_what_its_example_is(mesh: Mesh, tmp_path: Path) -> No
         assert (step.dtype, step.shape, int(step)) == (example.dtype, (), 7)
         if hasattr(example, "sharding"):
             assert step.sharding == example.sharding
+        if isinstance(example, jax.Array):
+            assert step.committed == example.committed
     rate = restore(tmp_path, {"rate": np.float16(0)}, partial=True)["rate"]
     assert (type(rate), float(rate)) == (np.float16, 0.5)
 
@@ -278,11 +271,6 @@ def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
     moved = restore(tmp_path, part, mesh=auto_mesh, specs=specs, partial=True, missing="keep")
     assert moved["w"].spec == P("y")
     assert moved["lora"] is part["lora"]
-    assert restore(tmp_path, part, partial=True, missing="keep")["lora"] is part["lora"]
-    with pytest.raises(ValueError, match=r"like has no \['step'\] \(partial=True omits them\)"):
-        restore(tmp_path, part, missing="keep")
-    with pytest.raises(ValueError, match=r"no \['lora'\] \(missing='keep' keeps those of like\)"):
-        restore(tmp_path, part, partial=True)
     shape = jax.ShapeDtypeStruct((2,), np.float32)
     gone = jnp.ones(2)
     gone.delete()
@@ -291,8 +279,6 @@ def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:
             restore(tmp_path, {**part, "lora": empty}, partial=True, missing="keep")
     with pytest.raises(ValueError, match="has no leaf of like, so nothing would be restored"):
         restore(tmp_path, {"v": w}, partial=True, missing="keep")
-    with pytest.raises(ValueError, match="missing must be 'error' or 'keep', not 'omit'"):
-        restore(tmp_path, part, missing="omit")  # pyright: ignore[reportArgumentType]
 
 
 def test_arrays_on_one_device_go_back_to_it(tmp_path: Path) -> None:
@@ -370,12 +356,12 @@ def test_an_array_without_memory_is_named(
     ]
 
 
+# Any order and layout is in test_layouts.py.
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("order", ORDERS)
-def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisType) -> None:
+def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, kind: AxisType) -> None:
     save(tmp_path, {"g": cut(DATA, mesh, P("x", "y")), "n": DATA[0], "k": "text"})
-    other = ordered_mesh(ORDERS[order], {"a": 2, "b": 2, "c": 2}, kind)
-    for spec in (P(), P("c", ("b", "a")), P(("a", "b", "c")), P(None, "b")):
+    other = ordered_mesh(ORDERS["shuffled"], {"a": 2, "b": 2, "c": 2}, kind)
+    for spec in (P(), P("c", ("b", "a"))):
         restored = restore(tmp_path, mesh=other, specs={"g": spec, "n": P()})
         assert isinstance(restored["g"], gda.GlobalArray)
         assert restored["g"].sharding == NamedSharding(other, spec)
@@ -387,29 +373,21 @@ def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisTyp
 
 def test_kinds_are_of_numpy_or_containers_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.asarray(DATA), "n": DATA})
-    restored = restore(tmp_path)
-    assert {type(value) for value in restored.values()} == {np.ndarray}
-    np.testing.assert_array_equal(restored["g"], DATA)
-    restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))
     sharding = NamedSharding(auto_mesh, P("y"))
-    for value in restored.values():
-        assert isinstance(value, gda.GlobalArray)
-        assert value.sharding == sharding
-        np.testing.assert_array_equal(value, DATA)
     struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=sharding)
-    like = {"g": DATA, "a": gda.GlobalArray(array=struct), "n": struct}
-    restored = restore(tmp_path, like)
-    assert isinstance(restored["g"], np.ndarray)
-    assert isinstance(restored["a"], gda.GlobalArray)
-    assert (restored["a"].sharding, restored["n"].sharding) == (sharding, sharding)
-    for value in restored.values():
-        np.testing.assert_array_equal(value, DATA)
-    like = {"g": DATA, "a": jnp.asarray(DATA), "n": DATA}
-    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("y"))
-    assert [type(value) for value in jax.tree.leaves(restored)] == [
-        type(value) for value in jax.tree.leaves(like)
-    ]
-    assert restored["a"].sharding == sharding
+    abstract = {"g": DATA, "a": gda.GlobalArray(array=struct), "n": struct}
+    layout = {"mesh": auto_mesh, "specs": P("y")}
+    for arguments, kinds in [
+        ({}, (np.ndarray,) * 3),
+        (layout, (gda.GlobalArray,) * 3),
+        ({"like": abstract}, (np.ndarray, gda.GlobalArray, jax.Array)),
+        ({"like": {**abstract, "a": jnp.ones((16, 8))}, **layout}, (np.ndarray, *[jax.Array] * 2)),
+    ]:
+        restored = restore(tmp_path, **arguments)
+        for name, kind in zip("gan", kinds, strict=True):
+            assert isinstance(restored[name], kind)
+            assert kind is np.ndarray or restored[name].sharding == sharding
+            np.testing.assert_array_equal(restored[name], DATA)
 
 
 def test_shardings_in_place_of_mesh_and_specs(mesh: Mesh, tmp_path: Path) -> None:
@@ -438,21 +416,6 @@ def test_shardings_in_place_of_mesh_and_specs(mesh: Mesh, tmp_path: Path) -> Non
         assert placed.sharding.memory_kind == kind
 
 
-def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) -> None:
-    def init(key: jax.Array) -> Any:
-        w = jax.random.normal(key, (16, 8))
-        return Layer(gda.GlobalArray.from_array(w), jnp.zeros(8), "b")
-
-    tree = init(jax.random.key(0))
-    save(tmp_path, tree)
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    restored = restore(tmp_path, shapes, mesh=mesh, specs=Layer(P("x", "y"), P("x"), "b"))
-    assert isinstance(restored, Layer)
-    assert isinstance(restored.weights, gda.GlobalArray)
-    assert (restored.weights.spec, restored.bias.sharding.spec) == (P("x", "y"), P("x"))
-    np.testing.assert_array_equal(restored.weights, tree.weights)
-
-
 def test_donated_arrays_as_like(mesh: Mesh, tmp_path: Path) -> None:
     tree = {"g": cut(DATA, mesh, P("x")), "a": jnp.asarray(DATA)}
     save(tmp_path, tree)
@@ -475,16 +438,7 @@ def test_a_part_of_the_tree(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert_same(restore(tmp_path, tree["params"]["w"], at=("params", "w")), tree["params"]["w"])
     layer = restore(tmp_path, at=["params", "layers", 1], mesh=auto_mesh, specs={"w": P("y")})
     assert (layer["w"].spec, layer["b"]) == (P("y"), None)
-    assert restore(tmp_path, at=["step"]) == 7
     assert restore(tmp_path, at=["params", "layers", 0, "b"]) is None
     assert restore(tmp_path, at=["optimiser", 1, 0, "count"]) == 0
     like = {"params": {"w": tree["params"]["w"]}, "step": 0}
     assert_same(restore(tmp_path, like, partial=True), {**like, "step": 7})
-
-
-def test_integers_of_any_length(tmp_path: Path) -> None:
-    numbers = [10**5000, -(10**5000), 2**999, -(2**1000), 0]
-    save(tmp_path, numbers)
-    assert restore(tmp_path) == numbers
-    lines = str(gda.checkpoint.verify(tmp_path)).splitlines()
-    assert [line.split()[:2] for line in lines[:5]] == [[f"[{i}]", "int"] for i in range(5)]

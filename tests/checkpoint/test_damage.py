@@ -6,7 +6,6 @@ import functools
 import json
 import operator
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -122,11 +121,7 @@ def check_equal(tree: Any, expected: Any) -> None:
 
 
 def test_whole_checkpoints_pass(damaged: Damaged) -> None:
-    assert verify(damaged.path).nbytes == sum(
-        leaf.nbytes
-        for leaf in gda.checkpoint.inspect(damaged.path).leaves
-        if hasattr(leaf, "nbytes")
-    )
+    assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
     check_equal(restore(damaged.path), plain_arrays(make_tree()))
     assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
     assert len(damaged.chunks) >= 11
@@ -165,23 +160,6 @@ def test_every_flipped_byte_of_an_array_is_found(
             check_found(damaged, file, restore, verify)
 
 
-def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:
-    save_tiny(tmp_path, make_tree() | {"v": make_tree(1)["w"]})
-    damaged = Damaged(tmp_path)
-    gda.checkpoint.verify(tmp_path, fingerprints=True)
-
-    def swap(body: dict[str, Any]) -> None:
-        one, other = leaf_at(body, "w"), leaf_at(body, "v")
-        one["array"], other["array"] = other["array"], one["array"]
-
-    damaged.seal(swap)
-    verify(tmp_path)  # every file is what the manifest says
-    with pytest.raises(CorruptionError) as caught:
-        gda.checkpoint.verify(tmp_path, fingerprints=True)
-    said = "array ['{}'] is not what was saved: its fingerprint differs"
-    assert sorted(caught.value.problems) == [said.format("v"), said.format("w")]
-
-
 def test_fingerprints_of_every_kind_of_array_are_recomputed(damaged: Damaged) -> None:
     def verify_all() -> None:
         gda.checkpoint.verify(damaged.path, fingerprints=True, max_workers=4)
@@ -206,7 +184,7 @@ def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
     group = plain.data / "zarr.json"
     whole = plain.whole[group]
     wrongs = [flip(whole, at) for at in range(0, len(whole), 61)]
-    for wrong in [None, b"", whole[:-1], whole + b" ", b" " * 2**21, *wrongs]:
+    for wrong in [None, whole[:-1], b" " * 2**21, *wrongs]:
         with plain.changed(group, wrong):
             check_found(plain, group, verify)
     with plain.changed(group, None):
@@ -303,23 +281,14 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
     [
         (b"", "does not begin like a manifest of gda"),
         (b"\0" * 5000, "does not begin like a manifest of gda"),
-        (b"\xff\xfe\x00\x01" * 100, "does not begin like a manifest of gda"),
-        (b"{}", "does not begin like a manifest of gda"),
-        (b"[1, 2]\n{}", "does not begin like a manifest of gda"),
-        (b"3\n", "does not begin like a manifest of gda"),
-        (b"[" * 900, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
         (b'{"zarr_format": 3}\n', "does not begin like a manifest of gda"),
         (sealed(b"{}", 3), "has version 3; this gda reads version 1"),
         (sealed(b"{}", "x" * 500), "has version 'xxxxxxxxx"),
         (sealed(b"{}", 1.0), "is damaged: its 2 bytes do not match the checksum in its first line"),
-        (sealed(b"{}", True), "is damaged"),
-        (sealed(b"{}")[:-1], "is damaged: its 1 bytes"),
         (sealed(b"{}") + b"\n", "is damaged: its 3 bytes"),
-        (b" " + sealed(b"{}"), "is damaged"),
         (sealed(b"{}"), "the manifest has no 'leaves'"),
         (sealed(b""), "is not a manifest"),
-        (sealed(b"\xff\xff"), "is not a manifest"),
         (sealed(b"{}{}"), "is not a manifest"),
         (sealed(b"[" * 10**6), "is not a manifest"),
         (sealed(b'{"a":' * 10**6), "is not a manifest"),
@@ -327,14 +296,12 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (sealed(b"null"), "the manifest is not an object"),
         (sealed(b'{"data": 1, "data": 2}'), "one object has these names twice: 'data'"),
         (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
-        (sealed(b'{"data": -Infinity}'), "-Infinity is not a number"),
     ],
     ids=lambda value: repr(value)[:40],
 )
 def test_a_manifest_that_is_none(shared: Damaged, file: bytes, message: str) -> None:
-    shared.manifest.write_bytes(file)
-    for function in (restore, verify, gda.checkpoint.inspect):
-        assert message in said_by(function, shared.path)
+    shared.manifest.write_bytes(file)  # which all functions read in one way
+    assert message in said_by(gda.checkpoint.inspect, shared.path)
 
 
 def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
@@ -354,21 +321,15 @@ def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
         assert list(problems) == sorted(problems)
         for file in wrong:
             assert sum(f" {file} " in problem for problem in problems) == 1
-        assert "and" in str(caught.value)
         assert "more" in str(caught.value)
-    shutil.rmtree(damaged.data)
-    with pytest.raises(CorruptionError) as caught:
-        verify(damaged.path)
-    assert len(caught.value.problems) == len(damaged.whole) - 1
 
 
 def test_damage_matters_where_it_is_read(plain: Damaged) -> None:
     array = plain.data / array_named(plain.body)["name"]
     file, mesh = array / "c.3.0", mesh_of({"x": 4, "y": 2})
     with plain.changed(file, bytes(len(plain.whole[file]))):
-        for spec in (P("x"), P(), P(None, "y")):
-            options = {"at": ["w"], "mesh": mesh, "specs": spec}
-            check_found(plain, file, lambda path, options=options: restore(path, **options))
+        options = {"at": ["w"], "mesh": mesh, "specs": P(None, "y")}
+        check_found(plain, file, lambda path: restore(path, **options))
         check_found(plain, file, lambda path: restore(path, like=make_tree()))
     for file in array.iterdir():
         file.unlink()
@@ -452,39 +413,29 @@ def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint(tmp_path: Path) -> None:
-    def said(path: Path) -> str:
+    assert issubclass(CheckpointNotFoundError, FileNotFoundError)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("empty", "many", "begun/data-0123456789abcdef"):
+        (tmp_path / name).mkdir(parents=True)
+    for i in range(10):
+        (tmp_path / "many" / f"{i}\x1b[2J").write_text("")
+    for name, said in [
+        ("missing", "no such directory"),
+        ("link", "no such directory"),
+        ("empty", "it is empty"),
+        ("file/below", "it is a file, or below one"),
+        ("many", r"it has no manifest.json, but 0\x1b[2J, 1\x1b[2J, "),
+        ("begun", "a save was begun there (data-0123456789abcdef) and never committed"),
+    ]:
         for function in (restore, verify, gda.checkpoint.inspect):
             with pytest.raises(CheckpointNotFoundError) as caught:
-                function(path)
-            assert str(path) in str(caught.value)
-        return str(caught.value)
-
-    assert "no such directory" in said(tmp_path / "missing")
-    assert "it is empty" in said(tmp_path)
-    (tmp_path / "file").write_text("")
-    assert "it is a file, or below one" in said(tmp_path / "file")
-    assert "it is a file, or below one" in said(tmp_path / "file" / "below")
-    assert "it has no manifest.json, but file" in said(tmp_path)
-    (tmp_path / "link").symlink_to("nowhere")
-    assert "no such directory" in said(tmp_path / "link")
-    many = tmp_path / "many"
-    many.mkdir()
-    for i in range(10):
-        (many / f"{i}\x1b[2J").write_text("")
-    assert r"but 0\x1b[2J, 1\x1b[2J, " in said(many)
-    assert said(many).endswith("...")
-    (many / "data-0123456789abcdef").mkdir()
-    assert "a save was begun there (data-0123456789abcdef) and never committed" in said(many)
-    assert issubclass(CheckpointNotFoundError, FileNotFoundError)
+                function(tmp_path / name)
+            assert str(tmp_path / name) in str(caught.value)
+            assert said in str(caught.value)
 
 
 # Files that are something else.
-
-
-def test_the_path_of_a_checkpoint_may_be_a_link(plain: Damaged, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(plain.path)
-    verify(tmp_path / "link")
-    check_equal(restore(tmp_path / "link"), plain_arrays(make_tree()))
 
 
 def some_files(damaged: Damaged) -> list[Path]:
@@ -509,7 +460,8 @@ def test_files_and_directories_may_be_links(damaged: Damaged, tmp_path: Path) ->
                 assert f"{place} is a link to /nowhere, which is missing; fetch it" in said
         place.unlink()
         elsewhere.rename(place)
-    verify(damaged.path)
+    (tmp_path / "link").symlink_to(damaged.path)
+    verify(tmp_path / "link")
 
 
 def test_a_save_over_links_leaves_the_files_behind_them(plain: Damaged, tmp_path: Path) -> None:
@@ -703,15 +655,14 @@ def test_many_pieces_take_no_quadratic_time() -> None:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
         return manifest_json.load(sealed(said), "m")
 
-    (found,) = load(pieces[::-1]).leaves
-    assert isinstance(found, ArrayLeaf)
-    assert len(found.pieces) == count
+    load(pieces[::-1])
     pieces[5][1] = 6
     with pytest.raises(CorruptionError, match="two leaves have one part"):
         load(pieces)
-    del pieces[5]
-    with pytest.raises(CorruptionError, match="pieces have 19999 elements, not those of its shape"):
-        load(pieces)
+    pieces[5] = [0, 5, [6], [1]]  # element 5 would be memory that nobody wrote
+    for wrong in (pieces, pieces[:5] + pieces[6:]):
+        with pytest.raises(CorruptionError, match="do not have each element of its shape"):
+            load(wrong)
 
 
 def test_a_manifest_too_large_is_neither_read_nor_written(
@@ -741,10 +692,10 @@ def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
 
 
 def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
+    """Of a frame with much more, the memory is measured in test_memory.py."""
     damaged = copy_of(saved / "one", tmp_path / "run")
-    bomb, short = (bytes(zarr_format.compress(np.zeros(n, np.uint8))) for n in (2**28, 3))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for frame in (bomb, short, b"", b"\x28\xb5\x2f\xfd"):
+    more, less = (bytes(zarr_format.compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
+    for frame in (more, less, b"", b"\x28\xb5\x2f\xfd"):
         crc = google_crc32c.value(frame)
 
         def declare(body: dict[str, Any], frame: bytes = frame, crc: int = crc) -> None:
@@ -755,30 +706,25 @@ def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -
         damaged.seal(declare)
         damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
         check_found(damaged, damaged.chunks[0], restore, verify)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
 
 
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
-    mesh = mesh_of({"x": 4, "y": 2})
     other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
-    for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other), ("'", "unrecognized")]:
+    for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other)]:
         plain.seal(on_leaf("key", key_impl=kind))
-        for options in ({}, {"fingerprints": True}):
-            with pytest.raises(CorruptionError, match=rf"array \['key'\]: {said}"):
-                gda.checkpoint.verify(plain.path, max_workers=1, **options)
-        with pytest.raises(ValueError, match="key") as caught:
-            restore(plain.path, mesh=mesh, specs=P())
-        assert str(caught.value).isprintable()
-        with pytest.raises(ValueError, match="key"):
-            restore(plain.path, like=make_tree())
+        with pytest.raises(CorruptionError, match=rf"array \['key'\]: {said}"):
+            verify(plain.path)
+        mesh = mesh_of({"x": 4, "y": 2})
+        for options in ({"mesh": mesh, "specs": P()}, {"like": make_tree()}):
+            with pytest.raises(ValueError, match="key"):
+                restore(plain.path, **options)
 
 
 def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
     evil = "\x1b[2J\x1b]0;x\x07\u202e\x9b31m\n\r"
-    keys = {"path": ["w"], "spec": f"P('x'){evil}", "mesh": {evil: 4}}
 
     def edit(body: dict[str, Any]) -> None:
-        leaf_at(body, "w").update(keys)
+        leaf_at(body, "w").update(spec=f"P('x'){evil}", mesh={evil: 4})
         leaf_at(body, "name").update(value=[evil])
         body["about"] = {evil: evil, "saved": "x" * 10**5}
         leaf = leaf_at(body, "step")
@@ -792,7 +738,6 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
     assert all(line.isprintable() for line in lines)
     assert max(map(len, lines)) < 500
     assert r"\x1b[2J" in lines[-2]
-    plain.seal(edit)
     plain.chunks[0].unlink()
     assert said_by(verify, plain.path).isprintable()
 

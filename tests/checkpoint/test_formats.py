@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -14,9 +13,8 @@ import tensorstore as ts
 import zarr
 from damaged import limit_sizes
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from meshes import batch, cut, mesh_of
 
-import gda
 from gda.checkpoint import inspect, restore, save
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.manifest_json import load
@@ -123,42 +121,6 @@ def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
             assert array.attrs.asdict() == ({"dtype": name} if name in AS_INTEGERS else {})
 
 
-def jax_dtypes() -> list[str]:
-    """Return the dtypes that arrays of this JAX can have on this platform."""
-    names = []
-    for name in [*KNOWN_TO_ZARR, *OTHERS]:
-        try:
-            np.asarray(jnp.asarray(everything_of(name)))
-        except (TypeError, RuntimeError):  # of elements of 1 bit, the latter
-            continue
-        names.append(name)
-    return names
-
-
-def test_every_dtype_of_jax_goes_onto_another_layout(small: None, tmp_path: Path) -> None:
-    mesh, other = mesh_of({"x": 4, "y": 2}), ordered_mesh(ORDERS["shuffled"], {"a": 8})
-    with jax.enable_x64(True):
-        tree = {}
-        for name in jax_dtypes():
-            data = everything_of(name).reshape(16, 16)
-            tree[name] = gda.GlobalArray.from_callback(
-                (16, 16), mesh, P("x", "y"), lambda index, data=data: data[index]
-            )
-            tree[f"small {name}"] = jnp.asarray(data[:2, :3])
-        assert len(tree) > 40
-        save(tmp_path, tree)
-        restored = restore(tmp_path, mesh=other, specs=P(), check_fingerprint=True)
-        cut_otherwise = restore(
-            tmp_path,
-            mesh=other,
-            specs={name: P() if name.startswith("small") else P(None, "a") for name in tree},
-        )
-    for name, given in tree.items():
-        for got in (restored[name], cut_otherwise[name]):
-            assert got.dtype == given.dtype
-            assert np.asarray(got).tobytes() == np.asarray(given).tobytes()
-
-
 # Files.
 
 
@@ -221,15 +183,6 @@ def test_a_thousand_small_leaves_are_a_few_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(leaves["h"], tree[number]["h"])
         assert leaves["i"] == number
     assert inspect(tmp_path).nbytes == 350 * (256 + 16 * 4 + 4)
-
-
-def test_pieces_lie_in_one_chunk_each(small: None, tmp_path: Path) -> None:
-    tree = [np.arange(size, dtype=np.uint8) for size in (255, 200, 250, 250, 250, 100, 1, 0, 30)]
-    save(tmp_path, tree)
-    (packed,) = manifest_of(tmp_path).arrays
-    assert (packed.shape, packed.chunk_shape) == ((2048,), (1024,))
-    for got, given in zip(restore(tmp_path), tree, strict=True):
-        np.testing.assert_array_equal(got, given)
 
 
 def test_names_on_disk_have_nothing_odd(small: None, tmp_path: Path) -> None:

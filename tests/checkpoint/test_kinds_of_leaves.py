@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
 
@@ -300,35 +300,3 @@ def test_a_dtype_that_was_asked_for_is_no_weak_type(auto_mesh: Mesh) -> None:
         loaded = gda.load_tree({"w": weak}, auto_mesh, P("x"), dtype={"w": dtype})["w"]
         assert loaded.dtype == dtype
         assert not loaded.array.weak_type
-
-
-def test_scalars_stay_on_the_device_that_they_are_committed_to(tmp_path: Path) -> None:
-    sharding = SingleDeviceSharding(jax.devices()[3])
-    weak = jax.device_put(jnp.asarray(0.5), sharding)
-    state = {"rate": weak, "count": jax.device_put(jnp.int32(3), sharding), "step": jnp.asarray(1)}
-    gda.checkpoint.save(tmp_path, {"rate": 0.5, "count": 3, "step": 1})
-    found = gda.checkpoint.restore(tmp_path, state)
-    assert {name: kind_of(leaf) for name, leaf in found.items()} == {
-        name: kind_of(leaf) for name, leaf in state.items()
-    }
-    assert found["rate"].sharding == found["count"].sharding == sharding
-
-
-@pytest.mark.parametrize("is_like", [False, True])
-def test_a_restore_places_in_the_memory_that_was_asked_for(
-    is_like: bool, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sharding = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
-    tree = {"w": jax.device_put(batch(8, 2), sharding)}
-    gda.checkpoint.save(tmp_path, tree)
-    place, kinds = jax.make_array_from_callback, []
-
-    def placed(shape: Any, sharding: Any, function: Any) -> Any:
-        kinds.append(sharding.memory_kind)
-        return place(shape, sharding, function)
-
-    monkeypatch.setattr(jax, "make_array_from_callback", placed)
-    arguments = {"like": tree} if is_like else {"mesh": sharding, "plain": True}
-    found = gda.checkpoint.restore(tmp_path, **arguments)
-    assert kinds == ["pinned_host"]
-    assert found["w"].sharding == sharding

@@ -3,7 +3,6 @@
 import contextlib
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -99,7 +98,12 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
 @rarely(2)
 @given(
     cases=st.lists(moves(meshes()), min_size=1, max_size=4),
-    dtype=st.sampled_from(["float32", "int8", "bfloat16", "bool", "complex64", "int4"]),
+    dtype=st.sampled_from(
+        [
+            *["float32", "int8", "bfloat16", "bool", "complex64", "int4", "float16", "uint32"],
+            *["uint4", "int2", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"],
+        ]
+    ),
     limits=st.tuples(
         st.sampled_from([1, 24, 2**20]), st.sampled_from([1, 32, 2**24]), st.sampled_from([64, 999])
     ),
@@ -194,10 +198,8 @@ def test_a_small_array_does_not_keep_the_chunk_of_others(auto_mesh: Mesh, tmp_pa
     tree = {name: cut(batch(16, 16), auto_mesh, P("x")) for name in "abcde"}
     save(tmp_path, tree)
     alone = restore(tmp_path, {"b": tree["b"]}, partial=True)["b"]
-    whole = restore(tmp_path)["b"]
     assert (np.diff(addresses(alone)[::2]) == 256).all()  # in a buffer of its own
     np.testing.assert_array_equal(alone, batch(16, 16))
-    np.testing.assert_array_equal(whole, batch(16, 16))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (8, 3), (16, 16)])
@@ -411,26 +413,3 @@ def test_host_values_that_differ_between_processes_are_not_saved(shared_tmp_path
         save(shared_tmp_path, tree)
     assert "at ['step'], process 0 has 0, process 1 has 1" in str(e.value)
     assert not (shared_tmp_path / "manifest.json").exists()
-
-
-def test_sizes_of_chunks_are_asked_for_at_the_same_time_where_that_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit_sizes(monkeypatch, 64, 4, 64)
-    gda.checkpoint.save(tmp_path, np.arange(200, dtype=np.float32))
-    both = threading.Barrier(2, timeout=20)
-    size, threads = FileStore.size, set[int]()
-
-    def size_when_another_asks(store: FileStore, name: str) -> int | None:
-        if threading.get_ident() not in threads:
-            threads.add(threading.get_ident())
-            if len(threads) == 1:
-                time.sleep(0.01)
-            elif len(threads) <= 3:
-                both.wait()
-        return size(store, name)
-
-    monkeypatch.setattr(FileStore, "size", size_when_another_asks)
-    restored = gda.checkpoint.restore(tmp_path, max_workers=2)
-    np.testing.assert_array_equal(restored, np.arange(200))
-    assert len(threads) > 2

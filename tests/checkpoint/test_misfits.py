@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut
 
 import gda
 from gda.checkpoint import exists, inspect, restore, save
@@ -47,15 +47,10 @@ def test_leaves_that_are_missing_and_surplus_are_named_together(
         "the checkpoint does not match like: it has no ['b']['e']; ['f'] (missing='keep' keeps "
         "those of like); like has no ['b']['d'] (partial=True omits them)"
     )
-    save(
-        tmp_path / "run", {"run": {"mu": {"w": 1, "b": [2]}, "params": {"w": 3, "b": [4], "c": 5}}}
-    )
-    with pytest.raises(
-        ValueError,
-        match=re.escape(
-            "; it has all leaves of like with at= one of ['run', 'mu']; ['run', 'params']"
-        ),
-    ):
+    run = {"mu": {"w": 1, "b": [2]}, "params": {"w": 3, "b": [4], "c": 5}}
+    save(tmp_path / "run", {"run": run})
+    message = "it has all leaves of like with at= one of ['run', 'mu']; ['run', 'params']"
+    with pytest.raises(ValueError, match=re.escape(message)):
         restore(tmp_path / "run", {"w": 0, "b": [0]})
     with pytest.raises(ValueError, match=re.escape("it has no ['b']['e']")):
         restore(tmp_path, {"b": {"e": 4}}, partial=True)
@@ -88,28 +83,9 @@ def test_shapes_and_kinds_that_differ_are_named_together(
     assert not reads
 
 
-def test_dtypes_that_differ(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
-    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x")), "k": jax.random.key(0)})
-    half = DATA.astype(np.float16)
-    like = {"a": cut(half, auto_mesh, P("x")), "k": jax.random.key(0)}
-    with pytest.raises(
-        TypeError, match=re.escape("at ['a'], it has dtype float32, and like has flo")
-    ):
-        restore(tmp_path, like)
-    like = {"a": DATA, "k": jax.random.key(0, impl="rbg")}
-    with pytest.raises(
-        ValueError, match="at .'k'., it has keys of 'threefry2x32', and like has key<rbg>"
-    ):
-        restore(tmp_path, like)
-    assert not reads
-
-
 def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
     with jax.enable_x64(True):
         save(tmp_path, {"a": cut(np.arange(8.0), auto_mesh, P("x"))})
-        restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))["a"]
-    assert restored.dtype == np.float64
-    reads.clear()
     message = "at ['a'], it has dtype float64, which JAX narrows to float32 without jax_enable_x64"
     for arguments in ({}, {"like": {"a": jax.ShapeDtypeStruct((8,), np.float64)}}):
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
@@ -120,7 +96,7 @@ def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[s
     np.testing.assert_array_equal(restored, np.arange(8.0))
 
 
-def test_like_without_a_layout(explicit_mesh: Mesh, tmp_path: Path) -> None:
+def test_like_without_a_layout(tmp_path: Path) -> None:
     save(tmp_path, dict.fromkeys("abcdefghijkl", DATA))
     message = "like has no sharding for the array; give its ShapeDtypeStruct one"
     like = dict.fromkeys("abcdefghijkl", jax.ShapeDtypeStruct(DATA.shape, DATA.dtype))
@@ -130,18 +106,15 @@ def test_like_without_a_layout(explicit_mesh: Mesh, tmp_path: Path) -> None:
     assert str(caught.value).count("has no sharding for") == 1
     assert "at ['a']; ['b']; " in str(caught.value)
     assert "and 4 more, like has no sharding" in str(caught.value)
-    abstract = NamedSharding(explicit_mesh.abstract_mesh, P("x"))
-    struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=abstract)
-    with pytest.raises(ValueError, match="which has no mesh and spec; use a NamedSharding"):
-        restore(tmp_path, {"a": struct}, partial=True)
 
 
 def test_specs_that_do_not_fit_name_their_leaves(
     auto_mesh: Mesh, tmp_path: Path, reads: list[str]
 ) -> None:
     tree = {"a": cut(batch(6, 8), auto_mesh, P("y")), "b": {"c": cut(DATA, auto_mesh, P())}}
-    save(tmp_path, {**tree, "k": jax.random.split(jax.random.key(0), 4)})
-    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y")}
+    keys = jax.random.split(jax.random.key(0), 4)
+    save(tmp_path, {**tree, "k": keys, "step": 3})
+    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y"), "step": P("nope")}
     with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
@@ -150,6 +123,8 @@ def test_specs_that_do_not_fit_name_their_leaves(
         "dim",
         "at ['b']['c']",
         "at ['k']",
+        "but global shape (4,) has 1 dimension",  # of keys, and not of their numbers
+        "at ['step'], spec P('nope') shards",  # where it shards nothing
     ]:
         assert said in str(caught.value)
     with pytest.raises(ValueError, match=re.escape("specs has nothing for ['b']['c']; ['k']")):
@@ -160,27 +135,47 @@ def test_specs_that_do_not_fit_name_their_leaves(
 
 
 LAYOUT = NamedSharding(AbstractMesh((8,), ("x",)), P())
+NOWHERE = jax.ShapeDtypeStruct((16, 8), np.float32, sharding=LAYOUT)
+
+
+def part(like: Any) -> dict[str, Any]:
+    return {"like": like, "partial": True}
+
+
+def over_x(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P("x"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"specs": P()}, TypeError, "was given without a mesh; pass"),
-        ({"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
-        ({"cast": True}, TypeError, "cast was given without like; pass like= too"),
-        ({"partial": True}, TypeError, "partial was given without like; pass like= too"),
-        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
-        ({"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['params', 0], "),
-        ({"at": ["b"]}, KeyError, "['b'] is not in the tree; the tree itself has 'a'"),
-        ({"at": ["a", 0]}, KeyError, "['a'][0] is not in the tree; ['a'] has nothing"),
+        (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
+        (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
+        (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
+        (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
+        (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),
+        (lambda _: {"like": {}, "missing": "omit"}, ValueError, "missing must be 'error' or 'keep"),
+        (lambda _: {"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['par"),
+        (lambda _: {"at": ["c"]}, KeyError, "['c'] is not in the tree; the tree itself has 'a'"),
+        (lambda _: {"at": ["a", 0]}, KeyError, "['a'][0] is not in the tree; ['a'] has nothing"),
+        (lambda _: part({"a": DATA.astype("f2")}), TypeError, "float32, and like has float16"),
+        (lambda _: part({"k": jax.random.key(0, impl="rbg")}), ValueError, "and like has key<rbg>"),
+        (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "and like has int32, w"),
+        (lambda mesh: part(gda.abstract({"n": 0.5}, mesh, P())), ValueError, "a value of type int"),
+        (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
+        (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at ['b'], global shape (3, "),
+        (lambda mesh: {"mesh": {"a": over_x(mesh)}}, ValueError, "mesh has nothing for ['b']"),
+        (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "no ['c'], which"),
+        (lambda mesh: {"mesh": mesh.abstract_mesh, "specs": P()}, TypeError, "mesh must be a jax."),
     ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_arguments_of_restore(
-    tmp_path: Path, reads: list[str], arguments: Any, error: type[Exception], message: str
+    auto_mesh: Mesh, tmp_path: Path, reads: list[str], arguments: Any, error: Any, message: str
 ) -> None:
-    save(tmp_path, {"a": DATA})
+    save(tmp_path, {"a": DATA, "b": DATA[:3], "k": jax.random.key(0), "n": 2**40})
     with pytest.raises(error) as caught:
-        restore(tmp_path, **arguments)
+        restore(tmp_path, **arguments(auto_mesh))
     assert message in str(caught.value.args[0])
     assert not reads
 
@@ -201,7 +196,6 @@ def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
         ([np.ma.asarray([1])], "a masked array would lose its mask; save its data and"),
         ([np.array(["text"])], "an array of dtype <U4 cannot be saved; convert it"),
         ([np.zeros(2, ml_dtypes.complex32)], "an array of dtype complex32 cannot be"),
-        ([np.zeros(2, "M8[s]")], "an array of dtype datetime64[s] cannot be saved"),
         ([np.zeros(2, "f4,i4")], "cannot be saved; convert it to a dtype of JAX"),
         ([np.longdouble(1)], "an array of dtype float128 cannot be saved"),
         ([jax.ShapeDtypeStruct((2,), np.float32)], "a leaf of type ShapeDtypeStruct"),
@@ -241,11 +235,9 @@ def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -
         Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
     )
     save(tmp_path, {"both": Both()})
-    restored = restore(tmp_path, mesh=auto_mesh, specs=P("x"))
-    assert [g.spec for g in restored["both"].values()] == [P("x")] * 2
-    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
     paths: list[str] = []
-    restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
+    restored = restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
+    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
     assert paths == ["both/a", "both/0"]
 
 
@@ -265,8 +257,6 @@ def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written
         save(tmp_path, {"a": DATA}, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
     assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
-    manifest.rmdir()
-    save(tmp_path, {"a": DATA})
 
 
 # Processes.
@@ -298,48 +288,24 @@ def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
 
 
 def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"layers": [DATA], "b": DATA})
-    asked = []
-    spec_of = lambda path, _: asked.append(path) or P("y")  # noqa: E731
-    restored = restore(tmp_path, {"b": DATA}, mesh=auto_mesh, specs=spec_of, partial=True)
-    assert asked == ["b", "layers/0"]
-    np.testing.assert_array_equal(restored["b"], DATA)
+    keys = jax.random.split(jax.random.key(0), 8)
+    save(tmp_path, {"layers": [DATA, keys], "b": keys[0]})
+    asked = {}
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        asked[path] = (leaf.shape, leaf.dtype)
+        return P("x") if leaf.ndim else P()
+
+    restored = restore(
+        tmp_path, {"layers": [DATA, keys]}, mesh=auto_mesh, specs=spec_of, partial=True
+    )["layers"]
+    expected = {"b": ((), keys.dtype), "layers/0": ((16, 8), np.float32)}
+    assert asked == {**expected, "layers/1": ((8,), keys.dtype)}  # not of the numbers of the keys
+    np.testing.assert_array_equal(restored[0], DATA)
+    assert restored[1].sharding.spec == P("x")
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
-
-
-def test_a_function_for_specs_sees_keys_and_not_their_numbers(
-    auto_mesh: Mesh, tmp_path: Path
-) -> None:
-    keys = jax.random.split(jax.random.key(0), 8)
-    save(tmp_path, {"one": keys[0], "many": keys})
-    seen = {}
-
-    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-        seen[path] = (leaf.shape, leaf.dtype)
-        return P("x") if leaf.ndim else P()
-
-    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
-    assert seen == {"one": ((), keys.dtype), "many": ((8,), keys.dtype)}
-    assert restored["many"].sharding.spec == P("x")
-    with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
-        restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
-    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be sharded"):
-        restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
-
-
-def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"n": DATA, "step": 3})
-    message = "at ['n'], spec P('nope') shards dimension 0 by mesh axis 'nope', but the mesh has"
-    surplus = "the checkpoint has no ['w'], which specs has"
-    for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
-        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') shards")):
-            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
-        with pytest.raises(ValueError, match=re.escape(surplus)):
-            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
 
 
 def test_an_array_that_jax_does_not_have_stays_that_of_numpy(
@@ -359,42 +325,25 @@ def test_an_array_that_jax_does_not_have_stays_that_of_numpy(
         restore(tmp_path / "of jax", mesh=auto_mesh, specs=P())
 
 
-def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"a": DATA, "b": DATA[:3]})
-    sharding = NamedSharding(auto_mesh, P("x"))
-    with pytest.raises(ValueError, match=r"mesh does not fit .* at \['b'\], global shape \(3, "):
-        restore(tmp_path, mesh=sharding)
-    with pytest.raises(ValueError, match=re.escape("mesh has nothing for ['b']")):
-        restore(tmp_path, mesh={"a": sharding})
-    with pytest.raises(ValueError, match=re.escape("the checkpoint has no ['c'], which mesh has")):
-        restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
-    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
-        restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
-
-
 @pytest.mark.parametrize("first", [{"w": DATA}, DATA])
 def test_tree_and_path_in_the_wrong_order(first: Any, tmp_path: Path) -> None:
-    for call in (save, restore):
-        with pytest.raises(
-            TypeError, match="the first argument must be the path of a checkpoint"
-        ) as e:
-            call(first, str(tmp_path))
-        assert len(str(e.value)) < 300
-    with pytest.raises(TypeError, match="the first argument must be"):
-        inspect(first)
+    for call in (lambda: save(first, str(tmp_path)), lambda: inspect(first)):
+        with pytest.raises(TypeError, match="the first argument must be the path of a") as caught:
+            call()
+        assert len(str(caught.value)) < 300
 
 
 def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path, {"a": DATA})
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "data-0123456789abcdef").mkdir()
-    (tmp_path / "data-0123456789abcdef" / "of_others").touch()
+    kept = [tmp_path / "notes.txt", tmp_path / "data-0123456789abcdef" / "of_others"]
+    kept[1].parent.mkdir()
+    for path in kept:
+        path.touch()
     save(tmp_path / "sub", {"a": 1})
     save(tmp_path, {"a": 2}, overwrite=True)
     assert restore(tmp_path) == {"a": 2}
     assert restore(tmp_path / "sub") == {"a": 1}
-    assert (tmp_path / "notes.txt").read_text() == "mine"
-    assert (tmp_path / "data-0123456789abcdef" / "of_others").exists()
+    assert all(path.exists() for path in kept)
 
 
 def test_a_checkpoint_exists_if_its_manifest_is_undamaged(
@@ -405,13 +354,10 @@ def test_a_checkpoint_exists_if_its_manifest_is_undamaged(
     (tmp_path / "data-0123456789abcdef").mkdir()
     assert not exists(tmp_path)
     save(tmp_path, {"a": 1})
-    with monkeypatch.context() as patch:
-        patch.setattr("gda.checkpoint.format.manifest_json.parse_json", None)  # not parsed
-        assert exists(tmp_path)
+    monkeypatch.setattr("gda.checkpoint.format.manifest_json.parse_json", None)  # not parsed
+    assert exists(tmp_path)
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-1])
-    assert not exists(tmp_path)
-    manifest.write_text("damaged")
     assert not exists(tmp_path)
 
 

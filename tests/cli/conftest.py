@@ -6,19 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Result, Run, exit_code
+from running import Run
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: object) -> Result:
-        code = exit_code(*args)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process
+    return Run(capsys)
 
 
 @pytest.fixture

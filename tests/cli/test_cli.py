@@ -43,8 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
-    code, out, err = run("inspect", path)
-    assert (code, err) == (0, "")
+    out = run.printed("inspect", path)
     assert out == f"{gda.checkpoint.inspect(path)}\n"
     assert "['w']       float32[8,4]  128 B" in out
     assert "GlobalArray P('x') over {'x': 4, 'y': 2}" in out
@@ -53,8 +52,7 @@ def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
 
 
 def test_inspect_for_programs(run: Run, path: Path) -> None:
-    code, out, err = run("inspect", "--json", path)
-    assert (code, err) == (0, "")
+    out = run.printed("inspect", "--json", path)
     document = json.loads(out)
     assert document["path"] == str(path)
     assert document["nbytes"] == 128 + 24 + 8
@@ -83,8 +81,7 @@ def test_inspect_for_programs(run: Run, path: Path) -> None:
 
 def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
     gda.checkpoint.save(tmp_path / "run", {})
-    code, out, _ = run("inspect", tmp_path / "run")
-    assert code == 0
+    out = run.printed("inspect", tmp_path / "run")
     assert out.startswith("0 leaves, 0 B; ")
     assert run("verify", tmp_path / "run")[0] == 0
 
@@ -177,19 +174,14 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     [
         (["wrong"], "gda: there is no command 'wrong'; the commands are plan, reshard, re"),
         (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
-        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (see --help)"),
         (
             ["launch", "-n", "2", "a"],
             "gda: for processes: python -m gda.launch -n 2 a (see --help)",
         ),
         (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
-        (["reshard", "--to_mesh", "x=2"], "unrecognized arguments: --to_mesh x=2; did you mean"),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
-        (["verify"], "gda verify: the following arguments are required: PATH"),
         (["verify", "a", "b"], "gda verify: unrecognized arguments: b (see --h"),
-        (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
         (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
-        (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],
 )
@@ -201,8 +193,7 @@ def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
 
 
 def test_help_and_version(run: Run) -> None:
-    code, out, err = run()
-    assert (code, err) == (0, "")
+    out = run.printed()
     assert "inspect" in out
     assert "verify" in out
     assert run("--help") == (0, out, "")
@@ -210,8 +201,7 @@ def test_help_and_version(run: Run) -> None:
     words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "--at", "convert": "--map"}
     for command, word in words.items():
-        code, out, err = run(command, "--help")
-        assert (code, err) == (0, "")
+        out = run.printed(command, "--help")
         assert word in out
         assert max(map(len, out.splitlines())) <= 80
 

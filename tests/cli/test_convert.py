@@ -169,8 +169,7 @@ def test_keys_stay_keys(run: Run, tmp_path: Path) -> None:
     keys = {"fry": jax.random.key(1), "rbg": jax.random.split(jax.random.key(2, impl="rbg"), 3)}
     gda.checkpoint.save(tmp_path / "keys", {**keys, "w": W})
     command = ["convert", tmp_path / "keys"]
-    code, out, err = run(*command, tmp_path / "new", "--dtype", "bf16", "--dry-run")
-    assert (code, err) == (0, "")
+    out = run.printed(*command, tmp_path / "new", "--dtype", "bf16", "--dry-run")
     assert "['rbg']  uint32[3,4]" in out
     assert run(*command, tmp_path / "new", "--dtype", "bf16")[0] == 0
     restored = gda.checkpoint.restore(tmp_path / "new")
@@ -242,17 +241,14 @@ def test_progress_counts_all_bytes(
 
 
 def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
-    code, out, err = run("inspect", sources / "orbax")
-    assert (code, err) == (0, "")
-    assert out == (
+    assert run.printed("inspect", sources / "orbax") == (
         "['big']             float32[1024,512]  2.0 MiB  source\n"
         "['layers'][0]['b']  int8[2]            2 B      source\n"
         "['layers'][0]['w']  float32[3,4]       48 B     source\n"
         "['step']            int                7\n"
         "4 leaves, 2.0 MiB; format an Orbax run\n"
     )
-    code, out, err = run("inspect", sources / "safetensors", "--json")
-    assert (code, err) == (0, "")
+    out = run.printed("inspect", sources / "safetensors", "--json")
     document = json.loads(out)
     assert document["about"] == {"format": "safetensors files"}
     assert [leaf["path"] for leaf in document["leaves"]] == [
@@ -268,13 +264,14 @@ def test_verify_reads_every_kind(run: Run, sources: Path, tmp_path: Path) -> Non
         said = "can be read, but has no checksums of its arrays"
         expected = f"{sources}/{kind} {said}: {count} leaves, 2.0 MiB\n"
         assert run("verify", sources / kind) == (0, expected, "")
-        code, _, err = run("verify", sources / kind, "--fingerprints")
-        assert (code, "without fingerprints; omit them" in err) == (2, True)
-    write_orbax(tmp_path / "run", {("w",): W})
-    (tmp_path / "run" / "w" / "c" / "0" / "0").write_bytes(b"\0")
+        err = run.refusal("verify", sources / kind, "--fingerprints")
+        assert "without fingerprints; omit them" in err
+    write_orbax(tmp_path / "run", {("w",): W, ("v",): W, ("whole",): W})
+    for name in "wv":
+        (tmp_path / "run" / name / "c" / "0" / "0").write_bytes(b"\0")
     code, out, err = run("verify", tmp_path / "run")
     assert (code, out) == (1, "")
-    assert err.startswith("array ['w']: ")
+    assert [line[:12] for line in err.splitlines()] == ["array ['v']:", "array ['w']:"]
 
 
 def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:
@@ -283,8 +280,7 @@ def test_verify_names_what_it_cannot_read(run: Run, tmp_path: Path) -> None:
     header = json.dumps(entries).encode()
     file = tmp_path / "packed.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
-    code, out, err = run("verify", file)
-    assert (code, out) == (2, "")
+    err = run.refusal("verify", file)
     assert f"{file} was verified but for 1 of 2 leaves, which gda cannot read: tensor 'q'" in err
     code, out, _ = run("inspect", file)
     assert (code, "['q']" in out) == (0, True)
@@ -307,19 +303,17 @@ def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> Non
     (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
     path, item = tmp_path / "run", ("--item", "ema")
     for command in (["inspect", path], ["verify", path], ["convert", path, tmp_path / "new"]):
-        code, _, err = run(*command)
-        assert (code, "has 2 items: 'ema'; 'state'; pass one of them" in err) == (2, True)
+        assert "has 2 items: 'ema'; 'state'; pass one of them" in run.refusal(*command)
         assert run(*command, *item)[0] == 0
-        code, _, err = run(*command[:1], sources / "checkpoint", tmp_path / "n", *item)
-        assert code == 2
+        assert run(*command[:1], sources / "checkpoint", tmp_path / "n", *item)[0] == 2
     assert gda.checkpoint.restore(tmp_path / "new")["w"].tolist() == (W + 1).tolist()
     assert run("diff", path, path, "--values", "--item", "ema")[0] == 0
     assert run("diff", tmp_path / "new", path, "--values", "--at", "w", *item)[0] == 0
     assert run("diff", tmp_path / "new", path, "--values", "--item", "state")[0] == 1
-    code, _, err = run("diff", *[sources / "checkpoint"] * 2, *item)
-    assert (code, "is an Orbax run; omit item 'ema'" in err) == (2, True)
-    code, _, err = run("inspect", sources / "checkpoint", *item)
-    assert (code, "is a checkpoint of gda, which has no items; omit item 'ema'" in err) == (2, True)
+    err = run.refusal("diff", *[sources / "checkpoint"] * 2, *item)
+    assert "is an Orbax run; omit item 'ema'" in err
+    err = run.refusal("inspect", sources / "checkpoint", *item)
+    assert "is a checkpoint of gda, which has no items; omit item 'ema'" in err
 
 
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
@@ -332,8 +326,8 @@ def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     assert out.endswith("the same: 1 leaf, 2 B\n")
     code, out, _ = run("diff", sources / "safetensors", tmp_path / "run", "--values")
     assert "['layers.0.w']  float32[3,4]  12 of 12 elements" in out
-    code, _, err = run("diff", tmp_path / "run", sources / "orbax", "--at", "layers/1")
-    assert (code, "['layers'][1] is not in" in err) == (2, True)
+    err = run.refusal("diff", tmp_path / "run", sources / "orbax", "--at", "layers/1")
+    assert "['layers'][1] is not in" in err
 
 
 # Bad input.
@@ -367,20 +361,14 @@ def test_ctrl_c_leaves_no_tree(convert: Callable[..., Any], tmp_path: Path, targ
     assert not (tmp_path / "new.safetensors").exists()
 
 
-KILLED = """
-import sys
-from gda.cli import main
-main(sys.argv[1:])
-"""
-
-
 @pytest.mark.parametrize("kind", ["checkpoint", "safetensors"])
 def test_a_killed_conversion_can_be_started_again(
     convert: Callable[..., Any], sources: Path, tmp_path: Path, kind: str
 ) -> None:
+    program = "import sys; from gda.cli import main; main(sys.argv[1:])"
     words = ["convert", sources / "checkpoint", tmp_path / "new", "--to", kind]
     of_map = ["--map", f"{sources}/map.py:killed"]
-    assert python("-c", KILLED, *words, *of_map).returncode == -signal.SIGKILL
+    assert python("-c", program, *words, *of_map).returncode == -signal.SIGKILL
     left = {path.name for path in (tmp_path / "new").iterdir()}
     assert left - {".lock"}
     # The other kind would leave these files where they are.
@@ -408,10 +396,8 @@ def test_a_conversion_killed_while_it_commits_can_be_started_again(
 
 def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path) -> None:
     command = ["convert", sources / "checkpoint", tmp_path / "new", "--map"]
-    code, _, err = run(*command, "map")
-    assert (code, "such as map.py:to_scanned, not 'map'" in err) == (2, True)
-    code, _, err = run(*command, "none.py:map")
-    assert (code, err) == (2, "gda: there is no file 'none.py' here\n")
+    assert "such as map.py:to_scanned, not 'map'" in run.refusal(*command, "map")
+    assert run.refusal(*command, "none.py:map") == "gda: there is no file 'none.py' here\n"
 
 
 @pytest.mark.parametrize(
@@ -442,11 +428,11 @@ def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
     code, _, err = run("convert", tmp_path / "both" / "model.safetensors", target)
     assert (code, err) == (0, "")
     write_orbax(tmp_path / "runs" / "100", {("w",): W})
-    code, _, err = run("convert", tmp_path / "runs", tmp_path / "other")
-    assert (code, "it holds runs, '100'; open one of them, such as" in err) == (2, True)
+    err = run.refusal("convert", tmp_path / "runs", tmp_path / "other")
+    assert "it holds runs, '100'; open one of them, such as" in err
     gda.checkpoint.save(tmp_path / "numbers", {"step": 1})
-    code, _, err = run("convert", tmp_path / "numbers", tmp_path / "other")
-    assert (code, f"no array to write in {tmp_path}/numbers; " in err) == (2, True)
+    err = run.refusal("convert", tmp_path / "numbers", tmp_path / "other")
+    assert f"no array to write in {tmp_path}/numbers; " in err
 
 
 def test_targets_that_are_there(convert: Callable[..., Any], tmp_path: Path) -> None:

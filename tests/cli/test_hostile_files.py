@@ -24,6 +24,7 @@ HOSTILE = {
         "sizes": ('{"parameters":{"w":{"shape":[', "300", "]}}}", "this shape has"),
         "spec": ('{"parameters":{"w":{"shape":[4],"spec":[', "null", "]}}}", "this spec has"),
         "axes": ('{"parameters":{"w":{"shape":[4],"spec":[[', '"ab"', "]]}}}", "this spec has"),
+        "text": ('{"parameters":{"w":{"shape":[4],"spec":"', "ab", '"}}}', "more than 10,000"),
         "keys": ('{"parameters":{"w":{', '"#":1', "}}}", "are not known"),
         "depth": ('{"about":', "[", "}", "cannot be read as JSON"),
     }.items()

@@ -43,9 +43,7 @@ def plan(*args: Any) -> dict[str, Any]:
 
 
 def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
-    code, out, err = run("plan", "--tree", write(SMALL), "--devices-per-process", "4")
-    assert (code, err) == (0, "")
-    assert out == (
+    assert run.printed("plan", "--tree", write(SMALL), "--devices-per-process", "4") == (
         "model         5 parameters of 520 elements, 1.3 KiB\n"
         "mesh          data=4,model=2: 8 devices in 2 processes of 4\n"
         "\n"
@@ -75,17 +73,10 @@ def test_places_of_mesh_dtype_and_spec(write: Callable[[Any], Path]) -> None:
     parameters = {"w": {"shape": [8, 8], "dtype": "f32"}, "b": {"shape": [8]}}
     parameters["b"] |= {"spec": None, "dtype": None}
     path = write({"dtype": "i16", "spec": "data", "parameters": parameters, "about": "a test"})
-    rows = {row["name"]: row for row in plan(path, "--mesh", "data=2,model=2")["parameters"]}
-    assert (rows["w"]["dtype"], rows["w"]["spec"], rows["w"]["nbytes_per_device"]) == (
-        "float32",
-        ["data"],
-        128,
-    )
-    assert (rows["b"]["dtype"], rows["b"]["spec"], rows["b"]["nbytes_per_device"]) == (
-        "int16",
-        [],
-        16,
-    )
+    assert {
+        row["name"]: (row["dtype"], row["spec"], row["nbytes_per_device"])
+        for row in plan(path, "--mesh", "data=2,model=2")["parameters"]
+    } == {"w": ("float32", ["data"], 128), "b": ("int16", [], 16)}
     flat = {"w": {"shape": [8, 8], "dtype": "f32", "spec": [None, "data"]}}
     assert plan(write(flat), "--mesh", "data=4")["nbytes_per_device"] == 64
     # --mesh counts more than the file, which may write its own as a text.
@@ -108,21 +99,13 @@ VOCABULARY = {
 
 def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
     path = write(VOCABULARY)
-    code, out, err = run("plan", "--tree", path)
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", "--tree", path)
     assert err.startswith(f"gda: {path} has 3 mistakes:\n  embed: global shape (50257, 8) cannot")
     assert err.count("; or give --pad: padded to (50260, 8), <0.01 % more\n") == 1
     assert err.count("; or give --pad: padded to (8, 32), 3.2 % more\n") == 1
 
-    code, out, err = run("plan", "--tree", path, "--pad", "--devices-per-process", "4")
-    assert (code, err) == (0, "")
-    assert out.split("\n\nRepl")[0] == (
-        "model         4 parameters of 402,560 elements, 786.2 KiB\n"
-        "mesh          data=4,model=2: 8 devices in 2 processes of 4\n"
-        "\n"
-        "per device    196.8 KiB\n"
-        "per process   787.4 KiB; 393.6 KiB of it distinct\n"
-        "all devices   1.5 MiB: 2.003 times the model\n"
+    out = run.printed("plan", "--tree", path, "--pad", "--devices-per-process", "4")
+    assert out.split("\n\nRepl")[0].endswith(
         "padding       224 B, 0.014 % more, in 3 parameters\n"
         "\n"
         "per device        padding  parameter\n"
@@ -141,8 +124,7 @@ def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
 def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    code, out, _ = run("plan", "--tree", "-")
-    assert code == 0
+    out = run.printed("plan", "--tree", "-")
     assert out.startswith("model         5 parameters of 520 elements")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[]")))
     code, _, err = run("plan", "--tree", "-")
@@ -156,12 +138,10 @@ def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_of_nothing(run: Run, write: Callable[[Any], Path]) -> None:
-    code, out, _ = run("plan", "--tree", write({"mesh": {"x": 2}, "parameters": {}}))
-    assert code == 0
+    out = run.printed("plan", "--tree", write({"mesh": {"x": 2}, "parameters": {}}))
     assert "0 parameters of 0 elements, 0 B\n" in out
     empty = {"w": {"shape": [0, 4], "dtype": "f32", "spec": "x"}}
-    code, out, _ = run("plan", "--tree", write(empty), "--mesh", "x=2")
-    assert code == 0
+    out = run.printed("plan", "--tree", write(empty), "--mesh", "x=2")
     assert "Replicated" not in out
 
 
@@ -287,8 +267,6 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
         ({"mesh": {"x": 0}, "parameters": W}, "mesh: axis 'x' has the size 0; it must be 1 or m"),
         ({"mesh": {"x": 2}, "dtype": "float33", "parameters": W}, "\"dtype\" 'float33' cannot be"),
-        ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
-        ({"mesh": {"x": 2}, "parameter": {}, "parameters": W}, 'did you mean "parameters"?\n'),
         (
             {"mesh": {"x": 2}, "w1": {}, "w2": {}, "parameters": W},
             '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
@@ -304,8 +282,7 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
 )
 def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said: str) -> None:
     path = write(document)
-    code, out, err = run("plan", "--tree", path)
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", "--tree", path)
     assert said in err
     assert err.startswith(f"gda: {path} ")
 
@@ -315,10 +292,7 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
     [
         ({"shape": "8x8"}, "w: \"shape\" must be a list of integers, not '8x8'"),
         ({"shape": [-8]}, 'w: "shape" is [-8]; sizes are from 0 to 2**63 - 1'),
-        ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
         ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
-        ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
-        ({"spec": ["z"]}, "w: spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has"),
         ({"spec": [None, "x"]}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
     ],
@@ -328,8 +302,7 @@ def test_wrong_parameters(
 ) -> None:
     entry = {"shape": [8, 6], "dtype": "f32", "spec": [], **parameter}
     path = write({"mesh": {"x": 4, "y": 2}, "parameters": {"fine": W["w"], "w": entry}})
-    code, out, err = run("plan", "--tree", path)
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", "--tree", path)
     assert err.startswith(f"gda: {path} has a mistake:\n  w: ")
     assert said in err
     assert err.count("\n") == 2
@@ -339,8 +312,7 @@ def test_all_mistakes_are_said_together(run: Run, write: Callable[[Any], Path]) 
     parameters: dict[str, Any] = {f"h.{i}.w": {"shape": [6], "spec": "x"} for i in range(32)}
     parameters |= {"a": {"shape": [8], "spec": "y"}, "b": {"shape": 8, "dtype": "f33"}}
     path = write({"mesh": {"x": 4}, "dtype": "f32", "parameters": parameters})
-    code, out, err = run("plan", "--tree", path, "--json")
-    assert (code, out) == (2, "")
+    err = run.refusal("plan", "--tree", path, "--json")
     lines = err.splitlines()
     assert lines[0] == f"gda: {path} has 35 mistakes:"
     assert [line.split(": ")[0] for line in lines[1:]] == ["  h.0-31.w", "  a", "  b", "  b"]
@@ -364,23 +336,23 @@ def test_options_that_exclude_each_other(
         (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
         (("--devices-per-process", "3"), "3 devices per process do not divide the 8 devices"),
     ):
-        code, out, err = run("plan", "--tree", path, *args)
-        assert (code, out) == (2, "")
-        assert said in err
-    code, _, err = run("plan", "--tree", tmp_path / "none")
-    assert (code, err) == (2, f"gda: {tmp_path}/none cannot be read: No such file or directory\n")
-    code, _, err = run("plan", "--tree", "")
-    assert (code, err) == (2, "gda: --tree: the path of a file was expected, or - for stdin\n")
+        assert said in run.refusal("plan", "--tree", path, *args)
+    assert (
+        run.refusal("plan", "--tree", tmp_path / "none")
+        == f"gda: {tmp_path}/none cannot be read: No such file or directory\n"
+    )
+    assert (
+        run.refusal("plan", "--tree", "")
+        == "gda: --tree: the path of a file was expected, or - for stdin\n"
+    )
 
 
 def test_a_mesh_without_an_axis_of_the_model(run: Run) -> None:
-    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "data=4")
-    assert (code, out) == (2, "")
-    assert err == (
+    assert run.refusal("plan", "--tree", LLAMA, "--mesh", "data=4") == (
         f"gda: --mesh: data=4 has no axis 'model', which shards 226 parameters of {LLAMA}, such as "
         "model.embed_tokens.weight; the mesh of the file is {'data': 16, 'model': 4}\n"
     )
-    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "x=4")
+    err = run.refusal("plan", "--tree", LLAMA, "--mesh", "x=4")
     assert [line.split(" has ")[1][:16] for line in err.splitlines()] == [
         "no axis 'model',",
         "no axis 'data', ",

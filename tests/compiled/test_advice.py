@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import abstract, mesh_of
 
 import gda
-
-
-def shape(mesh: Mesh, sizes: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(sizes, np.float32, sharding=NamedSharding(mesh, spec))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +24,7 @@ def test_an_argument_sharded_as_advised_takes_what_was_promised(mesh_4x2: Mesh) 
         return (x @ w).sum()
 
     def rehearsed(spec: Any) -> gda.Rehearsal:
-        return gda.rehearse(step, shape(mesh_4x2, (64, 32), spec), shape(mesh_4x2, (8, 64), P()))
+        return gda.rehearse(step, abstract((64, 32), mesh_4x2, *spec), abstract((8, 64), mesh_4x2))
 
     whole = rehearsed(P())
     first, second, *_ = whole.advice
@@ -52,7 +48,7 @@ def test_an_argument_sharded_as_advised_takes_what_was_promised(mesh_4x2: Mesh) 
 
 
 def test_arguments_donated_as_advised_take_what_was_promised(mesh_4x2: Mesh) -> None:
-    params = {name: shape(mesh_4x2, (256, 64), P("data", "model")) for name in "abc"}
+    params = {name: abstract((256, 64), mesh_4x2, "data", "model") for name in "abc"}
 
     def step(params: Any) -> Any:
         return jax.tree.map(lambda x: x + 1, params)
@@ -71,14 +67,14 @@ def test_arguments_donated_as_advised_take_what_was_promised(mesh_4x2: Mesh) -> 
 
 
 def test_a_result_of_other_blocks_takes_no_argument(mesh_4x2: Mesh) -> None:
-    x = shape(mesh_4x2, (64, 32), P("data", "model"))
+    x = abstract((64, 32), mesh_4x2, "data", "model")
     whole = jax.jit(lambda x: x + 1, out_shardings=NamedSharding(mesh_4x2, P()))
     assert gda.rehearse(whole, x).undonated_bytes == 0
 
 
 def test_equal_advice_for_many_arguments_is_one(mesh_4x2: Mesh) -> None:
-    layers = {f"w{n}": shape(mesh_4x2, (16, 32), P("model")) for n in range(12)}
-    layers["small"] = shape(mesh_4x2, (4,), P())
+    layers = {f"w{n}": abstract((16, 32), mesh_4x2, "model") for n in range(12)}
+    layers["small"] = abstract((4,), mesh_4x2)
     found = gda.rehearse(lambda layers: sum(x.sum() for x in layers.values()), layers)
     (advice,) = found.advice
     assert advice == (
@@ -89,7 +85,7 @@ def test_equal_advice_for_many_arguments_is_one(mesh_4x2: Mesh) -> None:
 
 
 def test_axes_that_do_not_divide_an_argument_are_not_advised(mesh_4x2: Mesh) -> None:
-    w, v = shape(mesh_4x2, (63, 31), P()), shape(mesh_4x2, (6, 2), P("model"))
+    w, v = abstract((63, 31), mesh_4x2), abstract((6, 2), mesh_4x2, "model")
     found = gda.rehearse(lambda w, v: w.sum() + v.sum(), w, v)
     assert found.advice == ()
 
@@ -103,8 +99,8 @@ def test_gathers_in_loops_are_listed_by_line(mesh_4x2: Mesh) -> None:
 
         return jax.lax.scan(layer, x, layers)[0]
 
-    layers = shape(mesh_4x2, (6, 64, 64), P(None, "data", "model"))
-    found = gda.rehearse(step, layers, shape(mesh_4x2, (8, 64), P("data")))
+    layers = abstract((6, 64, 64), mesh_4x2, None, "data", "model")
+    found = gda.rehearse(step, layers, abstract((8, 64), mesh_4x2, "data"))
     (over_data,) = (each for each in found.advice if " over data" in each.text)
     assert over_data.saves_bytes is None
     assert "test_advice.py:" in over_data.text
@@ -117,7 +113,7 @@ def test_gathers_in_loops_are_listed_by_line(mesh_4x2: Mesh) -> None:
 
 
 def test_advice_is_shown_for_a_program_that_does_not_fit(mesh_4x2: Mesh) -> None:
-    x = shape(mesh_4x2, (64, 32), P())
+    x = abstract((64, 32), mesh_4x2)
     found = gda.rehearse(lambda x: x.sum(), x)
     assert "rehearsal.advice has 1 change that would save memory, the first 7.0 KiB" in str(found)
     too_large = dataclasses.replace(found, fits=False, capacity_bytes=1)
@@ -132,8 +128,8 @@ def test_advice_is_shown_for_a_program_that_does_not_fit(mesh_4x2: Mesh) -> None
 def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes(
     mesh_4x2: Mesh,
 ) -> None:
-    x = shape(mesh_4x2, (64, 32), P("data"))
-    w = shape(mesh_4x2, (32, 64), P())
+    x = abstract((64, 32), mesh_4x2, "data")
+    w = abstract((32, 64), mesh_4x2)
     found = gda.rehearse(lambda x, w: (x @ w).sum(0), x, w)
     (traffic,) = found.traffic
     assert found.least_compute_seconds is found.least_communication_seconds is None

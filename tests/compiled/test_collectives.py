@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, cut, mesh_of, ordered_mesh
+from meshes import ORDERS, abstract, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
@@ -34,10 +34,6 @@ from gda.compiled.programs import keys_with_lines
 from gda.testing.strategies import mesh_shapes
 
 HERE = __file__
-
-
-def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
 
 def only(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Collective:
@@ -122,28 +118,19 @@ def test_the_gradients_of_a_data_parallel_loss_are_reduced_over_data() -> None:
     assert sum(each.nbytes for each in found) == (32 * 16 + 16 * 4) * 4
 
 
-# shard_map, where one says what is communicated.
-
-CALLS: list[tuple[Callable[..., Any], Any, int, Any]] = [
-    (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add"), 1, jnp.bfloat16),
-    (lambda a: jax.lax.psum(a, ("x", "y")), ("all-reduce", ("x", "y"), "add"), 1, np.float32),
-    (lambda a: jax.lax.all_gather(a, "y", tiled=True), ("all-gather", ("y",), None), 2, np.float32),
-    (
-        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
-        *(("all-to-all", ("x",), None), 1, jnp.bfloat16),
-    ),
-]
+# shard_map, where one says what is communicated; random programs are below.
 
 
-@pytest.mark.parametrize(("call", "expected", "times", "dtype"), CALLS)
-def test_each_call_is_its_collective(
-    call: Callable[..., Any], expected: Any, times: int, dtype: Any, auto_mesh: Mesh
-) -> None:
-    x = abstract((16, 32), auto_mesh, "x", "y", dtype=dtype)
-    found = only(mapped(call, auto_mesh, P("x", "y"), P("x", "y")), x)
-    assert (found.kind, found.axes, found.reduction) == expected
-    assert {*found.operand_dtypes} == {"float32"}  # as a CPU sends bfloat16, too
-    assert (found.nbytes, found.nbytes_output) == (4 * 16 * 4, times * 4 * 16 * 4)
+def test_half_precision_is_sent_as_floats_by_a_cpu(auto_mesh: Mesh) -> None:
+    x, spec = abstract((16, 32), auto_mesh, "x", "y", dtype=jnp.bfloat16), P("x", "y")
+    for call, expected in (
+        (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add")),
+        (lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True), ("all-to-all", ("x",), None)),
+    ):
+        found = only(mapped(call, auto_mesh, spec, spec), x)
+        assert (found.kind, found.axes, found.reduction) == expected
+        assert {*found.operand_dtypes} == {"float32"}
+        assert found.nbytes == found.nbytes_output == 4 * 16 * 4
 
 
 def test_each_device_keeps_a_part_of_a_sum(mesh: Mesh) -> None:
@@ -183,21 +170,6 @@ def test_axes_are_those_of_a_mesh_with_its_devices_in_another_order() -> None:
 
 
 # Loops and branches.
-
-
-def test_loops_in_loops_multiply(mesh: Mesh) -> None:
-    def inner(c: jax.Array, _: None) -> tuple[jax.Array, None]:
-        return jax.lax.psum(c, "x") * 0.5, None
-
-    def outer(c: jax.Array, _: None) -> tuple[jax.Array, None]:
-        return jax.lax.scan(inner, c, None, length=3)[0], None
-
-    def both(a: jax.Array) -> jax.Array:
-        return jax.lax.scan(outer, a, None, length=5)[0]
-
-    found = only(mapped(both, mesh, P("x", "y"), P("x", "y")), abstract((16, 32), mesh, "x", "y"))
-    assert (found.count, found.nbytes_total) == (15, 15 * found.nbytes)
-    assert found.source_line == inner.__code__.co_firstlineno + 1
 
 
 def test_a_branch_is_marked(mesh: Mesh) -> None:
@@ -533,9 +505,7 @@ def test_allowed_collectives_pass(step: Any, allow: Any) -> None:
 
 BAD: list[tuple[Any, str]] = [
     ([], "not allowed: all-reduce (add) over data of float32[4,16], 256 B, 1 time, from "),
-    ({}, "may communicate: nothing\n"),
     ({"all-reduce": "data"}, "not allowed: all-gather over model of float32[4,16], 256 B, 1 time"),
-    ({"all-reduce": "model", "all-gather": "model"}, "not allowed: all-reduce (add) over data"),
     (
         {"all-reduce": ("data", "model"), "all-gather": "model"},
         "may communicate: all-reduce over data, model; all-gather over model; nothing else",
@@ -543,10 +513,6 @@ BAD: list[tuple[Any, str]] = [
     (
         {("all-reduce", "data"): 2, "all-gather": "model"},
         "expected all-reduce over data, exactly 2 times; found: 1 time",
-    ),
-    (
-        {"all-reduce": 1, "all-gather": 1, ("all-to-all", ("data", "model")): 1},
-        "expected all-to-all over data, model, exactly 1 time; found: 0 times",
     ),
     (
         {"all-reduce": 1, "all-gather": 0},
@@ -609,23 +575,14 @@ def test_axes_of_size_one_make_no_difference() -> None:
     ("allow", "error", "message"),
     [
         ("all-reduce", TypeError, "or a list of kinds such as ['all-reduce'], not 'all-reduce'"),
-        (1, TypeError, "allow must be a mapping such as {'all-reduce': 'data'}"),
         (["all_reduce"], ValueError, "allow names 'all_reduce', but the kinds of collectives are"),
-        (["all_reduce"], ValueError, "did you mean 'all-reduce'?"),
-        (["psum"], ValueError, "did you mean 'all-reduce'?"),
         (["ppermute"], ValueError, "did you mean 'collective-permute'?"),
         ([3], ValueError, "allow has 3; expected is a kind or (kind, axes)"),
-        ({"all-reduce": "dta"}, ValueError, "allow names the axis 'dta', but the mesh has the"),
         ({"all-reduce": "dta"}, ValueError, "{'data': 4, 'model': 2}; did you mean 'data'?"),
-        ({("all-reduce", "q"): 1}, ValueError, "allow names the axis 'q'"),
         ({"all-reduce": 1.5}, TypeError, "allow has 'all-reduce': 1.5; the value must be a number"),
-        ({"all-reduce": True}, TypeError, "0 or more, or the axes that it is allowed over"),
-        ({("all-reduce", "data"): -1}, TypeError, "the value must be a number of executions"),
         ({"all-reduce": [3]}, TypeError, "or a list of these as alternatives, not [3]"),
-        ({"all-reduce": P("data")}, TypeError, "a name, a tuple of names for several axes at once"),
         ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for several axes at once"),
         ([("all-reduce", "data", 1)], ValueError, "did you mean {('all-reduce', 'data'): 1}?"),
-        ({("all-reduce", "data"): "model"}, TypeError, "the value must be a number of executions"),
     ],
 )
 def test_a_bad_allow_is_an_error_before_anything_is_compiled(

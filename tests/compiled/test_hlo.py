@@ -135,7 +135,6 @@ def test_types(element: str, dtype: str, nbytes: int) -> None:
         ("all-gather", "(f32[4,8]{1,0}, f32[16,8]{1,0})", "replica_groups=[2,4]<=[8]"),
         ("all-gather", "((f32[4,8]{1,0}), (f32[16,8]{1,0}))", "replica_groups=[2,4]<=[8]"),
         ("reduce-scatter", "((f32[4,8]{1,0}), f32[16,8]{1,0})", "replica_groups=[2,4]<=[8]"),
-        ("all-to-all", "((f32[4,8]), f32[16,8], u32[])", "replica_groups=[2,4]<=[8]"),
         ("collective-broadcast", "((f32[4,8]), f32[16,8], s32[])", "replica_groups=[2,4]<=[8]"),
         (
             "collective-permute",
@@ -291,14 +290,9 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
 
 
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2}}",_pipeline="0"}',
-        "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}",
-    ],
-)
-def test_a_send_between_devices(attributes: str) -> None:
+@pytest.mark.parametrize("pairs", ['"{{0,1},{1,2}}",_pipeline="0"', "{{0,1},{1,2}}"])
+def test_a_send_between_devices(pairs: str) -> None:
+    attributes = f"frontend_attributes={{_xla_send_recv_source_target_pairs={pairs}}}"
     found = only(
         f"""
         %p = f32[2,4]{{1,0}} parameter(0)
@@ -421,31 +415,20 @@ ALONG_X = [[0, 4], [1, 5], [2, 6], [3, 7]]
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("{{0,4},{1,5},{2,6},{3,7}}", ALONG_X),
         ("{{0, 4}, {1, 5}, {2, 6}, {3, 7}}", ALONG_X),
-        ("[4,2]<=[2,4]T(1,0)", ALONG_X),
-        ("mesh['x'=2,'y'=4] {'x'}", ALONG_X),
         ("mesh['a'=8] {'a':(1)2}", ALONG_X),
-        ("mesh['a'=1,'b'=2,'c'=4] {'a','b'}", ALONG_X),
         ("mesh['p'=4,'q'=2], device_ids=([2,4]T(1,0)) {'q'}", ALONG_X),
-        ("mesh['p'=2,'q'=4], device_ids=(0,1,2,3,4,5,6,7) {'p'}", ALONG_X),
         ("@mesh<x=2,y=4> {x}", ALONG_X),
         ("@mesh<a=8>, device_ids=([8]) {a:(1)2}", ALONG_X),
         ("mesh['x'=2,'y'=4] {}", [[0], [1], [2], [3], [4], [5], [6], [7]]),
         ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
         ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
         ("mesh['x'=8] {'x':(4)2,'x':(1)2}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
-        ("mesh['x'=2,'y'=4] {'y':(2)2,'x'}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
         (
             "mesh['x'=2,'y'=2,'z'=2], device_ids=([2,2,2]T(2,0,1)) {'y':(1)2}",
             [[0, 4], [2, 6], [1, 5], [3, 7]],
         ),
         ("mesh['x'=4], device_ids=(3,0,2,1) {'x':(2)2}", [[3, 0], [2, 1]]),
-        (
-            "mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y':(1)2}",
-            [[7, 5], [6, 4], [3, 1], [2, 0]],
-        ),
-        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=2] {'axis_0'}", [[0, 2], [1, 3]]),
         ("mesh['x y'=2,'a=b'=2] {'a=b'}", [[0, 1], [2, 3]]),
         ("mesh['c,d'=2,'{e}]'=2] {'c,d','{e}]'}", [[0, 1, 2, 3]]),
         ("mesh['<a> (b'=4] {'<a> (b':(2)2}", [[0, 1], [2, 3]]),
@@ -609,12 +592,9 @@ def test_a_loop_that_does_not_count_plainly_has_no_length() -> None:
     ("source", "target", "count"),
     [
         ("u8", "s32", 7),
-        ("s32", "s32", 7),
         ("s32", "s64", 7),
         ("s32", "u8", None),  # 256 is 0 there
-        ("s32", "u32", None),
         ("u32", "s32", None),
-        ("s32", "f32", None),
     ],
 )
 def test_a_loop_counts_plainly_where_conversions_keep_every_number(
@@ -688,7 +668,6 @@ CALLED = """
     ("line", "count", "is_conditional"),
     [
         ("call(%p), to_apply=%called", 1, False),
-        ("fusion(%p), kind=kCustom, calls=%called", 1, False),
         ("call-start(%p), to_apply=%called", 1, False),
         ("conditional(%c, %p, %p), branch_computations={%called, %k}", 1, True),
         ("conditional(%c, %p, %p), true_computation=%k, false_computation=%called", 1, True),
@@ -754,15 +733,7 @@ def test_called_computations_come_in_place_of_the_call() -> None:
 # Reductions.
 
 
-@pytest.mark.parametrize("operation", ["add", "maximum", "minimum", "multiply", "and", "or"])
-def test_the_operation_of_a_reduction(operation: str) -> None:
-    text = module(reduction("replica_groups={}"))
-    (found,) = read_collectives(text.replace("f32[] add(", f"f32[] {operation}("), MESH)
-    assert found.reduction == operation
-
-
-def test_a_reduction_in_another_type_and_one_of_several_operations() -> None:
-    promoted = """
+PROMOTED = """
 %promoted (a: bf16[], b: bf16[]) -> bf16[] {
   %a = bf16[] parameter(0)
   %b = bf16[] parameter(1)
@@ -773,9 +744,17 @@ def test_a_reduction_in_another_type_and_one_of_several_operations() -> None:
   ROOT %c = bf16[] convert(%s)
 }
 """
-    body = reduction("replica_groups={}").replace("%add", "%promoted")
-    assert only(body, before=promoted.replace("SECOND", "maximum")).reduction == "maximum"
-    assert only(body, before=promoted.replace("SECOND", "add")).reduction is None
+
+
+def test_the_operation_of_a_reduction() -> None:
+    body = reduction("replica_groups={}")
+    for operation in ("add", "maximum", "minimum", "multiply", "and", "or"):
+        text = module(body).replace("f32[] add(", f"f32[] {operation}(")
+        (found,) = read_collectives(text, MESH)
+        assert found.reduction == operation
+    body = body.replace("%add", "%promoted")  # computed in another type
+    assert only(body, before=PROMOTED.replace("SECOND", "maximum")).reduction == "maximum"
+    assert only(body, before=PROMOTED.replace("SECOND", "add")).reduction is None  # of two
 
 
 # Lines of user code.
@@ -870,21 +849,11 @@ def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
 
 
-@pytest.mark.parametrize(
-    ("line", "missing"),
-    [
-        ("call(%p), to_apply=%gone", "gone"),
-        ("while(%p), condition=%gone, body=%called", "gone"),
-        ("while(%p), condition=%k, body=%gone", "gone"),
-        ("while(%p), condition=%k.1, body=%called", "lost"),
-    ],
-)
-def test_call_of_a_missing_computation_is_an_error(line: str, missing: str) -> None:
-    body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} {line}"
-    broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
-    before = CALLED + (broken if missing == "lost" else "")
-    with pytest.raises(ValueError, match=f"gda cannot read it: 'a call of {missing}, which is not"):
-        read(body, before=before)
+def test_call_of_a_missing_computation_is_an_error() -> None:
+    for call in ("call(%p), to_apply=%gone", "while(%p), condition=%gone, body=%called"):
+        body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} {call}"
+        with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not"):
+            read(body, before=CALLED)
 
 
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])

@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from browser import measure
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import abstract, mesh_of
 
 import gda
 from gda.compiled.report.rehearsal_page import _parts, page_of
@@ -24,13 +21,10 @@ def rehearsal() -> gda.Rehearsal:
     """A step with a donated and another argument, an all-reduce and a result."""
     mesh = mesh_of({"x": 4, "y": 2})
 
-    def place(shape: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
-
     def step(w: Any, x: Any) -> Any:
         return w - jax.grad(lambda w: ((x @ w) ** 2).sum())(w), x @ w
 
-    w, x = place((64, 128), P(None, "y")), place((32, 64), P("x"))
+    w, x = abstract((64, 128), mesh, None, "y"), abstract((32, 64), mesh, "x")
     return gda.rehearse(jax.jit(step, donate_argnums=0), w, x)
 
 

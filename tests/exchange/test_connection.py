@@ -10,19 +10,14 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
-from unittest.mock import create_autospec
 
-import jax
 import numpy as np
 import pytest
 from meshes import batch
 
 import gda
 from gda.exchange import asking, serving
-from gda.exchange.asking import OfferToPull, PieceToPull
-from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Connection, Deadline
-from gda.exchange.pieces import PulledPiece
 
 GREETING = b"gda offer 2\n"
 SHORT = 0.6  # seconds
@@ -72,33 +67,32 @@ def closes_after_its_greeting(connection: socket.socket) -> None:
     connection.recv(2**10)
 
 
-def answers(*messages: Any) -> Peer:
-    """Return a peer that greets as an offer does, and then says these to any question."""
-
-    def serve(given: socket.socket) -> None:
-        connection = Connection(given, "the test", Deadline(20))
-        assert connection.accept(None)
-        for message in messages:
-            connection.message(2**20)
-            if isinstance(message, bytes):
-                connection.send_text(message)
-            else:
-                connection.send(message)
-        until_the_end(given)
-
-    return serve
-
-
-def answers_with_length(length: int) -> Peer:
-    """Return a peer that answers with the length of a message, and ends the connection."""
+def asked(then: Callable[[Connection, socket.socket], object]) -> Peer:
+    """Return a peer that greets as an offer does, hears a question, and then does something."""
 
     def serve(given: socket.socket) -> None:
         connection = Connection(given, "the test", Deadline(20))
         assert connection.accept(None)
         connection.message(2**20)
-        given.sendall(length.to_bytes(4, "big"))
+        then(connection, given)
 
     return serve
+
+
+def answers(message: Any) -> Peer:
+    def say(connection: Connection, given: socket.socket) -> None:
+        if isinstance(message, bytes):
+            connection.send_text(message)
+        else:
+            connection.send(message)
+        until_the_end(given)
+
+    return asked(say)
+
+
+def answers_with_length(length: int) -> Peer:
+    """Return a peer that answers with the length of a message, and ends the connection."""
+    return asked(lambda _, given: given.sendall(length.to_bytes(4, "big")))
 
 
 def catalog(**changes: Any) -> Any:
@@ -126,14 +120,13 @@ def catalog(**changes: Any) -> Any:
         (closes_after_its_greeting, "ended the connection"),
         (answers_with_length(2**32 - 1), "sent a message of 4294967295 bytes; expected are at mo"),
         (answers(b"{]"), "a catalog that is not valid"),
-        (answers({"name": "tree"}), "a catalog that is not valid"),
         (answers(catalog(version="1")), "it has no name, no run or no version"),
         (answers(catalog(leaf={"dtype": "object"})), r"leaves\[0\].dtype is 'object'"),
         (answers(catalog(leaf={"shape": [2**40, 2**40]})), r"leaves\[0\].shape"),
         (answers(catalog(structure={"dict": [["v", 0]]})), "a leaf in a wrong place"),
         (answers(catalog(meshes=[[[["process", 2**40]], [0]]])), "has 1 devices"),
+        (answers(catalog(meshes=[[[["a", 2**40], ["b", [0]]], [0]]])), "whose size is no integer"),
         (answers(catalog(meshes=[[[["process", 1]], [3]]])), "processes without an address"),
-        (answers(catalog(layouts=[[0, ["model"]]])), "a catalog that is not valid"),
         (answers(catalog(meshes=[[[["a", 2], ["a", 2]], [0] * 4]])), "but the mesh {'a': 2} has 2"),
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
@@ -161,12 +154,6 @@ def test_something_that_says_nothing_ends_in_time() -> None:
             gda.pull(address, timeout=SHORT)
 
 
-def drips(given: socket.socket) -> None:
-    """Send a catalog byte by byte."""
-    answers_with_length(300)(given)
-    drip(given, 300)
-
-
 def drip(connection: socket.socket, count: int) -> None:
     for _ in range(count):
         connection.sendall(b" ")
@@ -174,8 +161,12 @@ def drip(connection: socket.socket, count: int) -> None:
 
 
 def test_bytes_that_drip_do_not_move_the_deadline() -> None:
+    def drips(_: Connection, given: socket.socket) -> None:
+        given.sendall((300).to_bytes(4, "big"))
+        drip(given, 300)
+
     begun = time.monotonic()
-    with listening(drips) as address, pytest.raises(TimeoutError, match="end of the 0.6 s"):
+    with listening(asked(drips)) as address, pytest.raises(TimeoutError, match="end of the 0.6 s"):
         gda.pull(address, timeout=SHORT)
     assert time.monotonic() - begun < 8  # of the 15 s of the catalog
 
@@ -195,12 +186,12 @@ def test_a_resolver_that_hangs_does_not_move_the_deadline(monkeypatch: pytest.Mo
 def test_a_name_that_has_no_address_yet_is_waited_for(
     offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resolve, asked = socket.getaddrinfo, []
+    resolve, names = socket.getaddrinfo, []
 
     def later(host: str, *given: Any, **options: Any) -> Any:
         if host == "trainer.local":
-            asked.append(host)
-            if len(asked) < 3:
+            names.append(host)
+            if len(names) < 3:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             host = "127.0.0.1"
         return resolve(host, *given, **options)
@@ -208,7 +199,7 @@ def test_a_name_that_has_no_address_yet_is_waited_for(
     monkeypatch.setattr(socket, "getaddrinfo", later)
     port = Address.of(offer.address).port
     assert gda.pull(f"trainer.local:{port}", token="secret", timeout=20)["step"] == 3
-    asked.clear()
+    names.clear()
     with pytest.raises(ConnectionError, match="no address of 'trainer.local' for 0.2 s"):
         gda.pull(f"trainer.local:{port}", token="secret", timeout=0.2)
 
@@ -268,31 +259,7 @@ def offering(pieces: str) -> AbstractContextManager[str]:
     return listening(answers(catalog(servers=[[pieces, ""]])))
 
 
-def test_the_processes_of_an_offer_are_asked_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By process 1 of 2, with one connection at a time; process 3 has fewer pieces."""
-    asked: list[str] = []
-
-    def to(address: Address, *given: Any, **options: Any) -> Connection:
-        asked.append(address.host)
-        return create_autospec(Connection, instance=True)
-
-    servers = [[f"{number}:1", ""] for number in range(4)]
-    offered = catalog_of(json.dumps(catalog(servers=servers)), "the test", Deadline(20))
-    piece = PieceToPull(0, PulledPiece(0, 0, (0,), (1,)), np.dtype("float32"))
-    monkeypatch.setattr(asking, "MOST_PIECES", 2)
-    monkeypatch.setattr(asking, "_MOST_CONNECTIONS", 1)
-    monkeypatch.setattr(Connection, "to", to)
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    offer = OfferToPull(Address("0", 1), None, Deadline(20))
-    pieces = {server: [piece] * (2 if server == 3 else 4) for server in range(4)}
-    offer._ask_all("pieces", offered, pieces, lambda connection, asked: None)
-    assert "".join(asked) == "2301201"
-
-
-@pytest.mark.parametrize(
-    "options", [{"name": "policy"}, {"min_version": 2}], ids=["name", "version"]
-)
+@pytest.mark.parametrize("options", [{"name": "policy"}, {"min_version": 2}], ids=str)
 def test_another_version_than_that_asked_for_is_refused(options: Any) -> None:
     with listening(answers(catalog())) as address:
         said = "sent version 1 of 'tree', which was not asked for"
@@ -300,26 +267,22 @@ def test_another_version_than_that_asked_for_is_refused(options: Any) -> None:
             gda.pull(address, timeout=10, **options)
 
 
+NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
+
+
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("answer", "message", "verify"),
     [
-        ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes"),
-        ({"error": ["ValueError", "is tired"]}, "is tired"),
-        ([3], "sent a message that is not an object"),
+        ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes", False),
+        ({"error": ["ValueError", "is tired"]}, "is tired", False),
+        ([3], "sent a message that is not an object", False),
+        *[({"sums": sums}, "sent no sums of the pieces", True) for sums in NO_SUMS],
     ],
 )
-def test_pieces_of_another_size_are_refused(answer: Any, message: str) -> None:
+def test_pieces_and_sums_that_are_none_are_refused(answer: Any, message: str, verify: bool) -> None:
     with listening(answers(answer)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises((ConnectionError, ValueError), match=message):
-            gda.pull(address, timeout=10)
-
-
-@pytest.mark.parametrize("sums", [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2])
-def test_sums_that_are_none_are_refused(sums: Any) -> None:
-    with listening(answers({"sums": sums})) as pieces, offering(pieces) as address:
-        said = f"the offer at {address} sent no sums of the pieces"
-        with pytest.raises(ConnectionError, match=said):
-            gda.pull(address, verify=True, timeout=10)
+            gda.pull(address, verify=verify, timeout=10)
 
 
 def test_a_pull_never_takes_itself_for_the_offer(
@@ -342,28 +305,22 @@ def test_a_pull_never_takes_itself_for_the_offer(
 
 
 def test_a_piece_that_ends_too_early_is_an_error() -> None:
-    def serve(given: socket.socket) -> None:
-        connection = Connection(given, "the test", Deadline(20))
-        assert connection.accept(None)
-        connection.message(2**20)
+    def serve(connection: Connection, given: socket.socket) -> None:
         connection.send({"nbytes": 16})
         given.sendall(bytes(7))
 
-    with listening(serve) as pieces, offering(pieces) as address:  # noqa: SIM117
+    with listening(asked(serve)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises(ConnectionError, match="ended the connection: it has ended"):
             gda.pull(address, timeout=10)
 
 
 def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
-    def serve(given: socket.socket) -> None:
-        connection = Connection(given, "the test", Deadline(20))
-        assert connection.accept(None)
-        connection.message(2**20)
+    def serve(_: Connection, given: socket.socket) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         until_the_end(given)
 
     before = {*threading.enumerate()}
-    with listening(serve) as pieces, offering(pieces) as address:  # noqa: SIM117
+    with listening(asked(serve)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises(KeyboardInterrupt):
             gda.pull(address)
     for thread in {*threading.enumerate()} - before:
@@ -380,12 +337,8 @@ def offer() -> Iterator[gda.Offer]:
         yield offer
 
 
-def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
-    """Return the answer to a question."""
-    connection = Connection.to(Address.of(offer.address), "the offer", token, Deadline(20))
-    with closing(connection):
-        connection.send({"run": offer.run} | question)
-        return json.loads(connection.text(2**20))
+def connected_to(offer: gda.Offer, token: str | None = "secret") -> Connection:
+    return Connection.to(Address.of(offer.address), "the offer", token, Deadline(20))
 
 
 @pytest.mark.parametrize(
@@ -393,14 +346,18 @@ def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
     [
         ({}, "ValueError", "got a wrong question: KeyError: 'ask'"),
         ({"ask": "files"}, "ValueError", "got a wrong question"),
-        ({"ask": "tree"}, "ValueError", "got a wrong question"),
         ({"ask": "tree", "name": 3, "least": 1}, "LookupError", "offers 'tree', and not 3"),
         (
-            {"ask": "pieces", "version": 9, "pieces": [], "timeout": 0.3},
+            {"ask": "pieces", "version": 9, "pieces": [], "timeout": 2},
             "TimeoutError",
             "version 9",
         ),
         ({"ask": "pieces", "version": 0, "pieces": []}, "ValueError", "has no version 0 any more"),
+        (
+            {"ask": "pieces", "version": 1, "pieces": [[2, [0, 0], [8, 4], "float32"]] * 1001},
+            "ValueError",
+            "got 1001 pieces; expected are at most 1000",
+        ),
         *[
             ({"ask": "pieces", "version": 1, "pieces": [piece]}, "ValueError", said)
             for piece, said in [
@@ -420,11 +377,33 @@ def ask(offer: gda.Offer, token: str | None = "secret", **question: Any) -> Any:
 def test_a_wrong_question_gets_an_error_and_the_offer_goes_on(
     offer: gda.Offer, question: Any, kind: str, said: str
 ) -> None:
-    answer = ask(offer, **question)
+    with closing(connected_to(offer)) as connection:
+        connection.send({"run": offer.run} | question)
+        answer = json.loads(connection.text(2**20))
     assert [*answer] == ["error"]
     assert answer["error"][0] == kind
     assert said in answer["error"][1]
     np.testing.assert_array_equal(gda.pull(offer.address, token="secret")["w"], batch(8, 4))
+
+
+def test_an_offer_needs_a_thread_and_goes_on_when_there_are_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In place of listening, or answering, in a thread that has something else to do."""
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            gda.offer({"w": 1})
+    with gda.offer({"w": 1}) as offer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(ConnectionError, match="ended the connection"):
+                gda.pull(offer.address, timeout=20)
+        assert gda.pull(offer.address, timeout=20) == {"w": 1}
 
 
 @pytest.mark.parametrize("token", [None, "", "secret "])
@@ -449,8 +428,7 @@ def test_garbage_gets_no_answer(offer: gda.Offer, data: bytes) -> None:
 
 
 def test_a_message_that_is_too_large_ends_the_connection(offer: gda.Offer) -> None:
-    address = Address.of(offer.address)
-    with closing(Connection.to(address, "the offer", "secret", Deadline(20))) as connection:
+    with closing(connected_to(offer)) as connection:
         connection._socket.sendall(b"\xff\xff\xff\xff")
         with pytest.raises(ConnectionError, match="the offer ended the connection"):
             connection.message(2**20)
@@ -460,8 +438,7 @@ def test_a_question_that_drips_ends_in_time(
     offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 0.5)
-    address = Address.of(offer.address)
-    with closing(Connection.to(address, "the offer", "secret", Deadline(20))) as connection:
+    with closing(connected_to(offer)) as connection:
         connection._socket.sendall((100).to_bytes(4, "big"))
         with pytest.raises(OSError, match="reset|[Bb]roken"):
             drip(connection._socket, 100)
@@ -478,18 +455,12 @@ def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.Mon
     end = serving.OfferServer._end
     monkeypatch.setattr(serving, "sums_of_host", sums)
     monkeypatch.setattr(serving.OfferServer, "_end", lambda *each: (end(*each), ended.set()))
-    connection = Connection.to(Address.of(offer.address), "the offer", "secret", Deadline(20))
+    connection = connected_to(offer)
     piece = [2, [0, 0], [8, 4], "float32"]
     question = {"ask": "sums", "run": offer.run, "version": 1, "timeout": 3600}
     connection.send(question | {"pieces": [piece] * 1000})
     assert ended.wait(20)
     assert len(summed) < 1000
-
-
-def test_a_question_for_too_many_pieces_is_refused(offer: gda.Offer) -> None:
-    pieces = [[2, [0, 0], [8, 4], "float32"]] * 1001
-    answer = ask(offer, ask="pieces", version=1, pieces=pieces)
-    assert answer == {"error": ["ValueError", "got 1001 pieces; expected are at most 1000"]}
 
 
 def test_many_pieces_are_pulled_by_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,8 +487,7 @@ def test_connections_without_a_proof_take_few_files(monkeypatch: pytest.MonkeyPa
 def test_connections_beyond_the_limit_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (6, 6))
     with gda.offer({"step": 3}) as offer:
-        address = Address.of(offer.address)
-        proven = [Connection.to(address, "the offer", None, Deadline(20)) for _ in range(3)]
+        proven = [connected_to(offer, None) for _ in range(3)]
         with pytest.raises(TimeoutError, match="did not send or take"):
             gda.pull(offer.address, timeout=SHORT)
         for each in proven:

@@ -127,22 +127,9 @@ def test_replicas_share_what_many_processes_need() -> None:
     assert {*load(source, target).values()} == {64 * 4 * 16 // 8}
 
 
-def test_replicas_share_the_pieces_of_one_block() -> None:
-    source = gda.ShardGrid((64, 4), {"x": 4}, (), process_of=range(4))
-    target = gda.ShardGrid((64, 4), {"x": 8}, ("x",), process_of=range(8))
-    assert load(source, target) == dict.fromkeys(range(4), 64)
-
-
 def test_those_on_this_machine_are_asked_before_others() -> None:
     source = gda.ShardGrid((64, 4), {"data": 4, "model": 2}, ("model",), process_of=range(8))
     target = gda.ShardGrid((64, 4), {"x": 8}, (), process_of=range(8))
     # Processes 1 and 3 have one block, and 2 the other.
     sent = load(source, target, frozenset([1, 2, 3]))
     assert sent == {1: 512, 2: 1024, 3: 512}
-
-
-def test_devices_of_one_process_ask_once_for_a_block() -> None:
-    source = gda.ShardGrid((8,), {"x": 2}, ("x",), process_of=[0, 1])
-    target = gda.ShardGrid((8,), {"x": 4}, (), process_of=[0, 0, 0, 0])
-    pieces = pulled_pieces(source, needed_by(target, 0))
-    assert pieces == [PulledPiece(0, 0, (0,), (4,)), PulledPiece(1, 0, (4,), (4,))]

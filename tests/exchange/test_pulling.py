@@ -25,7 +25,7 @@ from running import python
 import gda
 from gda.exchange import offering
 from gda.exchange.asking import OfferToPull
-from gda.exchange.catalog import _grid, catalog_of
+from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Connection, Deadline
 from gda.testing.strategies import meshes, partition_specs
 
@@ -103,7 +103,7 @@ def test_like_gives_each_leaf_its_kind_and_layout(offer: gda.Offer, mesh: Mesh) 
     assert isinstance(tree["numpy"], np.ndarray)
 
 
-def test_without_a_layout_arrays_are_of_numpy(offer: gda.Offer, mesh: Mesh) -> None:
+def test_without_a_layout_arrays_are_of_numpy(offer: gda.Offer) -> None:
     tree = gda.pull(offer.address, name="run")
     assert isinstance(tree["rows"], np.ndarray)
     np.testing.assert_array_equal(tree["padded"], batch(7, 3))
@@ -123,16 +123,6 @@ def test_partial_omits_what_like_does_not_have(offer: gda.Offer) -> None:
     tree = gda.pull(offer.address, like=like, partial=True)
     assert [*tree] == ["number", "numpy"]
     np.testing.assert_array_equal(tree["numpy"], batch(5, 2))
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_floats_are_cast(offer: gda.Offer, mesh: Mesh, dtype: str) -> None:
-    with jax.enable_x64(True):
-        tree = gda.pull(offer.address, mesh, replicated, dtype=dtype, plain=True)
-        assert tree["rows"].dtype == tree["kinds"][3].dtype == dtype
-        np.testing.assert_array_equal(tree["rows"], batch(8, 6).astype(dtype))
-    assert tree["kinds"][1].dtype == np.int8
-    assert jax.random.key_data(tree["keys"]).dtype == np.uint32
 
 
 @given(
@@ -177,45 +167,41 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
 ) -> None:
     first, second, third = (cut(batch(8, 6) + n, mesh, P("x")).array for n in range(3))
     with gda.offer({"w": first}) as offer:
-        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        connection = connected_to(offer)
         connection.send({"ask": "tree", "name": None, "run": None, "least": None, "timeout": 60})
         catalog = catalog_of(connection.text(2**20), "offer", Deadline(60))
         offer.update({"w": second})
         held = weakref.ref(offer._versions._held[1][0])
         assert offer.version == 2
-        assert_version(offer, catalog.version, batch(8, 6))
+        np.testing.assert_array_equal(first_rows(offer, catalog.version, (8, 6)), batch(2, 6))
         np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
         connection.close()
-        wait_until_no_pull_holds(offer)
+        deadline = Deadline(30)
+        while offer._versions._pulls.total() and deadline.left():
+            pass
         offer.update({"w": third})
         gc.collect()
         assert held() is None
         assert [*offer._versions._held] == [3]
         with pytest.raises(ValueError, match="has no version 1 any more; pull again"):
-            assert_version(offer, 1, batch(8, 6))
+            first_rows(offer, 1, (8, 6))
 
 
-def assert_version(offer: gda.Offer, version: int, whole: np.ndarray) -> None:
-    connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
-    try:
-        pieces = [[0, [0] * whole.ndim, [2, *whole.shape[1:]], "float32"]]
+def connected_to(offer: gda.Offer) -> Connection:
+    return Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+
+
+def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the first two rows of the first array of a version."""
+    rows = np.empty((2, *shape[1:]), np.float32)
+    with contextlib.closing(connected_to(offer)) as connection:
         question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
-        connection.send(question | {"pieces": pieces})
+        connection.send(question | {"pieces": [[0, [0] * rows.ndim, [*rows.shape], "float32"]]})
         answer = connection.message(2**20)
         if "error" in answer:
             raise ValueError(answer["error"][1])
-        rows = np.empty_like(whole[:2])
         connection.receive_blocks([rows])
-        np.testing.assert_array_equal(rows, whole[:2])
-    finally:
-        connection.close()
-
-
-def wait_until_no_pull_holds(offer: gda.Offer) -> None:
-    deadline = Deadline(30)
-    while offer._versions._pulls.total() and deadline.left():
-        pass
-    assert not offer._versions._pulls.total()
+    return rows
 
 
 def test_run_and_version_come_with_the_tree() -> None:
@@ -241,18 +227,6 @@ def test_another_run_at_the_same_address_is_named_at_once() -> None:
         assert gda.pull(offer.address) == {"step": 1}
 
 
-def test_arrays_of_one_mesh_share_its_devices_in_a_catalog(mesh: Mesh) -> None:
-    """The devices of a large mesh are hashed once, and not for each array."""
-    tree, deadline = [cut(batch(8, n), mesh, P("x")) for n in range(3)], Deadline(60)
-    with gda.offer(tree) as offer, contextlib.ExitStack() as held:
-        text = OfferToPull(Address.of(offer.address), None, deadline).catalog(None, None, held)
-    _grid.cache_clear()
-    catalog = catalog_of(text, "offer", deadline)
-    grids = [catalog.grid_of(leaf) for leaf in catalog.array_leaves]
-    assert len({grid.global_shape for grid in grids}) == 3
-    assert len({id(grid.processes) for grid in grids}) == 1
-
-
 def test_silent_pullers_hold_few_versions() -> None:
     with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
         for number in range(1, 13):
@@ -261,7 +235,7 @@ def test_silent_pullers_hold_few_versions() -> None:
             offer.update({"w": batch(4) + number})
         assert [*offer._versions._held] == [*range(5, 14)]
         with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
-            assert_version(offer, 4, batch(4))
+            first_rows(offer, 4, (4,))
 
 
 def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
@@ -271,8 +245,7 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
     with gda.offer({"w": whole}) as offer:
         (block,) = offer._versions._held[1][0]._data[0].values()
         held = weakref.ref(block)
-        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
-        with contextlib.closing(connection):
+        with contextlib.closing(connected_to(offer)) as connection:
             pieces = [[0, [0, 0], [2048, 2048], "float32"]]
             connection.send(question | {"run": offer.run, "pieces": pieces})
             assert connection.message(2**10) == {"nbytes": whole.nbytes}
@@ -387,7 +360,7 @@ def test_an_offer_ends_before_the_handlers_that_were_there_before_it(tmp_path: P
 def test_a_forked_process_has_no_port_of_the_offer() -> None:
     read, write = os.pipe()
     with gda.offer({"step": 1}) as offer, open(read, "rb") as said:
-        connection = Connection.to(Address.of(offer.address), "offer", None, Deadline(60))
+        connection = connected_to(offer)
         child = os.fork()
         if not child:
             try:
@@ -412,19 +385,11 @@ def test_a_forked_process_has_no_port_of_the_offer() -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        ("localhost", "must be a text host:port"),
-        (7700, "must be a text host:port"),
-        ("trainer..local:7700", "must be a text host:port"),
-    ],
-)
-def test_addresses_that_are_none(address: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        gda.pull(address)
-    with pytest.raises(ValueError, match=message):
-        gda.offer({}, address)
+@pytest.mark.parametrize("address", ["localhost", 7700, "trainer..local:7700"])
+def test_addresses_that_are_none(address: Any) -> None:
+    for call in (lambda: gda.pull(address), lambda: gda.offer({}, address)):
+        with pytest.raises(ValueError, match="must be a text host:port"):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -432,12 +397,10 @@ def test_addresses_that_are_none(address: Any, message: str) -> None:
     [
         ({"like": {"w": np.zeros(3, np.float32)}}, ValueError, "the offer does not match like"),
         ({"like": {"w": batch(4, 2).astype("f2")}}, TypeError, "like has float16; pass dtype="),
-        ({"like": {"v": 3}}, ValueError, r"the offer does not match like: it has no \['v'\]"),
         ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
         ({"dtype": "float16", "verify": True}, ValueError, "a cast changes fingerprints"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
-        ({"at": "w"}, TypeError, "at must be a list"),
         ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
         ({"name": 5}, TypeError, "name must be a text, not 5"),

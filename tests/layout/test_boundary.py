@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import re
-import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -181,6 +180,23 @@ def test_keywords_of_2022_lead_to_their_successors(
     assert names_of_frames(caught.value)[0] == "user:<lambda>"
 
 
+def test_errors_of_arguments_name_the_class_of_the_caller(mesh: Mesh) -> None:
+    class Mine(gda.GlobalArray):
+        """A class of the user."""
+
+    g = gda.GlobalArray.from_source(DATA, mesh, P("x"))
+    for call, text in [
+        (gda.GlobalArray.from_callback, "GlobalArray.from_callback() missing 2 required"),
+        (gda.PaddedArray.from_source, "PaddedArray.from_source() missing 2 required"),
+        (Mine.from_callback, f"{Mine.__qualname__}.from_callback() missing 2 required"),
+        (g.reshard, "GlobalArray.reshard() missing 1 required"),
+        (lambda: g.gather(proces=0), "GlobalArray.gather() got an unexpected keyword"),
+    ]:
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert str(caught.value).startswith(text)
+
+
 def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
     class Block(np.ndarray):
         pass
@@ -197,27 +213,6 @@ def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
         assert call()() is None
     finally:
         gc.enable()
-
-
-def test_in_a_thread_the_printed_traceback_ends_in_two_lines(
-    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed: list[str] = []
-    monkeypatch.setattr(
-        threading,
-        "excepthook",
-        lambda args: printed.extend(traceback.format_tb(args.exc_traceback)),
-    )
-
-    def work() -> None:
-        gda.load_tree({"w": DATA}, mesh, P("nope"))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(60)
-    assert [line.splitlines()[0].rpartition(" in ")[2] for line in printed[-2:]] == [
-        *("work", "load_tree")
-    ]
 
 
 @pytest.mark.parametrize("module", [gda, gda.checkpoint])

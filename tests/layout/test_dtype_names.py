@@ -13,17 +13,12 @@ pytestmark = pytest.mark.no_jax
         ("bf16", ml_dtypes.bfloat16),
         ("f32", np.float32),
         ("F8_E4M3", ml_dtypes.float8_e4m3fn),
-        ("float8_e5m2", ml_dtypes.float8_e5m2),
-        ("U8", np.uint8),
-        ("pred", np.bool_),
         ("f16", np.float16),  # 16 bytes to NumPy
         # As NumPy reads them, which a command line refuses.
         ("i8", np.int64),
-        ("f4", np.float32),
         ("<i2", np.int16),
         ("float", np.float64),
         ("S8", "S8"),
-        (np.int8, np.int8),
         (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
     ],
 )
@@ -40,7 +35,6 @@ def test_names_and_types_of_dtypes(given: object, dtype: object) -> None:
             "nonsense",
             r"^dtype='nonsense' is not a dtype; a dtype is such as 'float32', np.int32 or",
         ),
-        ("", r"^dtype='' is not a dtype; a dtype is such as"),
         (3, r"^dtype=3 is not a dtype; a dtype is such as"),
         (np.zeros(2), r"^dtype=a ndarray is not a dtype; a dtype is such as"),
     ],

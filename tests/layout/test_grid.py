@@ -80,27 +80,11 @@ def test_facts_about_replicas_on_a_mesh_of_two_axes(
     assert grid.num_devices == 8
 
 
-def test_names_in_another_order_than_the_mesh_number_the_blocks_in_theirs() -> None:
-    rows = [index[0].start for index in ShardGrid((8,), XY, P(("y", "x"))).indices()]
-    assert rows == [0, 4, 1, 5, 2, 6, 3, 7]
-
-
-@pytest.mark.parametrize("spec", [P(), P(None), P(None, None), [], [None]])
-def test_a_scalar_is_held_whole_by_every_device(spec: Any) -> None:
-    grid = ShardGrid((), XY, spec)
-    assert grid.indices() == [()] * 8
-    assert grid.replica_ids.tolist() == list(range(8))
-    assert (grid.starts.shape, grid.stops.shape) == ((8, 0), (8, 0))
-    assert grid.locate(()).tolist() == list(range(8))
-
-
 def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
-    cut = ShardGrid((0, 2), XY, P("x", "y"))
-    assert cut.indices() == [(slice(0, 0), slice(0, 1)), (slice(0, 0), slice(1, 2))] * 4
-    assert cut.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert (cut.num_shards, cut.num_replicas) == (2, 4)
-    whole = ShardGrid((0, 2), XY, P(None, "y"))
-    assert whole.index(0) == (WHOLE, slice(0, 1))
+    grid = ShardGrid((2, 0), XY, P("y", "x"))
+    assert grid.indices() == [(slice(0, 1), slice(0, 0)), (slice(1, 2), slice(0, 0))] * 4
+    assert grid.indices() == [grid.index(device) for device in range(8)]
+    assert grid.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("spec", [P("x"), P("x", None), ["x"], P("x", None, None), P(("x",))])
@@ -144,9 +128,6 @@ def test_equal_slices_and_indices_are_shared() -> None:
     indices = ShardGrid((8, 8), XY, P("x")).indices()
     assert indices[0] is indices[1]
     assert indices[0] is not indices[2]
-    assert indices[0][1] is indices[2][1]
-    indices = ShardGrid((8, 8), XY, P("x", "y")).indices()
-    assert indices[0][0] is indices[1][0]
     assert indices[0][1] is indices[2][1]
     shards = ShardGrid((8, 8), XY, P("x")).shards_at([0, 1])
     assert shards[0][0] is shards[1][0]
@@ -198,23 +179,13 @@ def test_a_million_devices_need_not_exist() -> None:
         assert grid.locate((row + 1, column, 4)).tolist() == [position]
 
 
-def test_replicas_among_a_million_devices_follow_the_closed_form() -> None:
-    grid = ShardGrid((64,), {"x": 1024, "y": 32, "z": 32}, P("y"))
-    assert (grid.num_shards, grid.num_replicas) == (32, 32_768)
-    for x, y, z in [(0, 0, 1), (0, 1, 0), (1, 0, 0), (700, 17, 30), (1023, 31, 31)]:
-        position = x * 1024 + y * 32 + z
-        assert grid.replica_id((x, y, z)) == grid.replica_ids[position] == x * 32 + z
-        assert grid.block_id(position) == grid.block_ids[position] == y
-    holders = grid.locate((2 * 17,))
-    assert holders.shape == (32_768,)
-    assert holders[700 * 32 + 30] == 700 * 1024 + 17 * 32 + 30
-
-
 def test_one_device_of_a_mesh_of_any_size_can_be_asked_about() -> None:
     grid = ShardGrid((1 << 50, 3), {"x": 1 << 30, "y": 1 << 20, "z": 3}, P(("y", "x")))
     assert grid.index((5, 7, 2)) == (slice(7 * (1 << 30) + 5, 7 * (1 << 30) + 6), WHOLE)
     assert grid.replica_id((5, 7, 2)) == 2
     assert grid.shards_at([grid.num_devices - 1]) == [((slice((1 << 50) - 1, 1 << 50), WHOLE), 2)]
+    more = ShardGrid((1 << 80, 3), {"x": 1 << 79}, P("x"))
+    assert more.index((1 << 79) - 1) == (slice((1 << 80) - 2, 1 << 80), WHOLE)
 
 
 # Properties: NumPy on the whole array is right.
@@ -362,10 +333,8 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     (((6, 2), XY, P("x")), ValueError, "global shape (6, 2) cannot be sharded by P('x') on the m"),
     # An iterator can be read only once: the second look at it, for the message, sees nothing.
     (((8, 2), XY, iter(["q"])), ValueError, "spec P('q') shards dimension 0 by mesh axis 'q', bu"),
-    (((8, 2), XY, [{"x"}]), TypeError, "entry 0 of the spec is {'x'}; an entry is None, the name"),
     (((8.0, 2), XY, P()), TypeError, "global_shape must be a sequence of integers such as (8, 2)"),
     (((8, 2), {"x": 4.0}, P("x")), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),
-    (((8, 2), {"x": 0}, P("x")), ValueError, "mesh {'x': 0} has an axis without devices; sizes "),
 ]
 
 
@@ -390,14 +359,12 @@ BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] =
     (GRID.index, 8, IndexError, OUTSIDE.format(8)),
     (GRID.replica_id, -1, IndexError, OUTSIDE.format(-1)),
     (GRID.block_id, (4, 0), IndexError, OUTSIDE_AT.format("(4, 0)")),
-    (GRID.index, (3,), IndexError, OUTSIDE_AT.format("(3,)")),
     (GRID.view, 0, ValueError, f"{GRID!r} has no process numbers; make it with process_of=, the "),
     (GRID.index, (1.0, 0), TypeError, NOT_A_DEVICE + " or (1, 0), not (1.0, 0)"),
     (GRID.shards_at, [0, 8], IndexError, OUTSIDE.format(8)),
     (GRID.shards_at, [1.0], TypeError, "'float' object cannot be interpreted as an integer"),
     (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}"),
     (GRID.locate, (8, 0), IndexError, "point (8, 0) is outside the global shape (8, 2)"),
-    (GRID.locate, (1,), IndexError, "point (1,) is outside the global shape (8, 2)"),
     (GRID.locate, (0.5, 0), TypeError, "point must be a sequence of integers, not (0.5, 0)"),
     (EMPTY.locate, (0, 0), IndexError, "point (0, 0) is outside the global shape (0, 2)"),
 ]

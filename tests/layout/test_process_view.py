@@ -59,10 +59,6 @@ def test_local_data_may_have_all_of_a_dimension() -> None:
     view = ShardGrid((8, 2), XY, P("x", "y"), process_of=[[0, 1]] * 4).view(1)
     assert view.indices_within((8, 1)) == view.local_indices
     assert view.indices_within((8, 2)) == view.indices
-    scalar = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
-    assert scalar.indices_within(()) == [()]
-    empty = ShardGrid((0, 4), XY, P("x", "y"), process_of=TWO_HOSTS).view(1)
-    assert empty.indices_within((0, 4)) == empty.local_indices
 
 
 def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
@@ -70,25 +66,6 @@ def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() 
     inside = [(slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))]
     inside += [(slice(i, i + 2), slice(0, 2)) for i in (2, 4)]
     assert SCATTERED.view(0).indices_within((8, 4)) == inside
-
-
-def test_a_scalar_is_one_block_without_rows() -> None:
-    view = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
-    assert (view.rows, view.indices, view.local_indices) == ((), [()], [()])
-    assert (view.local_shape, view.coordinates, view.size) == ((), (), 1)
-
-
-def test_an_empty_dimension_has_one_block_however_it_is_cut() -> None:
-    view = ShardGrid((0, 4), XY, P("x", "y"), process_of=TWO_HOSTS).view(1)
-    assert view.indices == [(slice(0, 0), slice(0, 2)), (slice(0, 0), slice(2, 4))]
-    assert view.local_indices == view.indices
-    assert (view.rows, view.local_shape, view.size) == ((slice(0, 0),), (0, 4), 0)
-    assert view.coordinates == ((0,), (0, 1))
-    written = [
-        ShardGrid((0,), XY, P("x"), process_of=TWO_HOSTS).view(process).written_blocks()
-        for process in (0, 1)
-    ]
-    assert written == [(0,), ()]
 
 
 def test_a_process_without_devices_has_nothing_to_do() -> None:
@@ -183,7 +160,9 @@ def test_process_reads_each_block_of_its_devices_once(grid: ShardGrid) -> None:
 
 @given(grids())
 def test_rows_are_the_part_of_dimension_0_that_is_read(grid: ShardGrid) -> None:
-    assume(grid.global_shape)
+    if not grid.global_shape:
+        assert all(view.rows == () for view in views_of(grid))
+        return
     for view in views_of(grid):
         is_read = np.zeros(grid.global_shape[0], bool)
         for index in view.indices:
@@ -321,11 +300,6 @@ GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
 CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
 # Process 0 holds rows 0 to 2 of column 0, and row 0 of column 1.
 SCATTERED = ShardGrid((8, 4), XY, P("x", "y"), process_of=[0, 0, 0, 1, 0, 1, 1, 1])
-# Process 0 holds two blocks of the diagonal.
-DIAGONAL_OF_THREE = ShardGrid(
-    (3, 3), {"x": 3, "y": 3}, P("x", "y"), process_of=[0, 1, 1, 1, 0, 1, 1, 1, 1]
-)
-MANY = ShardGrid((9, 2), {"x": 9, "y": 2}, P("x", "y"), process_of=[0] * 17 + [1])
 ITEMSIZE = (
     "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not 'float32'"
 )
@@ -339,7 +313,6 @@ def infer(
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: GRID.view(5).local_shape, ValueError, NO_DEVICE),
-    (lambda: GRID.view(5).indices_within((0, 0)), ValueError, NO_DEVICE),
     (lambda: CROSSED.view(0).local_shape, ValueError, NOT_REGULAR),
     (
         lambda: GRID.view(1).indices_within((4,)),
@@ -353,14 +326,10 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "the mesh {'x': 4, 'y': 2}: dimension 0 has local size 6; expected is 4, the 2 blocks of "
         "process 1 side by side, or 8, the whole dimension",
     ),
-    (lambda: DIAGONAL_OF_THREE.view(0).indices_within((2, 2)), ValueError, "process 0 holds the"),
     (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
-    (infer((8, 2), P("x", "y"), DIAGONAL, 0), ValueError, NOT_REGULAR),
-    (lambda: MANY.view(0).local_shape, ValueError, "process 0 holds the blocks (0, 0), (0, 1), "),
     (lambda: GRID.view("1"), TypeError, "process must be the number of a process, not '1'"),
     (lambda: GRID.view(-1), ValueError, "process is -1; processes are numbered from 0"),
     (lambda: GRID.view(0).nbytes("float32"), TypeError, ITEMSIZE),
-    (lambda: GRID.view(0).nbytes_on_devices("float32"), TypeError, ITEMSIZE),
     (
         infer((2, 3), P(None, ("x", "y"))),
         ValueError,
@@ -369,7 +338,6 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "and 'y', and 3 is not divisible by 4; 4 is the nearest size that divides",
     ),
     (infer((4,), P("x", "y")), ValueError, "spec P('x', 'y') has 2 entries, but local shape (4,)"),
-    (infer(4, P("x")), TypeError, "local_shape must be a sequence of integers such as (8, 2), not"),
 ]
 
 

@@ -18,12 +18,10 @@ def repeated(value: str, nbytes: int) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 200_000, "nested too deeply"),
         ("[" * 200_000 + "]" * 200_000, "nested too deeply"),
         ('{"a":' * 200_000, "nested too deeply"),
         ('{"a": 1, "a": 2}', "one object has these names twice: 'a'"),
         ("[NaN]", "NaN is not a number of JSON"),
-        ("[-Infinity]", "-Infinity is not a number of JSON"),
         ("1" * 5000, "integer string conversion"),
         ("", "Expecting value"),
     ],

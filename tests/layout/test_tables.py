@@ -12,7 +12,6 @@ from gda.layout.tables import beginning, table, text_width, wrap
     ("text", "lines"),
     [
         ("a b", ["a b"]),
-        ("data=2,model=2: 4 devices", ["data=2,", "model=2: 4", "devices"]),
         ("(65,536, 8)", ["(65,536, 8)"]),
         ("f32[65536,8192]", ["f32[65536,", "8192]"]),
         ("a" * 26, ["a" * 12, "a" * 12, "aa"]),

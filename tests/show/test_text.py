@@ -363,10 +363,9 @@ def test_folding_keeps_the_ends(count: int, room: int) -> None:
 # Meshes larger than anybody has.
 
 
-@pytest.mark.parametrize("spec", [("x", "y"), (None, ("y", "x")), ("x",)], ids=str)
-def test_a_million_devices(spec: Any) -> None:
+def test_a_million_devices() -> None:
     owners = np.arange(2**20) // 8
-    grid = gda.ShardGrid((2**20, 2**20), {"x": 1024, "y": 1024}, spec, process_of=owners)
+    grid = gda.ShardGrid((2**20,) * 2, {"x": 1024, "y": 1024}, ("x", "y"), process_of=owners)
     text = gda.show.text(grid, dtype="bfloat16")
     assert len(text.splitlines()) < 60
     assert "1,048,576 devices, 131,072 processes" in text
@@ -375,14 +374,8 @@ def test_a_million_devices(spec: Any) -> None:
 # Errors.
 
 
-@pytest.mark.parametrize(
-    ("width", "error", "message"),
-    [
-        (19, ValueError, "width=19 is too narrow .* give 20 columns or more"),
-        (-3, ValueError, "width=-3 is too narrow"),
-        (80.5, TypeError, "width must be an integer, .*, not 80.5"),
-    ],
-)
-def test_a_width_that_is_none(width: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        gda.show.text((8,), {"x": 4}, ("x",), width=width)
+def test_a_width_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"width=19 is too narrow .* give 20 columns or more"):
+        gda.show.text((8,), {"x": 4}, ("x",), width=19)
+    with pytest.raises(TypeError, match=r"width must be an integer, .*, not 80\.5"):
+        gda.show.text((8,), {"x": 4}, ("x",), width=80.5)  # pyright: ignore

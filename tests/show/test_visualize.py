@@ -143,7 +143,6 @@ def test_a_global_array_inside_jit(mesh: Mesh) -> None:
     "transform",
     [
         pytest.param(lambda f: jax.jit(jax.grad(lambda x: f(x).sum())), id="grad"),
-        pytest.param(lambda f: jax.jit(lambda x: jax.jvp(f, (x,), (x,))), id="jvp"),
         pytest.param(
             lambda f: jax.jit(jax.grad(jax.checkpoint(lambda x: f(x).sum()))), id="checkpoint"
         ),
@@ -308,13 +307,12 @@ def test_the_picture_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch)
     assert strips == {"40": 4, "200": 1}
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_file_without_line_drawing_characters_or_those_of_names(encoding: str) -> None:
+def test_a_file_without_line_drawing_characters_or_those_of_names() -> None:
     raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    file = io.TextIOWrapper(raw, encoding="latin-1", errors="strict")
     gda.show((4096, 4096), {"数": 64, "y": 64}, P("数", "y"), file=file)
     file.flush()
-    text = raw.getvalue().decode(encoding)
+    text = raw.getvalue().decode("latin-1")
     assert "mesh    \\u6570=64,y=64: 4,096 devices\n" in text
     assert ". 53 more" in text
     box = [line for line in text.splitlines() if line.rstrip().endswith(("|", "+"))]
@@ -354,13 +352,9 @@ def test_a_notebook_shows_the_drawing_unless_text_is_asked_for(
 # Errors.
 
 
-@pytest.mark.parametrize(
-    "options", [{"mesh": {"x": 4}}, {"spec": P("x")}, {"dtype": "float32"}], ids=list
-)
-def test_a_traced_array_has_its_own(explicit_mesh: Mesh, options: dict[str, Any]) -> None:
-    (name,) = options
-    look = jax.jit(lambda x: printed(x, **options) and x)
-    with pytest.raises(TypeError, match=f"{name}= goes with a shape; this traced array has its o"):
+def test_a_traced_array_has_its_own_mesh(explicit_mesh: Mesh) -> None:
+    look = jax.jit(lambda x: printed(x, mesh={"x": 4}) and x)
+    with pytest.raises(TypeError, match="mesh= goes with a shape; this traced array has its own"):
         look(on(explicit_mesh, P("x")))
 
 

@@ -13,22 +13,6 @@ from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
 pytestmark = pytest.mark.no_jax
 
 
-@pytest.mark.parametrize(
-    ("shard_shape", "parts", "chunk_shape", "origin", "expected"),
-    [
-        ((4,), (4,), (2,), (0,), True),
-        ((4,), (4,), (3,), (0,), False),
-        ((4,), (1,), (3,), (0,), True),  # one block, whatever the chunks
-        ((4,), (2,), (6,), (-2,), True),  # the only boundary is at 4, where a chunk begins
-        ((), (), (), (), True),
-    ],
-)
-def test_aligned_chunks(
-    shard_shape: Any, parts: Any, chunk_shape: Any, origin: Any, expected: bool
-) -> None:
-    assert are_aligned(shard_shape, parts, chunk_shape, origin) is expected
-
-
 def test_the_first_conflict_of_each_dimension_is_told() -> None:
     writers = np.array([[0, 0, 0], [0, 0, 5], [0, 7, 0]])
     assert conflicts_between(writers, (2, 2), (3, 3), (0, 0)) == [

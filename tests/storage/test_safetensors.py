@@ -64,19 +64,14 @@ def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
     data = {"w": DATA.astype(np.float32), "b": DATA[0].astype(ml_dtypes.bfloat16)}
     save_file(data, tmp_path / "a")
     theirs, tensors = load_file(tmp_path / "a"), open_safetensors(tmp_path / "a")
-    assert np.stack([tensors["w"], tensors["w"]]).tobytes() == theirs["w"].tobytes() * 2
     np.testing.assert_array_equal(jnp.asarray(tensors["b"]), theirs["b"], strict=True)
     in_double = np.asarray(tensors["b"], np.float64)
     np.testing.assert_array_equal(in_double, theirs["b"].astype(np.float64), strict=True)
     np.array(tensors["w"], copy=True)[...] = -1  # memory of its own
     np.testing.assert_array_equal(tensors["w"], theirs["w"], strict=True)
-
-
-def test_a_whole_tensor_is_always_a_new_array(tmp_path: Path) -> None:
-    save_file({"w": DATA}, tmp_path / "a")
     message = r"SafetensorsTensor\('w', .*is read into a new array, which copy=False forbids; use"
     with pytest.raises(ValueError, match=message):
-        np.asarray(open_safetensors(tmp_path / "a")["w"], copy=False)
+        np.asarray(tensors["w"], copy=False)
 
 
 def test_dtypes_that_are_packed_are_refused_when_read(tmp_path: Path) -> None:
@@ -109,11 +104,9 @@ def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
     tensors = open_safetensors(model)
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(KeyError, match="no tensor 'l.1.w' among the 3 of the 2 files of") as caught:
         tensors["l.1.w"]
-    (text,) = caught.value.args
-    assert text.startswith(f"there is no tensor 'l.1.w' among the {len(tensors)} of the 2 files of")
-    assert str(model) in text
+    assert str(model) in str(caught.value)
     other = tmp_path_factory.mktemp("other") / "b.safetensors"
     names = ["l.0.w", "l.1.weight", "l.2.w", "l.3.w", "head"]
     save_file(dict.fromkeys(names, DATA), other)
@@ -122,9 +115,6 @@ def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
         tensors["l.1.w"]
     with pytest.raises(KeyError, match=r"no tensor 3 among the 5 of .*b\.safetensors'$"):
         tensors[3]  # pyright: ignore[reportArgumentType]
-    first = write(tmp_path_factory.mktemp("third") / "c.safetensors", {"c": entry([1], 0, 1)}, b"1")
-    with pytest.raises(KeyError, match=r"no tensor '\?' among the 6 of 2 files"):
-        open_safetensors([other, first])["?"]
     with pytest.raises(KeyError, match=r"no tensor 'a' among the 0 of 0 files"):
         open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
 
@@ -228,10 +218,13 @@ def test_many_threads_read_one_file(tmp_path: Path) -> None:
 # Several files.
 
 
+PART = "model-00001-of-00002.safetensors"
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder with two files and their index, as published models have it."""
-    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    names = [PART, "model-00002-of-00002.safetensors"]
     save_file({"embed.weight": DATA, "norm.weight": DATA[0]}, tmp_path / names[0])
     save_file({"lm_head.weight": -DATA}, tmp_path / names[1])
     files = {"embed.weight": names[0], "norm.weight": names[0], "lm_head.weight": names[1]}
@@ -280,17 +273,22 @@ def test_an_index_that_points_outside(model: Path) -> None:
             open_safetensors(index)
 
 
-def test_an_index_that_is_wrong(model: Path) -> None:
-    index = rewrite_index(model, lambda c: c["weight_map"].update({"v": "missing.safetensors"}))
-    with pytest.raises(FileNotFoundError, match="there is no file .*missing.safetensors"):
-        open_safetensors(index)
-    name = "model-00001-of-00002.safetensors"
-    rewrite_index(model, lambda c: c["weight_map"].update({"v": name}))
-    with pytest.raises(ValueError, match=f"tensor 'v' is not in {name}; download the model again"):
-        open_safetensors(index)
-    rewrite_index(model, lambda c: c.pop("weight_map"))
-    with pytest.raises(ValueError, match="index.json has no weight_map"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c["weight_map"].update(v="missing.s"), "there is no file .*missing.s"),
+        (lambda c: c["weight_map"].update(v=PART), f"tensor 'v' is not in {PART}; download the mo"),
+        (lambda c: c.pop("weight_map"), "index.json has no weight_map"),
+    ],
+)
+def test_an_index_that_is_wrong(model: Path, change: Any, message: str) -> None:
+    rewrite_index(model, change)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
         open_safetensors(model)
+
+
+def test_an_index_that_is_broken(model: Path) -> None:
+    index = model / "model.safetensors.index.json"
     for text in ["", "[]", '{"weight_map": {"a": "b", "a": "c"}}', "[" * 100_000, "\xff"]:
         index.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match="index.json has a broken header"):
@@ -311,48 +309,35 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         open_safetensors(tmp_path)
 
 
+TWO = r"has 2 models and no index: .*; pass the path of a file"
+
+
 @pytest.mark.parametrize(
-    ("present", "missing"),
+    ("present", "message"),
     [
-        (["model-00001-of-00003", "model-00003-of-00003"], "model-00002-of-00003"),
-        (["model-00001-of-00002"], "model-00002-of-00002"),
-        (["w_0-of-3.fp16", "w_1-of-3.fp16"], "w_2-of-3.fp16"),
-        (["model-00002-of-99999999999999999999"], "model-00001-of-99999999999999999999"),
+        (["model-00001-of-00003", "model-00003-of-00003"], ": model-00002-of-00003.s.* is missing"),
+        (["w_0-of-3.fp16", "w_1-of-3.fp16"], ": w_2-of-3.fp16.safetensors is missing; copy it"),
+        (["model-00002-of-99999999999999999999"], ": model-00001-of-9{20}.safetensors is missing"),
+        (["consolidated", "model"], TWO),
+        (["model", "model-1-of-1"], TWO),
+        (["model-1-of-2", "model-2-of-2", "model.fp16-1-of-2", "model.fp16-2-of-2"], TWO),
+        (["model-0-of-2", "model-1-of-2"], None),  # parts count from 0 or from 1
+        (["model-1-of-2", "model-2-of-2"], None),
     ],
+    ids=str,
 )
-def test_a_numbered_part_that_is_missing_is_named(
-    present: list[str], missing: str, tmp_path: Path
+def test_files_without_an_index_that_are_not_one_model(
+    present: list[str], message: str | None, tmp_path: Path
 ) -> None:
     for name in present:
         save_file({name: DATA}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(FileNotFoundError, match=f": {missing}.safetensors is missing; copy it"):
-        open_safetensors(tmp_path)
+    if message is None:
+        assert len(open_safetensors(tmp_path)) == 2
+    else:
+        with pytest.raises((FileNotFoundError, ValueError), match=message):
+            open_safetensors(tmp_path)
     # Files that were chosen one by one are opened.
     assert len(open_safetensors(tmp_path.glob("*.safetensors"))) == len(present)
-
-
-def test_parts_count_from_0_or_from_1(tmp_path: Path) -> None:
-    for first in 0, 1:
-        folder = tmp_path / str(first)
-        folder.mkdir()
-        for number in range(first, first + 2):
-            save_file({f"{number}": DATA}, folder / f"model-{number}-of-2.safetensors")
-        assert len(open_safetensors(folder)) == 2
-
-
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("consolidated", "model"),
-        ("model", "model-1-of-1"),
-        ("model-1-of-2", "model-2-of-2", "model.fp16-1-of-2", "model.fp16-2-of-2"),
-    ],
-)
-def test_a_folder_of_two_models_asks_which(names: tuple[str, ...], tmp_path: Path) -> None:
-    for name in names:
-        save_file({name: DATA}, tmp_path / f"{name}.safetensors")
-    with pytest.raises(ValueError, match=r"has 2 models and no index: .*; pass the path of a file"):
-        open_safetensors(tmp_path)
 
 
 def test_metadata_of_files(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Facts about a target before anything is written to it."""
 
 import sys
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +47,6 @@ def test_of_zarr_the_shards_are_written_as_a_whole(tmp_path: Path) -> None:
     assert target_of(z).chunks == (4, 6)
 
 
-def test_hdf5(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        whole = file.create_dataset("whole", (8, 6), "float32")
-        cut = file.create_dataset("cut", (8, 6), "float32", chunks=(4, 3))
-        assert target_of(whole).chunks is None
-        assert target_of(cut).chunks == (4, 3)
-        assert target_of(cut).allows_threads
-        assert not target_of(cut).allows_processes
-
-
-@pytest.mark.parametrize("driver", ["zarr3", "zarr", "n5"])
-def test_tensorstore(tmp_path: Path, driver: str) -> None:
-    layout = ts.ChunkLayout(chunk_shape=[4, 3])
-    target = target_of(open_tensorstore(tmp_path, driver, chunk_layout=layout))
-    assert (target.shape, target.dtype) == ((8, 6), np.float32)
-    assert (target.chunks, target.origin) == ((4, 3), (0, 0))
-    assert target.is_asynchronous
-
-
 def test_chunks_of_a_part_of_a_tensorstore_and_of_shards(tmp_path: Path) -> None:
     whole = open_tensorstore(tmp_path, chunk_layout=ts.ChunkLayout(chunk_shape=[4, 3]))
     target = target_of(whole[3:7])
@@ -84,7 +64,7 @@ def test_chunks_of_a_part_of_a_tensorstore_and_of_shards(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "given",
-    [None, 3, [1, 2], {"a": np.zeros(2)}, "a.npy", np.float32(1), Future()],
+    [None, {"a": np.zeros(2)}, "a.npy", np.float32(1)],
     ids=lambda given: type(given).__name__,
 )
 def test_other_values_are_no_target(given: Any) -> None:

@@ -202,17 +202,6 @@ def test_it_is_a_decorator_with_and_without_options(mesh: Mesh) -> None:
     assert triple.__doc__ == "Multiply by three."
 
 
-def test_explicit_bodies_keep_their_types(explicit_mesh: Mesh) -> None:
-    def body(x: jax.Array) -> jax.Array:
-        over = jax.typeof(x).sharding.mesh
-        y = jax.sharding.reshard(x, NamedSharding(over, P("y")))  # refused over Auto axes
-        assert jax.typeof(y).sharding.spec[0] == "y"
-        return y
-
-    result = gda.jit(body, out_specs=P("x"))(make(explicit_mesh))
-    assert result.grid.spec == ("x",)
-
-
 def test_ambiguous_layout_has_a_note(explicit_mesh: Mesh) -> None:
     for out_specs in (None, {"a": P("x"), "b": None}):
         f = gda.jit(lambda x: {"a": x @ x.T, "b": x @ x.T}, out_specs=out_specs)
@@ -437,9 +426,7 @@ doubled.defvjp(lambda x: (doubled(x), x), lambda x, cotangent: (cotangent * 2,))
 sine.defjvp(lambda x, tangent: (jnp.sin(x[0]), jnp.cos(x[0]) * tangent[0]))
 
 
-@pytest.mark.parametrize(
-    "function", [doubled, sine, jax.nn.silu, jax.nn.gelu, jax.nn.softmax, jax.nn.logsumexp]
-)
+@pytest.mark.parametrize("function", [doubled, sine, jax.nn.silu, jax.nn.logsumexp])
 def test_functions_with_a_gradient_of_their_own_take_containers(
     mesh: Mesh, function: Callable[[Any], jax.Array]
 ) -> None:
@@ -450,23 +437,6 @@ def test_functions_with_a_gradient_of_their_own_take_containers(
             theirs = grad(lambda x: function(x).sum())(g.array)
             assert type(ours) is gda.GlobalArray
             np.testing.assert_array_equal(ours, theirs)
-
-
-def test_arrays_pass_where_jax_refuses_containers(mesh: Mesh) -> None:
-    g = make(mesh, data=DATA - 0.5)
-    expected = (DATA > 0.5).astype(np.float32)
-    loss = gda.jit(lambda x: jax.nn.relu(x).sum())
-    with jax.set_mesh(mesh):
-        # The rule of relu asks jax.lax, which takes no container; so does a loss that is one.
-        for refused in (jax.grad(lambda g: jax.nn.relu(g).sum()), jax.grad(loss)):
-            with pytest.raises(ValueError, match=r"Triggering __jax_array__\(\) during abstractif"):
-                refused(g)
-        for gradient in (
-            jax.grad(lambda g: jax.nn.relu(g.array).sum()),
-            jax.grad(lambda g: loss(g).array),
-            gda.jit(jax.grad(lambda x: jax.nn.relu(x).sum())),
-        ):
-            np.testing.assert_array_equal(gradient(g), expected)
 
 
 def test_vmap_scan_cond_and_eval_shape(mesh: Mesh) -> None:
@@ -524,31 +494,6 @@ def test_tree_functions_keep_the_container_and_name_its_leaf(mesh: Mesh) -> None
     assert type(doubled["w"]) is gda.GlobalArray
     np.testing.assert_array_equal(doubled["w"], DATA * 2)
     assert jax.tree.structure(g) == jax.tree.structure(gda.GlobalArray(array=object()))
-
-
-def test_an_optax_step_updates_a_tree_of_containers(mesh: Mesh) -> None:
-    params = {"w": make(mesh), "b": make(mesh, P("y"), np.zeros(32, np.float32))}
-    optimizer = optax.adam(1e-2)
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params: Any, state: Any) -> Any:
-        def loss(params: Any) -> jax.Array:
-            return ((params["w"] + params["b"].array - 1) ** 2).mean()
-
-        value, gradients = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, value
-
-    losses = []
-    for _ in range(5):
-        params, state, value = step(params, state)
-        losses.append(float(value))
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0]
-    for name, spec in [("w", P("x", "y")), ("b", P("y"))]:
-        assert type(params[name]) is gda.GlobalArray
-        assert params[name].spec == spec
 
 
 @pytest.mark.parametrize("ways", [(gda.jit, gda.jit), (lambda f: f, gda.jit, lambda f: f)])

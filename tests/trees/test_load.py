@@ -100,18 +100,8 @@ def their_safetensors(path: Path, data: np.ndarray) -> Any:
     return safetensors.safe_open(path / "data.safetensors", framework="numpy").get_slice("data")
 
 
-KINDS = {
-    make.__name__: make
-    for make in [
-        memory_map,
-        zarr_array,
-        tensorstore_of,
-        translated_tensorstore,
-        hdf5,
-        own_safetensors,
-        their_safetensors,
-    ]
-}
+MAKERS = [memory_map, zarr_array, hdf5, own_safetensors, their_safetensors]
+KINDS = {make.__name__: make for make in [*MAKERS, tensorstore_of, translated_tensorstore]}
 
 
 @pytest.fixture(params=KINDS)
@@ -495,17 +485,6 @@ def test_errors_of_a_tensorstore_have_them_too(tmp_path: Path) -> None:
     notes = "\n".join(caught.value.__notes__)
     for said in ("while reading index [", "at ['w'] of the tree", "after attempt 3 of 3"):
         assert said in notes
-
-
-def test_an_array_without_memory_is_named() -> None:
-    tree = {"a": DATA, "b": [np.broadcast_to(np.int8(1), (2**60, 1))]}
-    with pytest.raises(MemoryError) as caught:
-        gda.load_tree(tree, MESH, P("x"), max_workers=2)
-    memory, index, path = caught.value.__notes__
-    what = f"an array of shape {(2**58, 1)} and dtype int8, 256.0 PiB"
-    assert memory == f"gda: no memory for {what}"
-    assert index.startswith("gda: while reading index [")
-    assert path == "gda: at ['b'][0] of the tree"
 
 
 def test_a_source_that_fails_now_and_then(placing: str) -> None:

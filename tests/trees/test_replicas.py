@@ -400,7 +400,7 @@ def test_only_the_processes_of_the_arrays_take_part() -> None:
         assert "device" in said_of({"g": flipped_on(g, 7)})
     elif me == 2:
         gda.check_replicas_agree({"g": g})  # which says nothing, for it holds no part
-    alone = on_own_devices(batch(8))
+    alone = cut(batch(8), Mesh(np.array(jax.local_devices()), ("x",)), P())
     gda.check_replicas_agree({"own": alone, "n": [1] * me})
     assert "process" in said_of({"own": flipped(alone, jax.local_devices()[1].id)})
 
@@ -415,10 +415,6 @@ def test_an_array_of_one_process_in_the_trees_of_all() -> None:
     assert "at ['everywhere']" in said_of(changed)
     if jax.process_index() == 0:
         assert "at ['stage']" in said_of({"stage": flipped(stage, 1)})
-
-
-def on_own_devices(data: np.ndarray) -> gda.GlobalArray:
-    return cut(data, Mesh(np.array(jax.local_devices()), ("x",)), P())
 
 
 @pytest.mark.processes(4, devices=2)

@@ -54,7 +54,7 @@ _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new ro
 
 
 class PendingReplicas(NamedTuple):
-    """PendingSums of every replica that devices are working on."""
+    """The sums of every replica, on which devices may still be working."""
 
     sizes: list[int]  # the number of devices of this process that hold each array
     # The numbers of some arrays and their sums, uint32 [devices * arrays, LANES].

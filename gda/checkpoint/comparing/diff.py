@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from gda.checkpoint.comparing.diff_sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
 from gda.checkpoint.comparing.elements import (
     ElementDifferences,
@@ -17,7 +18,6 @@ from gda.checkpoint.comparing.elements import (
     from_json,
     merged,
 )
-from gda.checkpoint.comparing.sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
@@ -153,15 +153,6 @@ def _differences(
     given: Sequence[_DiffArgument], at: Path, options: Options | None, *manifests: Manifest
 ) -> Differences:
     """Compare two sides, of which the checkpoints have these manifests."""
-    if trees := [each for each in given if each.store is None]:
-        store = next(each.store for each in given if each.store is not None)
-        arguments = {
-            "order": "tree, checkpoint" if given[0].store is None else "checkpoint, tree",
-            "checkpoint": manifests[0].data if manifests else store.url,
-            "at": at,
-            "values": options is not None,
-        }
-        check_same_call(_NAME, trees[0].what, arguments)
     by_name = FileKind.SAFETENSORS in [each.kind for each in given]
     following = iter(manifests)
 
@@ -172,7 +163,16 @@ def _differences(
             return SavedSide(each.store, next(following), at, by_name)
         return OpenedSide(each.what, at, by_name)
 
-    a, b = map(side_of, given)
+    a, b = map(side_of, given)  # an error here comes before a process waits for others
+    if trees := [each for each in given if each.store is None]:
+        store = next(each.store for each in given if each.store is not None)
+        arguments = {
+            "order": "tree, checkpoint" if given[0].store is None else "checkpoint, tree",
+            "checkpoint": manifests[0].data if manifests else store.url,
+            "at": at,
+            "values": options is not None,
+        }
+        check_same_call(_NAME, trees[0].what, arguments)
     try:
         return _compared(a, b, options)
     except CorruptionError:

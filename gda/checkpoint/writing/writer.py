@@ -413,8 +413,8 @@ class Writer:
     def check_written(self, manifest: Manifest) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
         if not self.store.is_remote:
-            files = [functools.partial(self._check_file, *each) for each in manifest.files]
-            tasks.run([tasks.Task(0, check) for check in files], self.options)
+            checks = (functools.partial(self._check_file, *file) for file in manifest.files)
+            tasks.run((tasks.Task(0, check) for check in checks), self.options)
 
     def _check_file(self, name: str, nbytes: int) -> None:
         size = self.store.size(name)

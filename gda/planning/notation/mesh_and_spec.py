@@ -21,6 +21,7 @@ T = TypeVar("T")
 # A dimension without axes in a spec: here, in Python and in JSON. No axis can have such a name.
 NOT_SHARDED = ("_", "None", "null")
 
+_MOST_LETTERS = 10_000
 _CALLS = ("P", "PartitionSpec")
 _CLOSING = {"(": ")", "[": "]"}
 
@@ -156,6 +157,8 @@ class _Scanner:
     """Marks, names and quoted names of a text, one after the other."""
 
     def __init__(self, text: str) -> None:
+        if len(text) > _MOST_LETTERS:
+            raise MisreadError(f"it has more than {_MOST_LETTERS:,} characters", text, len(text))
         self.text = text
         self.tokens: list[_Token] = []
         for match in _TOKEN.finditer(text):

@@ -68,7 +68,9 @@ class KvStore:
         return spec["path"] if spec["driver"] == "file" else None
 
     def spec(self) -> dict[str, Any]:
-        return self._kv.spec().to_json()
+        # With its context, such as credentials; but this object repeats requests itself.
+        spec = self._kv.spec(unbind_context=True).to_json()
+        return {name: value for name, value in spec.items() if value != FEW_ATTEMPTS}
 
     def join(self, name: str) -> str:
         return self.url + name

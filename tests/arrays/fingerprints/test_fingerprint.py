@@ -33,6 +33,9 @@ from gda.testing.strategies import (
 )
 
 P = PartitionSpec
+# On devices numbers are words of 1, 2 or 4 bytes: a dtype of each width and kind, beside those of
+# test_bits_of_every_kind_of_nan.
+ON_DEVICES = ["bool", "int2", "uint4", "int8", "uint16", "int32", "float4_e2m1fn", "float8_e8m0fnu"]
 # JAX 0.10 knows float6 by name, and cannot make arrays of it. Types of 64 bits have their own test.
 DTYPES = [
     *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
@@ -67,11 +70,9 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
     ("way", "shape", "spec"),
     [
         ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
-        ("on devices", (4 * 12288,), P(("y", "x"))),
         ("on devices", (2, 2 * 5001), P("x", "y")),
         ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
         ("on devices", (6000, 6), P("y")),
-        ("on devices", (2, 4100), P(None, "x")),
         ("all at once", (4, 2 * 5001), P("x", "y")),
         ("all at once", (2, 3, 5000, 2), P("x", None, "y")),
     ],
@@ -107,9 +108,7 @@ def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
-        ((1 << 20,), "float32"),
         ((1 << 20,), "int8"),
-        ((256, 5000), "bfloat16"),
         ((256, 5000), "complex64"),
     ],
 )
@@ -134,7 +133,7 @@ def test_a_block_far_out_in_a_long_dimension(monkeypatch: pytest.MonkeyPatch) ->
 @two_ways
 def test_every_kind_of_number(way: str) -> None:
     mesh, found, expected = mesh_of({"x": 2}), {}, {}
-    for dtype in DTYPES:
+    for dtype in DTYPES if way == "by NumPy" else ON_DEVICES:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
         data = np.arange(-3, 13).astype(np.float32).astype(kind)
         found[dtype] = cut(data, mesh, P("x")).fingerprint()
@@ -145,7 +144,8 @@ def test_every_kind_of_number(way: str) -> None:
 @pytest.mark.parametrize(
     ("way", "dtype"),
     [
-        *(("on devices", dtype) for dtype in ("int64", "float64", "complex128")),
+        ("on devices", "int64"),
+        ("on devices", "complex128"),
         ("all at once", "complex128"),
         ("by NumPy", "float64"),
     ],

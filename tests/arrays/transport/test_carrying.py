@@ -113,7 +113,7 @@ def move_at_random(seed: int) -> str:
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2), (8, 1)])
-@tried("an array moves between any two meshes of several processes", sample=8, full=1000)
+@tried("an array moves between any two meshes of several processes", sample=4, full=1000)
 def test_any_layout_becomes_any_other(
     trials: Trials, process_pool: Any, processes: int, devices: int
 ) -> None:
@@ -184,16 +184,6 @@ def test_numbers_of_64_bits_stay_without_the_setting_for_them(mesh: Mesh) -> Non
         moved = g.reshard(few, P("z"), donate=donate)
         assert moved.dtype == np.int64
         assert is_right(moved, data)
-
-
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e5m2])
-def test_the_bits_of_nans_stay_in_one_process_too(mesh: Mesh, dtype: Any) -> None:
-    bits = np.random.default_rng(1).integers(0, 256, (24, 16, np.dtype(dtype).itemsize), np.uint8)
-    data = bits.view(dtype).reshape(24, 16)
-    g = cut(data, mesh, P("x", "y"))
-    other = ordered_mesh(range(7, -1, -1), {"x": 2, "y": 4}, mesh.axis_types[0])
-    for spec in (P(None, "x"), P("y"), P("y", "x")):
-        assert is_right(g.reshard(other, spec), data)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

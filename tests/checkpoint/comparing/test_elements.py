@@ -30,12 +30,6 @@ def test_the_number_the_most_and_its_place() -> None:
     assert str(of([1], [1])) == "0 of 1 element"
 
 
-def test_the_first_of_several_is_named() -> None:
-    found = of([0, 1, 1, 1], [0, 2, 2, 2])
-    assert (found.largest_at, found.largest_relative_at) == ((1,), (1,))
-    assert merged([of([1], [1]), found]) == merged([found, of([1], [1])])
-
-
 @pytest.mark.parametrize(
     ("a", "b", "count", "largest", "relative"),
     [

@@ -95,16 +95,6 @@ def test_arrays_on_a_device_of_each_process_are_read_by_each() -> None:
         assert "w" not in like or is_right(restored["w"], batch(8))
 
 
-@pytest.mark.processes(2, devices=4)
-def test_processes_with_other_options_are_told() -> None:
-    folder = one_folder()
-    mesh = ordered_mesh(range(8), {"x": 8})
-    save(f"{folder}/c", gda.load_tree([batch(8)], mesh, P("x")))
-    max_bytes = 10 + jax.process_index()
-    with pytest.raises(gda.DisagreementError, match="max_bytes"):
-        restore(f"{folder}/c", mesh=mesh, specs=P(), read_once=True, max_bytes=max_bytes)
-
-
 def restore_at_random(seed: int) -> None:
     """Save and restore random arrays between random layouts."""
     chance = np.random.default_rng(seed)

@@ -1,6 +1,7 @@
 """Parsers of shapes, meshes, specs and dtypes, and the format of lines."""
 
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -28,8 +29,6 @@ NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
         ("8,", (8,)),
         ("65_536", (65536,)),
         ("()", ()),
-        ("( )", ()),
-        ("[]", ()),
         ("scalar", ()),
         ("9223372036854775807", (2**63 - 1,)),
     ],
@@ -63,8 +62,6 @@ def test_meshes(text: str, mesh: dict[str, int]) -> None:
         (" data, model", ("data", "model")),
         ("data+model,_", (("data", "model"), None)),
         ("", ()),
-        (" ", ()),
-        ("P", ("P",)),
         # Python.
         ("P()", ()),
         ("PartitionSpec(('data', 'model'), None)", (("data", "model"), None)),
@@ -86,22 +83,14 @@ ENDS = "the spec ends before this; entries have a comma between them"
     ("text", "message", "at"),
     [
         ("(data,model),_", NO_BRACKETS, 0),
-        ('["data", null]', NO_BRACKETS, 0),
-        ("data,'model'", NO_BRACKETS, 5),
         ("P(data, None)", IN_CALL, 2),
-        ("P('_')", IN_CALL, 2),
         ("P('data', null)", IN_CALL, 10),
         ("null,model", A_NAME, 0),
-        ("data,None", A_NAME, 5),
         ("data,,model", A_NAME, 5),
-        ("data+", A_NAME, 5),
-        ("{data}", A_NAME, 0),
         ("_+data", "a dimension that is not sharded has no axis", 1),
         ("data model", ENDS, 5),
-        ("P('x') y", ENDS, 7),
         ("P('data' 'model')", "a comma or ) was expected", 9),
         ("P(['x'", "a comma or ] was expected", 6),
-        ("P('x'", "a comma or ) was expected", 5),
         ("P('x", "this quote is not closed", 2),
     ],
 )
@@ -115,14 +104,9 @@ def test_another_spelling_of_a_spec_is_pointed_at(text: str, message: str, at: i
     ("text", "name"),
     [
         ("bf16", "bfloat16"),
-        ("BF16", "bfloat16"),
         ("jnp.bfloat16", "bfloat16"),
         ("f32", "float32"),
-        ("fp16", "float16"),
         ("s64", "int64"),
-        ("u16", "uint16"),
-        ("c64", "complex64"),
-        ("s8", "int8"),
         ("pred", "bool"),
         ("float8e4m3fn", "float8_e4m3fn"),
     ],
@@ -182,22 +166,19 @@ def test_specs_are_read_as_python_and_people_write_them(entries: list[object]) -
 
 
 @given(st.text(), st.sampled_from([parse_shape, parse_point, parse_mesh, parse_spec, parse_dtype]))
-def test_whatever_is_written_is_read_or_misread(text: str, parse: object) -> None:
-    if (error := misread(parse, text)) is not None:
+def test_whatever_is_written_is_read_or_misread(text: str, parse: Any) -> None:
+    error = None
+    try:
+        parse(text)
+    except MisreadError as caught:
+        error = caught
+    if error is not None:
         assert 0 <= error.position <= len(text)
         first, shown, caret = error.lines("--it")
         assert first.startswith("--it: ")
         assert caret.strip() == "^"
         assert len(caret) <= len(shown) + 1
         assert shown.isprintable()
-
-
-def misread(parse: object, text: str) -> MisreadError | None:
-    try:
-        parse(text)
-    except MisreadError as error:
-        return error
-    return None
 
 
 # Bad inputs: the message, and the place of the caret.
@@ -208,48 +189,31 @@ def misread(parse: object, text: str) -> MisreadError | None:
     [
         (parse_shape, "", "a shape such as 65536x8192, or () for a scalar was expected", 0),
         (parse_shape, "8xx2", "a size was expected, an integer such as 8192 or 8_192", 2),
-        (parse_shape, "8x", "a size was expected", 2),
         (parse_shape, "8x-2", "this size must be 0 or more", 2),
         (parse_shape, "8x1__0", "a size was expected", 2),
-        (parse_shape, "8.5", "a size was expected, an integer", 0),
         (parse_shape, "2x64k", "write the size in full, such as 65536 or 65_536", 2),
         (parse_shape, f"8x{10**30}", "this size is too large; it must be below 2**63", 2),
-        (parse_shape, "9" * 10_000, "this size is too large", 0),
         (parse_shape, "(8", "this bracket is not closed; ) was expected", 0),
-        (parse_shape, " (65536,8192", "this bracket is not closed", 1),
         (parse_shape, "[8)", "this bracket is not closed; ] was expected", 0),
         (parse_shape, "16,384x8192", "write x or a comma between sizes, not both", 6),
-        (parse_shape, "8x16,384", "write x or a comma between sizes, not both", 4),
         (parse_shape, "16,084", "a size must not begin with 0", 3),
-        (parse_shape, "²", "a size was expected", 0),
         (parse_point, "5,a", "a coordinate was expected", 2),
-        (parse_point, "5,-1", "this coordinate must be 0 or more", 2),
         (parse_point, "", "an element such as 5,7, or () for a scalar was expected", 0),
         (parse_number, "x", "a number was expected", 0),
         (parse_mesh, "", "an axis with its size was expected, such as data=64", 0),
         (parse_mesh, "data", "the size of axis 'data' was expected, such as data=8", 4),
-        (parse_mesh, "(4, 2, 1)", "an axis with its size was expected, such as data=64", 0),
-        (parse_mesh, "4x0", "the size of axis '4x0' was expected, such as 4x0=8", 3),
         (parse_mesh, "data=64,data=2", "axis 'data' is given twice; every axis has one size", 8),
-        (parse_mesh, "x=4,,y=2", "an axis with its size was expected", 4),
         (parse_mesh, "x=0", "this size must be 1 or more", 2),
         (parse_mesh, "x=4 y=2", "a comma and the next axis were expected", 4),
-        (parse_mesh, "x=", "a size was expected", 2),
-        (parse_mesh, "{x=4", "a comma and the next axis were expected", 4),
         (parse_mesh, "{x=4}}", "the mesh ends before this; omit the rest", 5),
         (parse_mesh, "'_'=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
         (parse_mesh, "x='4", "this quote is not closed", 2),
         (parse_dtype, "", "the name of a dtype was expected, such as float32, bfloat16 or int8", 0),
         (parse_dtype, "floot32", "the name of a dtype was expected; did you mean float32", 0),
         (parse_dtype, "i8", "i8 means int8 in JAX and int64 in NumPy; write one of these", 0),
-        (parse_dtype, "u4", "u4 means uint4 in JAX and uint32 in NumPy", 0),
         (parse_dtype, "f8_e4m3", "did you mean F8_E4M3?", 0),
         (parse_dtype, " double", "did you mean float64?", 1),
         (parse_dtype, "int", "did you mean int32 or int64?", 0),
-        (parse_dtype, "float", "did you mean float32 or float64?", 0),
-        (parse_dtype, "object", "the name of a dtype was expected", 0),
-        (parse_dtype, "float128", "did you mean float", 0),
-        (parse_dtype, "datetime64[ns]", "the name of a dtype was expected", 0),
     ],
 )
 def test_misread_text_is_pointed_at(parse: object, text: str, message: str, at: int) -> None:

@@ -26,26 +26,6 @@ def tree(*entries: dict[str, Any]) -> Any:
     return tree_of(parse_tree(document(*entries)).leaves, lambda leaf: leaf.name)
 
 
-def test_a_tree_has_lists_for_sequences_and_dicts_for_mappings() -> None:
-    leaves = [entry(["layers", 1, "w"]), entry(["layers", 0, "w"]), entry(["10"])]
-    assert tree(*leaves) == {
-        "layers": [{"w": "layers.0.w"}, {"w": "layers.1.w"}],
-        "10": "10",
-    }
-
-
-def test_a_run_may_be_one_array() -> None:
-    assert tree(entry([])) == ""
-
-
-def test_the_format_of_the_data_is_read() -> None:
-    old = parse_tree(document(entry(["w"])))
-    assert (old.uses_ocdbt, old.uses_zarr3, old.has_zeros) == (None, False, False)
-    flags = ("use_ocdbt", "use_zarr3", "store_array_data_equal_to_fill_value")
-    new = parse_tree(document(entry(["w"]), **dict.fromkeys(flags, True)))
-    assert (new.uses_ocdbt, new.uses_zarr3, new.has_zeros) == (True, True, True)
-
-
 def test_a_later_save_of_some_leaves_fills_an_empty_node() -> None:
     empty = entry(["a"], "Dict", skip_deserialize=True)
     assert tree(empty, entry(["a", "w"])) == tree(entry(["a", "w"]), empty) == {"a": {"w": "a.w"}}
@@ -90,13 +70,10 @@ def test_every_tree_comes_back(given_tree: Any) -> None:
         (document(entry(["w"]), use_ocdbt=1), "use_ocdbt is 1; expected is a bool"),
         (document(entry([".."])), "'..', which may lead out of the run"),
         (document(entry(["a/../../b"])), "which may lead out of the run"),
-        (document(entry(["/etc/passwd"])), "which may lead out of the run"),
-        (document(entry(["a\0b"])), "which may lead out of the run"),
         (document(entry(["\ud800"])), "is not Unicode"),
         (document(entry(["a" * 5000])), "its name has 5000 bytes"),
         (document(entry(["a"] * 201)), "201 levels deep; expected are at most 200"),
         (document(entry([-1])), "key '-1' of type 1 is neither in a mapping nor a sequence"),
-        (document(entry([10**12])), "neither in a mapping nor a sequence"),
         (document(entry(["a"]) | {"key_metadata": [{"key": "a"}]}), "key 'a' of type None"),
     ],
 )
@@ -109,10 +86,8 @@ def test_damage_is_said(text: bytes, says: str) -> None:
     ("entries", "says"),
     [
         ([entry([0]), entry([2])], "a sequence has the keys 0, 2, which are not 0, 1, 2"),
-        ([entry([0]), entry(["a"])], "a sequence has the keys 0, a"),
         ([entry(["a"]), entry(["a"])], "leaf 'a' is in it twice"),
         ([entry(["a"]), entry(["a", "b"])], "leaf 'a' is also a node, above 'a.b'"),
-        ([entry(["a", "b"]), entry(["a"])], "leaf 'a' is also a node"),
     ],
 )
 def test_a_tree_that_contradicts_itself_is_refused(entries: list[Any], says: str) -> None:

@@ -2,18 +2,9 @@
 
 import pytest
 
-from gda.storage.views.mapping import Factor, chunks_of_bytes, identity, num_chunks
+from gda.storage.views.mapping import chunks_of_bytes, identity, num_chunks
 
 pytestmark = pytest.mark.no_jax
-
-
-def test_maps_of_the_operations() -> None:
-    w = identity((6, 4))
-    assert w.factors == ((Factor(0, 1, 6),), (Factor(1, 1, 4),))
-    assert w.transposed((1, 0)).shape == (4, 6)
-    assert w.reshaped((24,)).factors == ((Factor(0, 1, 6), Factor(1, 1, 4)),)
-    backwards = w.indexed([range(5, -1, -2), 3])
-    assert (backwards.starts, backwards.factors) == ((5, 3), ((Factor(0, -2, 3),),))
 
 
 def test_a_reshape_and_its_reverse_are_the_same_map() -> None:
@@ -21,15 +12,6 @@ def test_a_reshape_and_its_reverse_are_the_same_map() -> None:
     assert w.reshaped((2, 12)).reshaped((3, 8)).reshaped((6, 4, 1)) == w
     assert w.reshaped((4, 6)) is None
     assert identity((24,)).reshaped((6, 4)).reshaped((4, 6)).shape == (4, 6)
-
-
-def test_a_part_of_a_merged_dimension_is_no_map_of_the_source() -> None:
-    flat = identity((6, 4)).reshaped((24,))
-    assert flat.indexed([range(2, 13)]) is None
-    assert flat.indexed([13]).starts == (3, 1)
-    boxes = [box.hull() for box in flat.boxes((slice(2, 13),))]
-    rows_and_columns = [(slice(0, 1), slice(2, 4)), (slice(1, 3), slice(0, 4))]
-    assert boxes == [*rows_and_columns, (slice(3, 4), slice(0, 1))]
 
 
 def test_digits_that_touch_more_chunks_together_are_read_one_by_one() -> None:

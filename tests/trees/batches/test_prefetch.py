@@ -1,6 +1,7 @@
 """Batches made ahead of the step, against a plain loop over the same iterator."""
 
 import gc
+import itertools
 import subprocess
 import textwrap
 import threading
@@ -246,9 +247,7 @@ class Leaf:
 @pytest.mark.parametrize(
     ("leaf", "kind", "message"),
     [
-        (np.array("text"), TypeError, "JAX does not have"),
         (np.full(8, 2**40), gda.DoesNotFitError, "does not fit"),
-        (batch(5), ValueError, "5 is not divisible by 4"),
         (np.array([{}] * 8), TypeError, "has dtype object"),
         (Leaf(), RuntimeError, "a leaf of a batch raised StopIteration"),
     ],
@@ -312,8 +311,6 @@ def test_the_thread_ends_with_the_iterator(auto_mesh: Mesh) -> None:
     until(lambda: not threads())
     assert len(list(batches)) == 3
     assert list(batches) == []
-    batches.close()
-    assert list(gda.prefetch([], auto_mesh, P("x"))) == []
 
 
 @pytest.mark.parametrize("end", ["close", "with", "garbage"])
@@ -350,8 +347,7 @@ def test_it_ends_early_and_closes_the_iterator_in_its_thread(auto_mesh: Mesh, en
 def test_close_raises_the_error_of_closing(auto_mesh: Mesh) -> None:
     def loader() -> Iterator[np.ndarray]:
         try:
-            while True:
-                yield batch(8)
+            yield from itertools.repeat(batch(8))
         finally:
             raise OSError("no such disk")
 

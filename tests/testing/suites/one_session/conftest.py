@@ -20,3 +20,10 @@ def once(tmp_path_factory):
     file.write_text(file.read_text() + "x" if file.exists() else "x")
     yield file
     assert file.read_text() == "x"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    report.detail = lambda: "of another plugin, which cannot be sent to another process"
+    return report
