@@ -150,7 +150,7 @@ def over_x(mesh: Mesh) -> NamedSharding:
     ("arguments", "error", "message"),
     [
         (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
-        (lambda _: {"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
+        (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
         (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
         (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
         (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),

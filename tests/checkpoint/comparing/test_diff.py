@@ -23,7 +23,7 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
-from gda.checkpoint.comparing import sides
+from gda.checkpoint.comparing import diff_sides
 from gda.checkpoint.reading.checked_files import Files
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
@@ -31,7 +31,7 @@ KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unkn
 
 def limit_all(patch: pytest.MonkeyPatch) -> None:
     limit_sizes(patch, 256, 64, 256)
-    patch.setattr(sides, "_PART_BYTES", 64)
+    patch.setattr(diff_sides, "_PART_BYTES", 64)
 
 
 @pytest.fixture
