@@ -16,17 +16,14 @@ from benchmarks.layout.index_math import _all_devices
 from benchmarks.less import LESS
 from benchmarks.measuring import Measuring
 from benchmarks.pages import (
-    first_rows,
     losses,
     pages,
     picture_of,
-    ran_in_a_table,
-    ran_in_words,
     with_losses,
 )
 from benchmarks.pairs import Side, measure
 from benchmarks.report import line, render, render_accelerator
-from benchmarks.results import Measured, Results, Stats, load, save
+from benchmarks.results import Measured, Results, Stats, load
 from benchmarks.work import Faster, Floor, Within, Work
 from benchmarks.works import on_accelerator, sections
 from gda.layout.numbering import layout_of
@@ -50,17 +47,6 @@ def rows_of(work: Work, seconds: dict[str, float], spread: float = 0) -> list[li
     table = page.partition("### Section")[2].partition("\n##")[0]
     rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row] for row in rows[2:]]
-
-
-def test_the_command_measures_and_prints() -> None:
-    only = [f"all indices and replica ids, cold, {devices} devices" for devices in (8, 64)]
-    options = [word for each in only for word in ("--only", each)]
-    done = fresh_python("-m", "benchmarks", "--quick", *options, cwd=ROOT, COLUMNS="300")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second, *_ = done.stdout.splitlines()
-    assert first.startswith(f"{only[0]}: ")
-    assert second.startswith(f"{only[1]}: ")
-    assert "A quick run" in done.stdout
 
 
 def test_a_work_that_fails_costs_its_own_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,16 +105,6 @@ def test_pages_and_pictures_are_those_of_the_results() -> None:
             assert f"](../docs/pictures/{path.name})" in results.read_text()
 
 
-def test_results_are_loaded_as_they_were_saved(tmp_path: Path) -> None:
-    results = {
-        **measured(Work("sum", list), {"gda": 3, "JAX": 4}, spread=0.5),
-        "max": Measured("2026-02-02, there", 3, {"gda": Stats(1e-6, 0.9e-6, 2e-6)}),
-        "min": Measured("2026-02-02, there", 0, {}, "OSError: no"),
-    }
-    save(results, tmp_path / "results.json")
-    assert load(tmp_path / "results.json") == results
-
-
 def test_a_picture_has_the_fastest_rival_below_gda_and_bars_in_proportion() -> None:
     work = Work("read", list)
     results = measured(work, {"gda": 2, "slow": 4, RAW: 1, "fast": 1.6})
@@ -162,17 +138,6 @@ def test_a_loss_that_the_page_does_not_explain_stands_under_others() -> None:
         "<!-- slower: save -->\n  *none now* <!-- end --> "
         f"<!-- slower: others -->\n  {said[0]}\n  {said[1]} <!-- end -->"
     )
-
-
-def test_a_median_of_few_rounds_stands_with_its_quartiles() -> None:
-    work = Work("a step of 20 ms with 15 ms of loading by NumPy", list)
-    results = measured(work, LOST, spread=0.5)
-    for rounds, said in [
-        (5, "| 3.00 s | 2.00 s, JAX |"),
-        (4, "| 3.00 s (2.50 to 3.50) | 2.00 s ("),
-    ]:
-        few = {name: each._replace(rounds=rounds) for name, each in results.items()}
-        assert said in "\n".join(first_rows(few, [work], always_with_quartiles=False))
 
 
 # Ways that do less.
@@ -273,14 +238,6 @@ def test_the_section_of_an_accelerator_has_every_way_with_its_speed() -> None:
     assert render_accelerator({}, [work]) == ""
     failed = {work.name: Measured("2026-01-01, here", 0, {}, "OSError: no")}
     assert "| load | not measured: OSError: no |" in render_accelerator(failed, [work])
-
-
-def test_pages_say_on_which_accelerators_the_tests_passed() -> None:
-    sentence = "It has not run on a GPU or a TPU yet."
-    assert (ran_in_words([]), ran_in_a_table([])) == (sentence, f"\n{sentence}\n")
-    line = "NVIDIA H100 80GB HBM3 | JAX 0.11.2, Python 3.12.3 | 2026-01-01 | 29 of 29"
-    assert "NVIDIA H100 80GB HBM3 (29 of 29 tests passed, JAX 0.11.2" in ran_in_words([line])
-    assert f"\n| {line} |\n" in ran_in_a_table([line])
 
 
 def test_without_an_accelerator_none_is_measured() -> None:

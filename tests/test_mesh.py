@@ -8,13 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import (
     AbstractMesh,
-    AxisType,
     Mesh,
     NamedSharding,
     PartitionSpec,
     SingleDeviceSharding,
 )
-from meshes import mesh_of
 
 import gda
 from gda.layout.spec import Index
@@ -23,9 +21,6 @@ from gda.testing.strategies import ShardedCase, sharded_cases
 
 P = PartitionSpec
 WHOLE = slice(None)
-BOTH_KINDS = pytest.mark.parametrize(
-    "kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
-)
 
 
 def replica_ids(shape: Any, mesh: Mesh, spec: Any) -> list[int]:
@@ -54,16 +49,6 @@ def test_lists_are_taken_for_shape_and_spec(mesh: Mesh) -> None:
     assert replica_ids([8, 2], mesh, ["x"]) == [0, 1] * 4
 
 
-@BOTH_KINDS
-def test_axes_of_size_1(kind: AxisType) -> None:
-    mesh = mesh_of({"one": 1, "x": 4}, kind)
-    expected = shards_of_jax((8, 3), mesh, P(("x", "one"), None))
-    assert gda.get_shard_indices_replica_ids((8, 3), mesh, P(("x", "one"))) == expected
-    assert gda.get_shard_indices((8, 3), mesh, P(None, "one")) == dict.fromkeys(
-        mesh.devices.flat, (WHOLE, WHOLE)
-    )
-
-
 @pytest.mark.parametrize("spec", [P(), P(None), P(None, None)])
 def test_scalars(mesh: Mesh, spec: PartitionSpec) -> None:
     expected = {device: ((), i) for i, device in enumerate(mesh.devices.flat)}
@@ -73,15 +58,6 @@ def test_scalars(mesh: Mesh, spec: PartitionSpec) -> None:
     assert gda.get_shard_indices((), mesh, spec) == NamedSharding(mesh, spec).devices_indices_map(
         ()
     )
-
-
-def test_devices_of_a_shuffled_subset_are_answered_for_in_the_order_of_the_mesh() -> None:
-    devices = [jax.devices()[i] for i in (6, 1, 4, 3)]
-    mesh = Mesh(np.array(devices).reshape(2, 2), ("x", "y"))
-    indices = gda.get_shard_indices((4, 2), mesh, P("x"))
-    assert list(indices) == devices
-    assert [index[0].start for index in indices.values()] == [0, 0, 2, 2]
-    assert replica_ids((4, 2), mesh, P("x")) == [0, 1, 0, 1]
 
 
 def test_a_mesh_without_axes_is_one_device() -> None:

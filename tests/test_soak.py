@@ -81,7 +81,7 @@ def main(folder: str, rounds: int) -> None:
     print(json.dumps({name: after - before[name] for name, after in used().items()}))
 
 
-@tried("a round of all operations in a long run", sample=5, full=100)
+@tried("a round of all operations in a long run", sample=3, full=100)
 def test_a_long_run_holds_no_more_than_a_short_one(tmp_path: Path, trials: Trials) -> None:
     done = python(__file__, tmp_path, trials.most, timeout=3600)
     assert done.returncode == 0, done.stderr

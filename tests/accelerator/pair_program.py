@@ -43,6 +43,11 @@ def pulled() -> None:
         gda.check_processes_agree({}, name="pulled")
 
 
+def resharded() -> None:
+    columns = built[0].reshard(P(None, "x")).local_data(0)
+    assert np.array_equal(columns, data[:, 4 * me : 4 * me + 4])
+
+
 make = gda.GlobalArray
 steps: dict[str, Callable[[], object]] = {
     "devices": lambda: [str(device) for device in jax.devices()],
@@ -61,6 +66,7 @@ steps: dict[str, Callable[[], object]] = {
     "offer and pull": pulled,
     "communicates: fingerprint": lambda: gda.fingerprint(built[0]),
     "communicates: gather": lambda: bool((built[0].gather() == data).all()),
+    "communicates: reshard": resharded,
     "communicates: a sum in jit": lambda: float(jax.jit(lambda x: x.array.sum())(built[0])),
 }
 for name, step in steps.items():

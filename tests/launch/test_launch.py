@@ -105,20 +105,12 @@ BY_JAX = """
 """
 
 
-@pytest.mark.parametrize(
-    ("initialize", "processes", "devices"),
-    [(BY_GDA, 2, 2), (BY_GDA, 1, 3)],
-    ids=["two processes", "one process"],
-)
-def test_processes_sum_over_all_devices(
-    program: Program, initialize: str, processes: int, devices: int
-) -> None:
-    path = program(initialize + SUM + "    print(jax.local_device_count(), 'each:', total())\n")
-    done = launch("-n", processes, "--devices-per-process", devices, path)
+def test_processes_sum_over_all_devices(program: Program) -> None:
+    path = program(BY_GDA + SUM + "    print(jax.local_device_count(), 'each:', total())\n")
+    done = launch("-n", 2, "--devices-per-process", 2, path)
     assert done.returncode == 0, done.stderr
-    total = sum(range(processes * devices))
-    for process in range(processes):
-        assert f"[{process}] {devices} each: {total}\n" in done.stdout
+    for process in range(2):
+        assert f"[{process}] 2 each: {sum(range(4))}\n" in done.stdout
 
 
 def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
@@ -139,7 +131,6 @@ ENDS = {
     [
         (0, "raises", 1, "process 0 failed with exit code 1\n"),
         (0, "is killed", 128 + 9, "process 0 was killed by SIGKILL\n"),
-        (1, "is killed", 128 + 9, "process 1 was killed by SIGKILL\n"),
         (1, "stops", None, "process 1 did not answer the others (stopped by SIGSTOP, Ctrl-Z or a"),
     ],
 )

@@ -30,7 +30,6 @@ def files(tmp_path: Path) -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("program", "code"),
     [
-        ("", 0),
         ("import sys; sys.exit(3)", 3),
         ("raise ValueError", 1),
         ("import os; os.kill(os.getpid(), 9)", -9),

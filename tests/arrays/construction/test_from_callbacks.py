@@ -6,7 +6,6 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -683,24 +682,14 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
     ("returned", "error", "message"),
     [
         (np.zeros(3), ValueError, r"index \[0:2\] has shape \(3,\); a shard .* shape \(2,\)"),
-        (5.0, ValueError, r"index \[0:2\] has shape \(\)"),
-        (jnp.zeros((2, 1)), ValueError, r"index \[0:2\] has shape \(2, 1\)"),
         (None, TypeError, r"returned None for index \[0:2\]; it must return the block"),
         (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
-        (np.zeros(2, "M8[s]"), TypeError, r"dtype datetime64\[s\], which JAX does not have"),
-        (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
         (np.zeros(2, "m8[s]"), TypeError, r"timedelta64\[s\], which .* with \.astype\('int64'\)"),
-        (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
         ([object(), 1], TypeError, r"has dtype object, .*, and holds a object; convert it to"),
         (np.array([1, 2], object), TypeError, r" pandas .*block\.astype\('int64'\) or dtype="),
-        (np.array([1, 2.5], object), TypeError, r"has dtype object, .*block\.astype\('float64'\)"),
-        (np.array([True, False], object), TypeError, r"block\.astype\('bool'\)"),
         (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
-        (np.array([Decimal(1), 2], object), TypeError, r"block\.astype\('float64'\)"),
         ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
-        ("ab", TypeError, r"index \[0:2\] has dtype <U2, which JAX does not have"),
-        ((n for n in [1, 2]), TypeError, r"\[0:2\] is a generator; return an array, a"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ],
 )
@@ -760,9 +749,7 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
     [
         ({"into": True}, ValueError, "into=True needs dtype="),
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
-        ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
-        ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
         ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; did you mean float"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ],
@@ -785,8 +772,6 @@ def test_options_are_checked_before_anything_is_read(
     ("shape", "spec", "error", "message"),
     [
         ((6, 2), P("x"), ValueError, "dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"),
-        ((8,), P("z"), ValueError, "shards dimension 0 by mesh axis 'z'"),
-        ((8,), "x", TypeError, r"is a string; write P\('x'\)"),
         ((8.5,), P("x"), TypeError, "global_shape must be a sequence of integers"),
     ],
 )
@@ -855,11 +840,8 @@ def test_a_64_bit_jax_array_is_looked_at_when_x64_is_off(auto_mesh: Mesh) -> Non
     [
         ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, repeats included, not 3"),
         (DATA, TypeError, "a sequence of 8 arrays, one per index, repeats included, not ndarray"),
-        (None, TypeError, "not NoneType"),
-        ({0: DATA[:2]}, TypeError, "not dict"),
         (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
         (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
-        ([DATA[: 2 - (i == 1)] for i in range(8)], ValueError, r"\[0:2, :\] has shape \(1, 2\)"),
         ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],
 )

@@ -65,14 +65,14 @@ def test_scalars_and_lists_are_data_too(auto_mesh: Mesh, value: object) -> None:
     np.testing.assert_array_equal(np.asarray(build(value, auto_mesh, P())), value)
 
 
-@pytest.mark.parametrize("shape", [(64, 32), (16, 3), (8,)])
-@pytest.mark.parametrize("spec", [P("x"), P(("x", "y")), P(), P(None, "x")])
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [((64, 32), P("x")), ((64, 32), P(None, "x")), ((16, 3), P(("x", "y"))), ((8,), P())],
+)
 @pytest.mark.parametrize("offset", [0, 16])
 def test_the_callers_memory_may_be_written_to_afterwards(
     auto_mesh: Mesh, shape: tuple[int, ...], spec: P, offset: int
 ) -> None:
-    if len(spec) > len(shape) or (len(spec) == 2 and shape[1] % 4):
-        return
     wanted = batch(*shape)
     memory = aligned_empty(wanted.nbytes + offset, np.uint8)[offset:]
     data = memory.view(np.float32).reshape(shape)
@@ -190,8 +190,10 @@ MESHES = [({"x": 8}, P("x")), ({"x": 4, "y": 2}, P(("x", "y"))), ({"x": 2, "y": 
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("order", "kind"),
+    [*zip(ORDERS.values(), [AxisType.Auto, AxisType.Explicit] * 2, strict=True)],
+)
 def test_every_row_stays_with_its_process(order: list[int], kind: AxisType) -> None:
     me = jax.process_index()
     for shape, spec in MESHES[:2]:
@@ -242,7 +244,7 @@ def check_round_trip(
             np.testing.assert_array_equal(local_array_of(array.array, mesh, spec), local)
 
 
-@rarely(2)
+@rarely(5)
 @given(sharded_cases(mesh_shapes(max_devices=8), max_dims=3), st.permutations(range(8)))
 def test_local_arrays_of_any_mesh(
     process_pool: Callable[..., Pool], case: ShardedCase, order: list[int]

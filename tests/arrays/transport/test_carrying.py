@@ -112,7 +112,9 @@ def move_at_random(seed: int) -> str:
     return "padded" if type(g) is gda.PaddedArray else "even"
 
 
-@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("processes", "devices"), [(2, 4), (4, 2), pytest.param(8, 1, marks=pytest.mark.torture)]
+)
 @tried("an array moves between any two meshes of several processes", sample=4, full=1000)
 def test_any_layout_becomes_any_other(
     trials: Trials, process_pool: Any, processes: int, devices: int
