@@ -42,7 +42,7 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_array(options: argparse.Namespace, needed: str) -> PlannedArray:
-    """Return the array that the options of a command describe; an error reports all mistakes.
+    """Return the array that the options describe; an error names all that cannot be read.
 
     ``needed`` are the options that the command needs, for messages.
     """

@@ -208,7 +208,7 @@ class Rehearsal:
         Raises:
           AssertionError: something differs; the message has a line for each difference.
           FileNotFoundError: there is no such file, and it is not to be written.
-          ValueError: the file is no golden file, or ``tolerance`` is negative.
+          ValueError: the file is not a golden file, or ``tolerance`` is negative.
 
         >>> import gda, jax, numpy as np, os, tempfile
         >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))

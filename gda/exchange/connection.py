@@ -193,7 +193,7 @@ class Connection:
         greeting = self._bytes(len(_GREETING))
         if greeting != _GREETING:
             raise ConnectionError(
-                f"{self.peer} is no offer of this version of gda: it sent {greeting!r}"
+                f"{self.peer} is not an offer of this version of gda: it sent {greeting!r}"
             )
         of_offer, of_pull = self._bytes(_NONCE_BYTES), os.urandom(_NONCE_BYTES)
         self._send(_GREETING + of_pull + _proof(token, b"pull", of_offer, of_pull))
@@ -264,9 +264,9 @@ class Connection:
         try:
             message = parse_json(text)
         except ValueError as error:
-            raise ConnectionError(f"{self.peer} sent a message that is no JSON: {error}") from None
+            raise ConnectionError(f"{self.peer} sent a message that is not JSON: {error}") from None
         if not isinstance(message, dict):
-            raise ConnectionError(f"{self.peer} sent a message that is no object")
+            raise ConnectionError(f"{self.peer} sent a message that is not an object")
         return message
 
     def wait_for_end(self) -> None:

@@ -163,7 +163,7 @@ class Layout:
         return read_only(numbers.reshape(-1))
 
 
-@lru_cache(maxsize=128)  # with its numbers, 16 bytes a device
+@lru_cache(maxsize=32)  # with its numbers, 16 bytes a device
 def layout_of(
     mesh_items: tuple[tuple[str, int], ...], spec: SpecLike, empty: tuple[bool, ...]
 ) -> Layout:

@@ -30,7 +30,7 @@ def check_golden(
 
     Raises:
       AssertionError: there are differences; the message has their lines.
-      FileNotFoundError, ValueError: there is no such file, or it is no golden file.
+      FileNotFoundError, ValueError: there is no such file, or it is not a golden file.
     """
     found = {"version": _VERSION, **found}
     if os.environ.get(UPDATE) == "1":
@@ -44,13 +44,13 @@ def check_golden(
             error.errno, "there is no golden file; write it with pytest --update-golden", str(path)
         ) from None
     except ValueError as error:
-        raise ValueError(f"{path} is no golden file: {error}") from None
+        raise ValueError(f"{path} is not a golden file: {error}") from None
     if not isinstance(golden, dict) or golden.get("version") != _VERSION:
-        raise ValueError(f'{path} is no golden file: it has no "version": {_VERSION}')
+        raise ValueError(f'{path} is not a golden file: it has no "version": {_VERSION}')
     try:
         lines = [*differences(golden, found)]
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no golden file: it is damaged ({error!r})") from None
+        raise ValueError(f"{path} is not a golden file: it is damaged ({error!r})") from None
     if lines:
         raise AssertionError(
             "\n".join(

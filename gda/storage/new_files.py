@@ -116,7 +116,9 @@ def check_path(path: str, what: str, spare: int = 0) -> None:
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:
-        raise ValueError(f"{what} is {path!r:.80}, which is no file name: {error.reason}") from None
+        raise ValueError(
+            f"{what} is {path!r:.80}, which is not a file name: {error.reason}"
+        ) from None
     *folders, file = map(len, encoded.split(b"/"))
     if max(*folders, file + spare, 0) > MOST_NAME_BYTES or len(encoded) + spare > MOST_PATH_BYTES:
         raise ValueError(

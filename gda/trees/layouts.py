@@ -318,7 +318,7 @@ class Layouts:
         Raises:
           AssertionError: the tree has other arrays or layouts; the message has the differences.
           FileNotFoundError: there is no golden file.
-          ValueError: the file is no golden file, or two arrays have the same path.
+          ValueError: the file is not a golden file, or two arrays have the same path.
 
         >>> import gda, jax.numpy as jnp, os, tempfile
         >>> found = gda.layouts({'w': jnp.zeros((8, 2))})

@@ -164,20 +164,6 @@ def test_a_training_state_comes_back_as_it_was(mesh: Mesh, tmp_path: Path, way: 
         assert_same(restore(tmp_path / "saved", like), expected)
 
 
-@pytest.mark.parametrize("way", ["standard", "pytree_serialization"])
-def test_it_comes_back_on_other_meshes(mesh: Mesh, tmp_path: Path, way: str) -> None:
-    save, restore = (ORBAX | JAX)[way]
-    save(tmp_path / "saved", parameters(mesh))
-    kind = mesh.axis_types[0]
-    for other in [
-        mesh_of({"x": 2, "y": 4}, kind),
-        ordered_mesh([7, 2, 5, 0], {"y": 2, "x": 2}, kind),
-        mesh_of({"x": 1, "y": 1}, kind),
-    ]:
-        expected = parameters(other)
-        assert_same(restore(tmp_path / "saved", abstract(expected)), expected)
-
-
 # Containers on one side and plain arrays on the other.
 
 

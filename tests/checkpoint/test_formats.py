@@ -15,9 +15,7 @@ from damaged import limit_sizes
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
-from gda.checkpoint import inspect, restore, save
-from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.format.manifest_json import load
+from gda.checkpoint import Contents, inspect, restore, save
 from gda.trees.records.recorded_leaves import ArrayLeaf
 
 KNOWN_TO_ZARR = [
@@ -56,14 +54,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_sizes(monkeypatch, 256, 512, 1024)
 
 
-def manifest_of(path: Path) -> Manifest:
-    return load((path / "manifest.json").read_bytes(), "")
-
-
-def leaves_of(path: Path) -> dict[Any, ArrayLeaf]:
+def leaves_of(contents: Contents) -> dict[Any, ArrayLeaf]:
     """Return the arrays of a checkpoint by the first key of their paths."""
-    leaves = manifest_of(path).leaves
-    return {leaf.path[0]: leaf for leaf in leaves if isinstance(leaf, ArrayLeaf)}
+    return {leaf.path[0]: leaf for leaf in contents.leaves if isinstance(leaf, ArrayLeaf)}
 
 
 def test_records_of_a_manifest_have_a_hash(small: None, tmp_path: Path) -> None:
@@ -95,20 +88,20 @@ def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
         assert restored[name].dtype == data.dtype
         assert restored[name].tobytes() == np.asarray(data).tobytes()
 
-    manifest = manifest_of(tmp_path)
+    manifest = inspect(tmp_path)
     known = {*KNOWN_TO_ZARR, *AS_INTEGERS}
     expected = sorted(each.name for each in manifest.arrays if each.dtype.name in known)
     assert 30 < len(expected) < len(manifest.arrays)
     # Types that zarr does not have are in the way of no other.
-    group = zarr.open_group(tmp_path / manifest.data, mode="r")
+    group = zarr.open_group(manifest.data, mode="r")
     assert sorted(name for name, _ in group.arrays()) == expected
     assert sorted(name for name, _ in group.members(max_depth=None)) == expected
-    for name, leaf in leaves_of(tmp_path).items():
+    for name, leaf in leaves_of(manifest).items():
         if leaf.array is None:
             assert leaf.nbytes < 256
             continue
         stored = manifest.arrays[leaf.array].name
-        directory = tmp_path / manifest.data / stored
+        directory = f"{manifest.data}/{stored}"
         data = np.asarray(tree[name]).tobytes()
         spec = {"driver": "zarr3", "kvstore": f"file://{directory}/"}
         read = ts.open(spec).result().read().result()
@@ -128,15 +121,11 @@ def test_chunks_are_the_shards_or_equal_parts_of_them(small: None, tmp_path: Pat
     mesh = mesh_of({"x": 4, "y": 2})
     tree = {"shards": cut(batch(32, 16), mesh, P("x", "y")), "parts": cut(batch(64, 16), mesh, P())}
     save(tmp_path, tree)
-    arrays = {
-        name: manifest_of(tmp_path).arrays[leaf.array or 0]
-        for name, leaf in leaves_of(tmp_path).items()
-    }
+    contents = inspect(tmp_path)
+    arrays = {n: contents.arrays[leaf.array or 0] for n, leaf in leaves_of(contents).items()}
     assert arrays["shards"].chunk_shape == (8, 8)
     assert arrays["parts"].chunk_shape == (8, 16)
-    files = {
-        p.name for p in (tmp_path / manifest_of(tmp_path).data / arrays["shards"].name).iterdir()
-    }
+    files = {path.name for path in Path(contents.data, arrays["shards"].name).iterdir()}
     assert files == {"zarr.json", *(f"c.{i}.{j}" for i in range(4) for j in range(2))}
 
 
@@ -189,7 +178,7 @@ def test_names_on_disk_have_nothing_odd(small: None, tmp_path: Path) -> None:
     keys = ["../../x", "a/b", "", ".", "..", "ключ", "k" * 500, "con\0", "\ud800", "a b\nc"]
     tree = {key: batch(64) + number for number, key in enumerate(keys)}
     save(tmp_path / "run", tree)
-    names = [array.name for array in manifest_of(tmp_path / "run").arrays]
+    names = [array.name for array in inspect(tmp_path / "run").arrays]
     assert len(names) == len(keys)
     for name in names:
         assert set(name) <= set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-.")

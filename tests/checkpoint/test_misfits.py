@@ -150,7 +150,7 @@ def over_x(mesh: Mesh) -> NamedSharding:
     ("arguments", "error", "message"),
     [
         (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
-        (lambda _: {"like": LAYOUT}, TypeError, "and no tree; pass mesh= and specs="),
+        (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
         (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
         (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
         (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),
@@ -311,18 +311,15 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
 def test_an_array_that_jax_does_not_have_stays_that_of_numpy(
     auto_mesh: Mesh, tmp_path: Path
 ) -> None:
-    wide, path = np.arange(3), tmp_path / "of numpy"
-    save(path, {"n": wide, "w": DATA})
+    wide = np.arange(3)
+    save(tmp_path, {"n": wide, "w": DATA})
     for like in (None, {"n": wide, "w": DATA}):
-        restored = restore(path, like, mesh=auto_mesh, specs=P())
+        restored = restore(tmp_path, like, mesh=auto_mesh, specs=P())
         assert type(restored["n"]) is np.ndarray
         np.testing.assert_array_equal(restored["n"], wide, strict=True)
-    assert isinstance(restore(path, mesh=auto_mesh, specs=P())["w"], gda.GlobalArray)
+    assert isinstance(restore(tmp_path, mesh=auto_mesh, specs=P())["w"], gda.GlobalArray)
     with jax.enable_x64(True):
-        assert restore(path, mesh=auto_mesh, specs=P())["n"].array.dtype == np.int64
-        save(tmp_path / "of jax", {"n": jax.numpy.arange(3)})
-    with pytest.raises(ValueError, match="it has dtype int64, which JAX narrows to int32 without"):
-        restore(tmp_path / "of jax", mesh=auto_mesh, specs=P())
+        assert restore(tmp_path, mesh=auto_mesh, specs=P())["n"].array.dtype == np.int64
 
 
 @pytest.mark.parametrize("first", [{"w": DATA}, DATA])

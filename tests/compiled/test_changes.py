@@ -199,12 +199,12 @@ def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
     ):
         path.write_text(text)
         with pytest.raises(
-            ValueError, match=f"{re.escape(str(path))} is no golden file: "
+            ValueError, match=f"{re.escape(str(path))} is not a golden file: "
         ) as caught:
             silent.check(path)
         assert message in str(caught.value)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is no golden file"):
+    with pytest.raises(ValueError, match="is not a golden file"):
         silent.check(path)
 
 

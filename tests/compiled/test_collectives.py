@@ -514,10 +514,7 @@ BAD: list[tuple[Any, str]] = [
         {("all-reduce", "data"): 2, "all-gather": "model"},
         "expected all-reduce over data, exactly 2 times; found: 1 time",
     ),
-    (
-        {"all-reduce": 1, "all-gather": 0},
-        "expected all-gather over any axes, exactly 0 times; found: 1 time",
-    ),
+    ({"all-reduce": 1, "all-gather": 0}, "expected all-gather over any axes, exactly 0 times"),
 ]
 
 

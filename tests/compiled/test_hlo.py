@@ -80,30 +80,6 @@ def test_an_all_reduce_says_all_there_is_to_know() -> None:
     assert found.nbytes_total == 256
 
 
-Y_GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "output", "more", "nbytes_output"),
-    [
-        ("all-gather", "f32[32,8]", f"{Y_GROUPS}, dimensions={{0}}", 1024),
-        ("reduce-scatter", "f32[2,8]", f"{Y_GROUPS}, dimensions={{0}}, to_apply=%add", 64),
-        ("all-to-all", "f32[8,8]", f"{Y_GROUPS}, dimensions={{0}}", 256),
-        ("collective-broadcast", "f32[8,8]", Y_GROUPS, 256),
-        ("collective-permute", "f32[8,8]", "source_target_pairs={{0,1},{1,0},{4,5}}", 256),
-    ],
-)
-def test_each_kind_with_its_bytes(kind: str, output: str, more: str, nbytes_output: int) -> None:
-    found = only(
-        f"""
-        %p = f32[8,8]{{1,0}} parameter(0)
-        %r = {output} {kind}(%p), channel_id=1, {more}
-        """
-    )
-    assert (found.kind, found.axes, found.count) == (kind, ("y",), 1)
-    assert (found.nbytes, found.nbytes_output) == (256, nbytes_output)
-
-
 @pytest.mark.parametrize(
     ("element", "dtype", "nbytes"),
     [

@@ -114,7 +114,7 @@ def catalog(**changes: Any) -> Any:
     [
         (
             says(b"SSH-2.0-OpenSSH_9.6\r\n"),
-            "is no offer of this version of gda: it sent b'SSH-2.0-Ope",
+            "is not an offer of this version of gda: it sent b'SSH-2.0-Ope",
         ),
         (closes, "ended the connection"),
         (closes_after_its_greeting, "ended the connection"),
@@ -137,7 +137,7 @@ def catalog(**changes: Any) -> Any:
         ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
-        (answers(b'{"error"'), "sent a message that is no JSON"),
+        (answers(b'{"error"'), "sent a message that is not JSON"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "peer",
 )
@@ -275,7 +275,7 @@ NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
     [
         ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes", False),
         ({"error": ["ValueError", "is tired"]}, "is tired", False),
-        ([3], "sent a message that is no object", False),
+        ([3], "sent a message that is not an object", False),
         *[({"sums": sums}, "sent no sums of the pieces", True) for sums in NO_SUMS],
     ],
 )

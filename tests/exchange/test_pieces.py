@@ -97,15 +97,6 @@ def test_every_element_is_pulled_once_from_a_near_process_if_any_has_it(
         np.testing.assert_array_equal(counts, expected)
 
 
-def load(source: gda.ShardGrid, target: gda.ShardGrid, near: frozenset[int] = frozenset()) -> Any:
-    """Return the elements that each process of the source sends to those of the target."""
-    sent: Counter[int] = Counter()
-    for process in target.processes.numbers:  # pyright: ignore
-        for piece in pulled_pieces(source, needed_by(target, process), near):
-            sent[piece.server] += math.prod(piece.shape)
-    return sent
-
-
 @given(both_grids(own_processes=True))
 def test_replicas_of_a_block_get_nearly_equally_many_requests(
     both: tuple[gda.ShardGrid, gda.ShardGrid],
@@ -119,17 +110,3 @@ def test_replicas_of_a_block_get_nearly_equally_many_requests(
     for counts in requests.values():
         least = min(counts.values()) if len(counts) == source.num_replicas else 0
         assert max(counts.values()) - least <= 2
-
-
-def test_replicas_share_what_many_processes_need() -> None:
-    source = gda.ShardGrid((64, 4), {"data": 4, "model": 2}, ("model",), process_of=range(8))
-    target = gda.ShardGrid((64, 4), {"x": 16}, (), process_of=range(16))
-    assert {*load(source, target).values()} == {64 * 4 * 16 // 8}
-
-
-def test_those_on_this_machine_are_asked_before_others() -> None:
-    source = gda.ShardGrid((64, 4), {"data": 4, "model": 2}, ("model",), process_of=range(8))
-    target = gda.ShardGrid((64, 4), {"x": 8}, (), process_of=range(8))
-    # Processes 1 and 3 have one block, and 2 the other.
-    sent = load(source, target, frozenset([1, 2, 3]))
-    assert sent == {1: 512, 2: 1024, 3: 512}

@@ -116,15 +116,6 @@ def test_a_subtree_is_pulled_alone(offer: gda.Offer, mesh: Mesh) -> None:
     assert_equal(kinds, tree_of(mesh)["kinds"])
 
 
-def test_partial_omits_what_like_does_not_have(offer: gda.Offer) -> None:
-    like = {"numpy": batch(5, 2), "number": np.int64(0)}
-    with pytest.raises(ValueError, match=r"like has no .*partial=True omits them"):
-        gda.pull(offer.address, like=like)
-    tree = gda.pull(offer.address, like=like, partial=True)
-    assert [*tree] == ["number", "numpy"]
-    np.testing.assert_array_equal(tree["numpy"], batch(5, 2))
-
-
 @given(
     layouts=st.tuples(*2 * [meshes().flatmap(lambda m: st.tuples(st.just(m), partition_specs(m)))]),
     sizes=st.lists(st.integers(0, 9), min_size=3, max_size=3),

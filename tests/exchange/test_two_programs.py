@@ -117,6 +117,12 @@ def pulled_with_a_pause(
     return found
 
 
+def assert_failed(outcomes: list[Outcome], kind: str, *words: str) -> None:
+    for found, said in outcomes:
+        assert found == kind, said
+        assert all(word in said for word in words), said
+
+
 def assert_right(outcomes: list[Outcome]) -> None:
     for kind, values in outcomes:
         assert kind == "whole", values
@@ -255,9 +261,7 @@ def updated_once() -> int:
 def test_processes_that_pull_different_things_all_hear_of_it(programs: tuple[Pool, Pool]) -> None:
     offering, pulling = programs
     address = offering.run(offered)[0]
-    for kind, said in pulling.run(pulled_in_two_ways, address):
-        assert kind == "DisagreementError"
-        assert "rows" in said
+    assert_failed(pulling.run(pulled_in_two_ways, address), "DisagreementError", "rows")
     assert_right(pulling.run(pulled, address))
 
 
@@ -276,9 +280,7 @@ def test_all_processes_that_pull_raise_one_error(
 ) -> None:
     offering, pulling = programs
     address = offering.run(offered)[0]
-    for raised, said in pulling.run(pulled, address, **options):
-        assert raised == kind
-        assert message in said
+    assert_failed(pulling.run(pulled, address, **options), kind, message)
 
 
 def test_arrays_that_only_some_processes_hold(programs: tuple[Pool, Pool]) -> None:
@@ -308,8 +310,8 @@ def test_processes_on_several_machines_need_an_address(
     offering, pulling = programs
     outcomes = offering.run(offered_on_machines_of_their_own, address)
     if address is None:
-        assert {kind for kind, _ in outcomes} == {"ValueError"}
-        assert all("several machines, which 127.0.0.1 does not connect" in x for _, x in outcomes)
+        said = "several machines, which 127.0.0.1 does not connect"
+        assert_failed(outcomes, "ValueError", said)
     else:
         (found,) = {address for _, address in outcomes}
         assert_right(pulling.run(pulled, found))
@@ -348,10 +350,9 @@ def test_an_offer_that_is_closed_in_the_middle_ends_the_pull(
 ) -> None:
     offering, pulling = programs
     address = offering.run(offered, LARGE)[0]
-    for kind, said in in_the_middle(pulling, address, tmp_path, lambda: offering.run(ended)):
-        assert kind == "ConnectionError"
-        assert f"the offer at {address}" in said
-        assert "ended the connection" in said
+    outcomes = in_the_middle(pulling, address, tmp_path, lambda: offering.run(ended))
+    said = f"the offer at {address}", "ended the connection"
+    assert_failed(outcomes, "ConnectionError", *said)
     address = offering.run(offered)[0]
     assert_right(pulling.run(pulled, address))
 
@@ -370,9 +371,7 @@ def test_a_process_of_the_offer_that_is_stopped_is_named_in_time(
         seconds = time.monotonic() - begun
     finally:
         os.kill(pid, signal.SIGCONT)
-    for kind, said in outcomes:
-        assert kind == "TimeoutError", said
-        assert f"process 2 of the offer at {address}" in said
+    assert_failed(outcomes, "TimeoutError", f"process 2 of the offer at {address}")
     assert seconds < 30
     assert_right(pulling.run(pulled, address))
 
@@ -385,9 +384,7 @@ def test_a_process_of_the_offer_that_is_killed_is_named(
         address = offering.run(offered, LARGE)[0]
         pid = offering.run(os.getpid)[1]
         outcomes = in_the_middle(pulling, address, tmp_path, lambda: os.kill(pid, signal.SIGKILL))
-    for kind, said in outcomes:
-        assert kind == "ConnectionError", said
-        assert f"process 1 of the offer at {address}" in said
+    assert_failed(outcomes, "ConnectionError", f"process 1 of the offer at {address}")
 
 
 def test_the_offer_outlives_a_process_that_pulls(
@@ -432,8 +429,7 @@ def test_a_process_that_pulls_hears_of_one_that_is_stopped(
     first, second = in_the_middle(
         pulling, address, tmp_path, stop_until_the_other_has_an_error, done=done, seconds=SHORT
     )
-    assert first[0] == "LateProcessError", first[1]
-    assert "process 1" in first[1]
+    assert_failed([first], "LateProcessError", "process 1")
     assert second[0] != "whole"
     assert offering.run(num_pulls_soon) == [0, 0, 0, 0]
     assert_right(pulling.run(pulled, address))

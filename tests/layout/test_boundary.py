@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import cut, mesh_of
 
 import gda
 from gda.layout.boundary import public
@@ -28,10 +28,6 @@ DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
 @pytest.fixture
 def mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2})
-
-
-def make(mesh: Mesh, spec: P = P("x")) -> gda.GlobalArray:
-    return gda.GlobalArray.from_callback((8, 2), mesh, spec, DATA.__getitem__)
 
 
 def names_of_frames(error: BaseException) -> list[str]:
@@ -116,7 +112,7 @@ def test_a_jitted_function_shows_its_own_frames(mesh: Mesh) -> None:
         raise KeyError("w")
 
     with pytest.raises(KeyError) as caught:
-        gda.jit(step)(make(mesh))
+        gda.jit(step)(cut(DATA, mesh, P("x")))
     assert names_of_frames(caught.value) == ["gda:body", "user:step"]
 
 

@@ -155,25 +155,10 @@ NO_AXIS = "spec {} shards dimension {} by mesh axis {}, but the mesh has the axe
 
 BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
     (check_shape, ((8.0, 2),), TypeError, f"{NOT_A_SHAPE}(8.0, 2)"),
-    (
-        check_shape,
-        ((8, -2),),
-        ValueError,
-        "global_shape (8, -2) has a negative size; sizes are 0 or",
-    ),
-    (
-        check_mesh_shape,
-        ((4, 2),),
-        TypeError,
-        "mesh_shape must map axis names to sizes, in mesh ord",
-    ),
+    (check_shape, ((8, -2),), ValueError, "global_shape (8, -2) has a negative size; sizes are 0"),
+    (check_mesh_shape, ((4, 2),), TypeError, "mesh_shape must map axis names to sizes, in mesh"),
     (check_mesh_shape, ({"x": 4.0},), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),
-    (
-        check_mesh_shape,
-        ({"y": 0},),
-        ValueError,
-        "mesh {'y': 0} has an axis without devices; sizes ",
-    ),
+    (check_mesh_shape, ({"y": 0},), ValueError, "mesh {'y': 0} has an axis without devices; s"),
     (check_spec, ("x", (8,)), TypeError, "spec 'x' is a string; write P('x') or ['x']"),
     # A set has no order of its own: two processes would cut the same array differently.
     (check_spec, ({"x"}, (8,)), TypeError, NOT_A_SPEC + "{'x'}"),
@@ -187,17 +172,12 @@ BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] =
         NO_AXIS.format("P(None, 'modle')", 1, "'modle'", {"data": 4, "model": 2})
         + "; did you mean 'model'?",
     ),
-    (
-        axes_by_dimension,
-        (("x", ("y", "x")), 2, MESH),
-        ValueError,
-        "spec P('x', ('y', 'x')) uses mesh",
-    ),
+    (axes_by_dimension, (("x", ("y", "x")), 2, MESH), ValueError, "spec P('x', ('y', 'x')) uses"),
     (
         axes_by_dimension,
         (("x", P.UNCONSTRAINED), 2, MESH),
         ValueError,
-        "spec P('x', UNCONSTRAINED) l",
+        "spec P('x', UNCONSTRAINED)",
     ),
     (axes_by_dimension, ((0,), 1, MESH), TypeError, f"entry 0 of the spec is 0{NOT_AN_ENTRY}"),
     (axes_by_dimension, ((("x", None),), 1, MESH), TypeError, "entry 0 of the spec is ('x', None)"),

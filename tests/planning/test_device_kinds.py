@@ -43,10 +43,7 @@ def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "v5",
-            "no kind of device has the name 'v5'; did you mean v5p or v5e? known are v2, v3, v4",
-        ),
+        ("v5", "no kind of device has the name 'v5'; did you mean v5p or v5e? known are v2,"),
         ("abacus", "no kind of device has the name 'abacus'; known are v2,"),
     ],
 )

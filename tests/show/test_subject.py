@@ -118,13 +118,8 @@ def test_grids_and_subjects() -> None:
         (((8, 2), P("x"), XY), {}, "the mesh, a jax.sharding.Mesh or the sizes of its axes by na"),
         (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is not a dtype"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
-        ((None,), {}, "not of NoneType"),
         ((gda.PaddedArray(None, (2,)),), {}, "not of PaddedArray around a NoneType"),
-        (
-            ((8, 2), XY, ("x",)),
-            {"dtype": "float33"},
-            "dtype='float33' is not a dtype; did you mean float32",
-        ),
+        (((8, 2), XY, ("x",)), {"dtype": "float33"}, "'float33' is not a dtype; did you mean"),
     ],
 )
 def test_other_values_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+from gda.storage.chunk_conflicts import are_aligned, conflicts_between, fitting_chunks
 
 pytestmark = pytest.mark.no_jax
-
-
-def test_the_first_conflict_of_each_dimension_is_told() -> None:
-    writers = np.array([[0, 0, 0], [0, 0, 5], [0, 7, 0]])
-    assert conflicts_between(writers, (2, 2), (3, 3), (0, 0)) == [
-        Conflict(0, 2, (0, 5)),
-        Conflict(1, 2, (0, 7)),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_differences_are_in_words(golden: Path, auto_mesh: Mesh) -> None:
 def test_a_damaged_golden_file_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "layout.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match="is no golden file"):
+    with pytest.raises(ValueError, match="is not a golden file"):
         gda.layouts(jnp.zeros(3)).check(path)
 
 

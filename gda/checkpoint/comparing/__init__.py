@@ -1,4 +1,5 @@
 """Comparing two checkpoints or trees.
 
-Read in this order: ``diff``, ``sides`` (the two that it compares), ``differences``, ``elements``.
+Read in this order: ``diff``, ``diff_sides`` (the two that it compares), ``differences``,
+``elements``.
 """

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from gda.checkpoint.comparing.diff_sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
 from gda.checkpoint.comparing.elements import (
     ElementDifferences,
@@ -17,7 +18,6 @@ from gda.checkpoint.comparing.elements import (
     from_json,
     merged,
 )
-from gda.checkpoint.comparing.sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree

@@ -145,7 +145,7 @@ def read_arrays(file: ModelText) -> list[ModelArray]:
 def read_model(
     file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str = "--mesh"
 ) -> tuple[dict[str, int], list[Parameter]]:
-    """Return the mesh and the parameters of a model; an error names all mistakes of the file.
+    """Return the mesh and the parameters of a model; an error names each parameter with a mistake.
 
     ``mesh`` overrides the mesh of the file; messages name the ``option`` that gives it.
     """

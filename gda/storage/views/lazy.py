@@ -444,7 +444,7 @@ def _check_basic(item: Any) -> None:
         return
     raise IndexError(
         f"a {type(item).__name__} in the index of a view or tensor; it takes integers, slices, ... "
-        "and None. The elements that a list, an array or a boolean picks are no blocks of the "
+        "and None. The elements that a list, an array or a boolean picks are not blocks of the "
         "source: stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array "
         "and index that, numpy.asarray(view)[index]"
     )

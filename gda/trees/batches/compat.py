@@ -156,8 +156,8 @@ def _moved(tree: Any, mesh: Mesh, specs: Any) -> Any:
     def moved(leaf: Any, spec: PartitionSpec) -> jax.Array:
         if isinstance(leaf, PaddedArray):
             raise TypeError(
-                "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
-                "them from p.local_shards, or side by side as NumPy from "
+                "the array is a PaddedArray, and its blocks without padding are not a jax.Array; "
+                "take them from p.local_shards, or side by side as NumPy from "
                 "gda.compat.global_to_host_array"
             )
         array = array_of(leaf)

@@ -70,7 +70,7 @@ class Request:
         self.at = checked_path(self.at)
         if isinstance(self.like, Mesh | Sharding):
             raise TypeError(
-                f"like is the layout {self.like!r:.80}, and no tree; pass mesh= and specs="
+                f"like is the layout {self.like!r:.80}, and not a tree; pass mesh= and specs="
             )
         if self.like is None:
             for_like = {"cast": self.cast, "partial": self.partial, "missing": self.keeps_missing}

@@ -23,7 +23,7 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
-from gda.checkpoint.comparing import sides
+from gda.checkpoint.comparing import diff_sides
 from gda.checkpoint.reading.checked_files import Files
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
@@ -31,7 +31,7 @@ KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unkn
 
 def limit_all(patch: pytest.MonkeyPatch) -> None:
     limit_sizes(patch, 256, 64, 256)
-    patch.setattr(sides, "_PART_BYTES", 64)
+    patch.setattr(diff_sides, "_PART_BYTES", 64)
 
 
 @pytest.fixture
@@ -118,32 +118,6 @@ def test_no_data_is_read_unless_values_are_asked_for(saved: Callable[..., Path])
     seen: list[tuple[int, int]] = []
     diff(saved(A), saved(B), values=True, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(48, 48)]
-
-
-@pytest.mark.parametrize("form", [{}, {"compression": "zstd"}])
-def test_values(
-    saved: Callable[..., Path], form: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limit_all(monkeypatch)
-    mesh = mesh_of({"x": 4, "y": 2})
-    data = batch(16, 24)
-    other = data.copy()
-    other[3, 5] += 2
-    other[15, 23] += 1
-    a = saved({"w": cut(data, mesh, P("x")), "b": data[0, :3], "same": data}, **form)
-    # Other chunks: each overlaps several.
-    tree = {"w": cut(other, mesh, P(None, "y")), "b": data[0, :3] * 2, "same": data}
-    b = saved(tree, **form)
-    for differences in (diff(a, b, values=True), diff(a, tree, values=True)):
-        small, large = differences.of_other_content
-        assert (small.path, large.path) == (("b",), ("w",))
-        assert str(small.elements) == "2 of 3 elements; largest 2.0 at [2], relative 0.5 at [1]"
-        relative = np.float64(2 / 79)
-        assert large.elements == gda.checkpoint.ElementDifferences(
-            2, 384, 2.0, (3, 5), relative, (3, 5)
-        )
-    backwards = diff(tree, a, values=True).of_other_content[1].elements
-    assert backwards == large.elements
 
 
 def test_arrays_without_a_fingerprint_are_unknown_until_read(saved: Callable[..., Path]) -> None:

@@ -49,21 +49,6 @@ def test_rows_become_columns_and_a_scalar_reaches_a_new_device() -> None:
     assert list(plan.moves()) == [Move(0, 0, (), (), 8), Move(0, 1, (), (), 8)]
 
 
-def test_the_same_blocks_on_other_devices_move() -> None:
-    plan = ReshardPlan(ROWS, ROWS, itemsize=4, source_ids=[5, 9], target_ids=[9, 5])
-    assert [(move.source, move.target) for move in plan.moves()] == [(0, 0), (1, 1)]
-    assert (plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_peak_extra) == (0, 64, 32)
-
-
-def test_new_devices_share_the_senders() -> None:
-    """All holders of a replicated block send, not only the first."""
-    source = ShardGrid((8,), {"x": 4}, (), process_of=[0, 1, 2, 3])
-    target = ShardGrid((8,), {"x": 8}, (), process_of=[4, 4, 5, 5, 6, 6, 7, 7])
-    plan = ReshardPlan(source, target, itemsize=1, target_ids=range(10, 18))
-    assert plan.sent_by_device.tolist() == [16, 16, 16, 16]
-    assert plan.sent_by_process == dict.fromkeys(range(4), 16)
-
-
 def test_the_first_sender_is_another_one_for_each_block() -> None:
     # Two blocks, each in both processes, and one new device that needs all: one piece of each.
     source = ShardGrid((4,), {"data": 2, "model": 2}, ("model",), process_of=[0, 0, 1, 1])
@@ -333,11 +318,7 @@ def test_lists_moves() -> None:
     ("change", "error", "says"),
     [
         ({"source": (4, 4)}, TypeError, "source must be a gda.ShardGrid, not tuple; of a GlobalA"),
-        (
-            {"target": WIDER},
-            ValueError,
-            r"source has the global shape \(4, 4\) and the target \(4, 8",
-        ),
+        ({"target": WIDER}, ValueError, r"source has the global shape \(4, 4\) and the target"),
         ({"target": KNOWN}, ValueError, "the target has process numbers and the source has none"),
         ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
         ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),

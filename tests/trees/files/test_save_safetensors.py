@@ -238,7 +238,7 @@ def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
     other = "is not a folder or file of a mounted file system"
     for path, message in [
         *[(long, too_long) for long in (x, f"{x}/a", f"{'x' * 230}.safetensors", "x/" * 2100)],
-        (tmp_path / "\ud800", r"path is .*, which is no file name: surrogates not allo"),
+        (tmp_path / "\ud800", r"path is .*, which is not a file name: surrogates not allo"),
         *[(url, other) for url in ("", "gs://bucket/model", "s3://bucket/a.safetensors")],
     ]:
         with pytest.raises(ValueError, match=message):
