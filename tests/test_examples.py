@@ -10,7 +10,7 @@ import pytest
 from running import fresh_python
 
 import gda
-from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.recorded_tree import ArrayLeaf
 
 pytestmark = pytest.mark.docs
 

@@ -19,8 +19,7 @@ from gda import checkpoint
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.manifest import Manifest, StoredArray
-from gda.trees.records.recorded_leaves import ArrayLeaf
-from gda.trees.records.structure import flatten
+from gda.trees.records.recorded_tree import ArrayLeaf, flatten
 
 JSON = "json.loads of both manifests"
 WHOLE = "restore both, compare in NumPy"

@@ -36,9 +36,9 @@ from gda.checkpoint.saving import save_async as save_async
 from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.storage.stores.errors import CorruptionError as CorruptionError
 from gda.storage.stores.errors import SaveError as SaveError
-from gda.trees.records.recorded_leaves import ArrayLeaf as ArrayLeaf
-from gda.trees.records.recorded_leaves import Piece as Piece
-from gda.trees.records.recorded_leaves import ValueLeaf as ValueLeaf
+from gda.trees.records.recorded_tree import ArrayLeaf as ArrayLeaf
+from gda.trees.records.recorded_tree import Piece as Piece
+from gda.trees.records.recorded_tree import ValueLeaf as ValueLeaf
 
 __all__ = [  # noqa: RUF022
     "save",

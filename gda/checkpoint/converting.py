@@ -31,8 +31,8 @@ from gda.trees.leaves import (
     is_source,
     is_value,
 )
+from gda.trees.records.recorded_tree import flatten, format_path
 from gda.trees.records.saved_leaves import saved_leaves
-from gda.trees.records.structure import flatten, format_path
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}

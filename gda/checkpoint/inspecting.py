@@ -32,8 +32,16 @@ from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, check_keys, saved_type
-from gda.trees.records.structure import flatten, format_path, unflatten
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    check_keys,
+    flatten,
+    format_path,
+    saved_type,
+    unflatten,
+)
 
 MAX_BYTES = 128 * 2**20
 

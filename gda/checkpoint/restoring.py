@@ -37,8 +37,8 @@ from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.compared_fingerprints import check_fingerprints
+from gda.trees.records.recorded_tree import noting_path
 from gda.trees.records.requests import Request
-from gda.trees.records.structure import noting_path
 
 _NAME = "gda.checkpoint.restore"
 MAX_BYTES = 128 * 2**20

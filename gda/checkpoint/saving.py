@@ -35,8 +35,8 @@ from gda.storage.stores import checksums
 from gda.storage.stores.directory import LOCK
 from gda.storage.stores.errors import CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
-from gda.trees.records.structure import flatten
 
 MAX_BYTES = 64 * 2**20
 

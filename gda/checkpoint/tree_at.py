@@ -22,7 +22,7 @@ from gda.storage.stores.errors import CheckpointNotFoundError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, ValueLeaf
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, ValueLeaf
 from gda.trees.records.saved_leaves import SavedLeaf, saved_leaves
 
 _INDEX = ".safetensors.index.json"

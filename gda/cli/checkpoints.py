@@ -31,7 +31,7 @@ from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.checkpoint.inspecting import Contents
-    from gda.trees.records.recorded_leaves import Leaf
+    from gda.trees.records.recorded_tree import Leaf
 
 _DIFF_EPILOG = """\
 A and B are checkpoints, safetensors files or Orbax runs. Of checkpoints, only
@@ -95,7 +95,7 @@ def _document(contents: Contents) -> dict[str, Any]:
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
     from gda.storage.stores.errors import repr_of
-    from gda.trees.records.recorded_leaves import ValueLeaf
+    from gda.trees.records.recorded_tree import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
         value = leaf.value

@@ -22,7 +22,7 @@ from gda.exchange.versions import OfferVersion
 from gda.layout.indices import index_at, within
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, saved_type
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, saved_type
 
 _MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
 _MOST_ANSWER_BYTES = 2**20

@@ -19,8 +19,7 @@ from gda.layout.processes import Processes
 from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, RecordedTree
-from gda.trees.records.structure import check_structure
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, RecordedTree, check_structure
 
 _MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000

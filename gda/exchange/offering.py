@@ -23,7 +23,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
-from gda.trees.records.recorded_leaves import ValueLeaf
+from gda.trees.records.recorded_tree import ValueLeaf, flatten, format_path, noting_path
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     check_same_values,
@@ -31,7 +31,6 @@ from gda.trees.records.saved_leaves import (
     saved_leaves,
     values_of,
 )
-from gda.trees.records.structure import flatten, format_path, noting_path
 
 _LOOPBACK = "127.0.0.1"
 _UPDATE = "update of an offer"

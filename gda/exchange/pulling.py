@@ -42,9 +42,8 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
 from gda.trees.records.compared_fingerprints import check_fingerprints
-from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
-from gda.trees.records.structure import noting_path
 
 _NAME = "gda.pull"
 _MAX_BYTES = 128 * 2**20

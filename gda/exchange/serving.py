@@ -31,9 +31,8 @@ from gda.layout.indices import index_at, within
 from gda.layout.spec import Shape
 from gda.multihost.places import one_line
 from gda.storage.casts import DoesNotFitError, Origin, check_holds
-from gda.trees.records.recorded_leaves import ValueLeaf
+from gda.trees.records.recorded_tree import ValueLeaf, format_path
 from gda.trees.records.saved_leaves import SavedLeaf, on_host
-from gda.trees.records.structure import format_path
 
 _SECONDS_TO_ASK = 10.0  # for the proof, and for each question
 MOST_SECONDS = 86400.0

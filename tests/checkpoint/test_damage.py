@@ -46,8 +46,7 @@ from gda.checkpoint import CheckpointNotFoundError, CorruptionError, restoring
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import Manifest
 from gda.storage.stores.directory import FileStore
-from gda.trees.records.recorded_leaves import ArrayLeaf
-from gda.trees.records.structure import path_of_keys
+from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 from gda.checkpoint import Contents, inspect, restore, save
-from gda.trees.records.recorded_leaves import ArrayLeaf
+from gda.trees.records.recorded_tree import ArrayLeaf
 
 KNOWN_TO_ZARR = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -30,8 +30,7 @@ from gda.storage.progress import counting
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, names_store, open_store, options_for
-from gda.trees.records.recorded_leaves import ArrayLeaf, Path
-from gda.trees.records.structure import checked_path, noting_path
+from gda.trees.records.recorded_tree import ArrayLeaf, Path, checked_path, noting_path
 
 _NAME = "gda.checkpoint.diff"
 _MAX_BYTES = 256 * 2**20

@@ -23,7 +23,7 @@ from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, saved_type
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, flatten, saved_type, subtree
 from gda.trees.records.saved_leaves import (
     Block,
     SavedLeaf,
@@ -31,7 +31,6 @@ from gda.trees.records.saved_leaves import (
     saved_leaves,
     values_of,
 )
-from gda.trees.records.structure import flatten, subtree
 
 AnyArray = np.ndarray[Any, Any]
 

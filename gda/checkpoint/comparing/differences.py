@@ -11,8 +11,7 @@ from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
 from gda.storage.stores.errors import repr_of
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path
-from gda.trees.records.structure import format_path
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, format_path
 
 _MOST_ROWS = 20  # of each kind of difference, in the text
 _MOST_LETTERS = 60  # of a value, in the text

@@ -15,7 +15,7 @@ from gda.checkpoint.format.chunks import ChunkGrid
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.storage.stores import checksums
-from gda.trees.records.recorded_leaves import Piece, RecordedTree
+from gda.trees.records.recorded_tree import Piece, RecordedTree
 
 
 @set_module("gda.checkpoint")

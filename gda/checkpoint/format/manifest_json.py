@@ -30,8 +30,7 @@ from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_leaves import ArrayLeaf, Leaf, Path, Piece, ValueLeaf
-from gda.trees.records.structure import check_structure
+from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, Piece, ValueLeaf, check_structure
 
 T = TypeVar("T")
 R = TypeVar("R")

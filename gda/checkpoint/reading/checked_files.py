@@ -21,7 +21,7 @@ from gda.storage.stores import checksums
 from gda.storage.stores.checksums import Bytes
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store
-from gda.trees.records.structure import format_path
+from gda.trees.records.recorded_tree import format_path
 
 _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds

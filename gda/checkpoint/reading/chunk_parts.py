@@ -25,7 +25,7 @@ from gda.layout.spec import Index, Shape
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.trees.records.arrivals import Arrival, NeededBlock
-from gda.trees.records.recorded_leaves import Piece
+from gda.trees.records.recorded_tree import Piece
 
 _MOST_BYTES_IN_A_TASK = 16 * 2**20
 _LEAST_OF_A_CHUNK = 0.75  # that must be needed for the others to stay in memory with it

@@ -14,8 +14,7 @@ from gda.layout.text import join_some
 from gda.storage.stores.errors import CorruptionError
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.compared_fingerprints import line_of
-from gda.trees.records.recorded_leaves import ArrayLeaf, Piece, saved_type
-from gda.trees.records.structure import format_path
+from gda.trees.records.recorded_tree import ArrayLeaf, Piece, format_path, saved_type
 
 
 def check_provable(url: str, arrivals: Sequence[Arrival]) -> None:

@@ -23,8 +23,7 @@ from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import lazy
-from gda.trees.records.recorded_leaves import ArrayLeaf
-from gda.trees.records.structure import format_path, unflatten
+from gda.trees.records.recorded_tree import ArrayLeaf, format_path, unflatten
 
 AnyArray = np.ndarray[Any, Any]
 

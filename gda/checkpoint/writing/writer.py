@@ -35,7 +35,7 @@ from gda.storage.options import Options
 from gda.storage.progress import counting
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_leaves import Leaf, Piece, ValueLeaf, saved_type
+from gda.trees.records.recorded_tree import Leaf, Piece, ValueLeaf, saved_type
 from gda.trees.records.saved_leaves import (
     Block,
     Keyed,

@@ -1,5 +1,5 @@
 """A tree as records, and records matched to a layout.
 
-Read in this order: ``recorded_leaves``, ``structure``, ``saved_leaves``, of what is saved or
-offered; ``arrivals``, ``requests`` and ``compared_fingerprints``, of what is restored or pulled.
+Read in this order: ``recorded_tree``, ``saved_leaves``, of what is saved or offered; ``arrivals``,
+``requests`` and ``compared_fingerprints``, of what is restored or pulled.
 """

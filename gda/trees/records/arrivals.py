@@ -24,7 +24,7 @@ from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, check_spec
 from gda.mesh import MeshAndSpec, memory_kind_of, processes_of
 from gda.storage.casts import Origin, cast
-from gda.trees.records.recorded_leaves import ArrayLeaf, check_keys, key_ndim, saved_type
+from gda.trees.records.recorded_tree import ArrayLeaf, check_keys, key_ndim, saved_type
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.
 ContainerClass = type[GlobalArray] | type[PaddedArray] | None

@@ -17,8 +17,7 @@ from gda.multihost.steps import all_do
 from gda.storage.stores.errors import CorruptionError
 from gda.trees.leaves import grid_of_leaf, held_by
 from gda.trees.records.arrivals import Arrival
-from gda.trees.records.recorded_leaves import ArrayLeaf, saved_type
-from gda.trees.records.structure import format_path
+from gda.trees.records.recorded_tree import ArrayLeaf, format_path, saved_type
 
 
 def check_fingerprints(

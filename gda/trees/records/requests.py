@@ -36,17 +36,21 @@ from gda.trees.records.arrivals import (
     sharded_arrival,
     uncommitted_arrival,
 )
-from gda.trees.records.recorded_leaves import (
+from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     Path,
     RecordedTree,
     ValueLeaf,
+    checked_path,
+    format_path,
     key_dtype,
     key_ndim,
+    path_of_keys,
     saved_type,
+    subtree,
+    unflatten,
 )
-from gda.trees.records.structure import checked_path, format_path, path_of_keys, subtree, unflatten
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 

@@ -43,8 +43,7 @@ from gda.trees.leaves import (
     is_source,
     note_function,
 )
-from gda.trees.records.recorded_leaves import ArrayLeaf, Path, ValueLeaf
-from gda.trees.records.structure import format_path, noting_path
+from gda.trees.records.recorded_tree import ArrayLeaf, Path, ValueLeaf, format_path, noting_path
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
