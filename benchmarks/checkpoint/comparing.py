@@ -17,8 +17,7 @@ from benchmarks.pairs import Side
 from benchmarks.work import Faster, Within, Work
 from gda import checkpoint
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.chunks import chunk_shape_of
-from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.checkpoint.format.manifest import Manifest, StoredArray, chunk_shape_of
 from gda.trees.records.recorded_tree import ArrayLeaf, flatten
 
 JSON = "json.loads of both manifests"

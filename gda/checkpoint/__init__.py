@@ -22,7 +22,7 @@ from gda.checkpoint.comparing.diff import diff as diff
 from gda.checkpoint.comparing.differences import Differences as Differences
 from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
 from gda.checkpoint.comparing.elements import ElementDifferences as ElementDifferences
-from gda.checkpoint.format.chunks import ChunkGrid as ChunkGrid
+from gda.checkpoint.format.manifest import ChunkGrid as ChunkGrid
 from gda.checkpoint.format.manifest import StoredArray as StoredArray
 from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists

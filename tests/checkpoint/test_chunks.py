@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
+from gda.checkpoint.format.manifest import ChunkGrid, chunk_shape_of
 
 
 @pytest.mark.parametrize(

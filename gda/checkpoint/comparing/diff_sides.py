@@ -12,8 +12,7 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
-from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
-from gda.checkpoint.format.manifest import Chunk, Manifest
+from gda.checkpoint.format.manifest import Chunk, ChunkGrid, Manifest, chunk_shape_of
 from gda.checkpoint.reading.checked_files import Files
 from gda.checkpoint.reading.saved_arrays import ChunkCache, SavedArray
 from gda.checkpoint.tree_at import OpenedTree

@@ -1,21 +1,159 @@
-"""The manifest: the records of a checkpoint, its leaves and the arrays that are stored for them."""
+"""The manifest: the records of a checkpoint, its leaves and the arrays that are stored for them.
+
+An array is stored in chunks. Each is a part of one block of the saved array, contiguous in the
+memory of the block, so that it is written from there and read into it without a copy.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.chunks import ChunkGrid
 from gda.layout.boundary import set_module
-from gda.layout.spec import Shape
+from gda.layout.indices import shape_at
+from gda.layout.spec import Index, Shape
+from gda.layout.tiling import Tiling
 from gda.storage.stores import checksums
 from gda.trees.records.recorded_tree import Piece, RecordedTree
+
+
+def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
+    """Return the shape of equal parts of a block, contiguous in it, of about ``most_bytes``.
+
+    Parts have at most ``most_bytes``, unless the sizes have no divisor near it.
+
+    >>> chunk_shape_of((4096, 1024), 4, 2**22)
+    (1024, 1024)
+    >>> chunk_shape_of((7919, 16), 4, 2**18)  # a prime: one chunk of 500 KB rather than 7,919 rows
+    (7919, 16)
+    """
+    if math.prod(block_shape) * itemsize <= most_bytes:
+        return block_shape
+    for dimension, size in enumerate(block_shape):
+        row_bytes = math.prod(block_shape[dimension + 1 :]) * itemsize
+        if row_bytes <= most_bytes:
+            part = _nearest_divisor(size, most_bytes // row_bytes)
+            return (1,) * dimension + (part, *block_shape[dimension + 1 :])
+    return (1,) * len(block_shape)
+
+
+def _nearest_divisor(size: int, most: int) -> int:
+    """Return the largest divisor up to ``most``, or the next if that is nearer by ratio."""
+    lower = next(part for part in range(min(most, size), 0, -1) if size % part == 0)
+    if lower * 8 >= most:
+        return lower
+    upper = min(size // part for part in range(1, size // most + 1) if size % part == 0)
+    return lower if most / lower <= upper / most else upper
+
+
+class Overlap(NamedTuple):
+    """The part that a chunk and a block have in common, as an index of each of them."""
+
+    chunk: int
+    in_chunk: Index
+    in_block: Index
+    is_whole: bool  # True if it is the whole chunk
+
+
+@set_module("gda.checkpoint")
+@dataclass(frozen=True)
+class ChunkGrid:
+    """A shape divided into equal chunks, numbered row-major; ``StoredArray.grid`` is one.
+
+    As in zarr, the last chunks of a dimension that they do not divide reach beyond the shape.
+
+    Attributes:
+      shape: sizes of the whole.
+      chunk_shape: sizes of a chunk.
+
+    >>> import gda
+    >>> grid = gda.checkpoint.ChunkGrid((4, 6), (2, 2))
+    >>> grid.num_chunks, grid.start(4), grid.key(4)
+    (6, (2, 2), 'c.1.1')
+    """
+
+    shape: Shape
+    chunk_shape: Shape
+
+    @cached_property
+    def _tiling(self) -> Tiling:
+        return Tiling.of_blocks(self.shape, self.chunk_shape)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of chunks along each dimension."""
+        return self._tiling.parts
+
+    @property
+    def num_chunks(self) -> int:
+        """The number of chunks."""
+        return math.prod(self.counts)
+
+    def coordinates(self, chunk: int) -> tuple[int, ...]:
+        """Return the number of a chunk along each dimension."""
+        return tuple(self._tiling.columns(chunk))
+
+    def start(self, chunk: int) -> tuple[int, ...]:
+        """Return the first element of a chunk.
+
+        >>> ChunkGrid((4, 6), (2, 2)).start(4)
+        (2, 2)
+        """
+        return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
+
+    def shape_within(self, chunk: int) -> Shape:
+        """Return the sizes of the part of a chunk that is within the shape.
+
+        >>> ChunkGrid((4, 5), (2, 2)).shape_within(5)
+        (2, 1)
+        """
+        return shape_at(self._tiling.index(chunk), self.shape)
+
+    def key(self, chunk: int) -> str:
+        """Return the name of a chunk within the array, as in zarr v3 with separator ``.``.
+
+        >>> ChunkGrid((4, 6), (2, 2)).key(4)
+        'c.1.1'
+        """
+        return ".".join(["c", *map(str, self.coordinates(chunk))])
+
+    def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
+        """Yield the overlap of each chunk with the block at ``starts``, in order of number.
+
+        >>> [overlap.chunk for overlap in ChunkGrid((4, 6), (2, 2)).overlaps((1, 2), (2, 2))]
+        [1, 4]
+        """
+        along = []
+        for start, size, part, count in zip(
+            starts, block_shape, self.chunk_shape, self.counts, strict=True
+        ):
+            if size == 0:
+                return
+            parts = []
+            for number in range(start // part, -(-(start + size) // part)):
+                first, last = max(start, number * part), min(start + size, (number + 1) * part)
+                in_chunk = slice(first - number * part, last - number * part)
+                in_block = slice(first - start, last - start)
+                parts.append((number, in_chunk, in_block, last - first == part))
+            along.append((count, parts))
+        for combination in itertools.product(*[parts for _, parts in along]):
+            chunk = 0
+            for (count, _), (number, *_) in zip(along, combination, strict=True):
+                chunk = chunk * count + number
+            yield Overlap(
+                chunk,
+                tuple([part[1] for part in combination]),
+                tuple([part[2] for part in combination]),
+                all(part[3] for part in combination),
+            )
 
 
 @set_module("gda.checkpoint")

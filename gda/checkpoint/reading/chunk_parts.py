@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
-from gda.checkpoint.format.chunks import ChunkGrid
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
+from gda.checkpoint.format.manifest import Chunk, ChunkGrid, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import Files
 from gda.layout.indices import common_box, index_at, shape_at, within
 from gda.layout.spec import Index, Shape

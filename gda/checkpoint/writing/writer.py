@@ -26,8 +26,7 @@ from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_o
 from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.chunks import Overlap, chunk_shape_of
-from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
