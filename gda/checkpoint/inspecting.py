@@ -25,8 +25,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
-from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import counting
+from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.sources import Unreadable
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError, repr_of

@@ -30,8 +30,7 @@ from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
 from gda.multihost.settings import own_settings
 from gda.storage import tasks
-from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import counting
+from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for

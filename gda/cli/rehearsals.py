@@ -149,7 +149,7 @@ def _compare(options: argparse.Namespace, before: Rehearsal, after: Rehearsal) -
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
-    from gda.storage.progress import shown
+    from gda.storage.options import shown
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
     about = file, function, _topology(options), _num_slices(options), options.target_config

@@ -1,14 +1,21 @@
-"""The options of all functions that load or store."""
+"""The options of all functions that load or store, and the display of their progress."""
 
 from __future__ import annotations
 
 import operator
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from gda.layout.boundary import set_module
+from gda.layout.distribution import install_command
+
+ProgressLike = bool | Callable[[int, int], object]
+
+_SECONDS_BETWEEN = 0.1  # two drawings of a bar
 
 
 @set_module("gda")
@@ -65,9 +72,6 @@ class Retry:
         return min(delay, self.max_delay) * random.uniform(0.5, 1)
 
 
-ProgressLike = bool | Callable[[int, int], object]
-
-
 @dataclass(frozen=True)
 class Options:
     """The options of all functions that load or store; ``TypeError`` or ``ValueError`` if wrong."""
@@ -107,3 +111,68 @@ def check_count(value: Any, name: str) -> None:
         is_count = False
     if not is_count:
         raise ValueError(f"{name} must be a whole number, at least 1, not {value!r}")
+
+
+@contextmanager
+def shown(
+    progress: ProgressLike, description: str, *, in_bytes: bool = True
+) -> Iterator[Callable[[int, int], object]]:
+    """Give the function ``(done, total)``, in bytes or in pieces, that shows the progress."""
+    if progress is True:
+        with _bar(description, in_bytes) as update:
+            yield update
+    elif progress is False:
+        yield lambda done, total: None
+    else:
+        yield progress
+
+
+@contextmanager
+def counting(
+    progress: ProgressLike, description: str, total: int
+) -> Iterator[Callable[[int], object]]:
+    """Give the function that adds bytes that are done, and shows the progress."""
+    done = 0
+    with shown(progress, description) as show:
+
+        def add(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, total)
+
+        yield add
+
+
+@contextmanager
+def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
+    try:
+        import rich.console
+        import rich.progress as bars
+    except ImportError as error:
+        raise ImportError(
+            f"progress=True needs rich: {install_command('progress')}, or pass a function "
+            "(nbytes_done, nbytes_total)"
+        ) from error
+    # Bytes in powers of 1000, because TransferSpeedColumn has no others.
+    amounts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+    columns = [
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        *(amounts if in_bytes else [bars.MofNCompleteColumn()]),
+        bars.TimeRemainingColumn(),
+    ]
+    console = rich.console.Console(stderr=True)
+    # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
+    with bars.Progress(*columns, console=console, auto_refresh=False) as bar:
+        task = bar.add_task(description, total=None)
+        drawn = 0.0
+
+        def update(done: int, total: int) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            is_due = done >= total or now - drawn >= _SECONDS_BETWEEN
+            bar.update(task, completed=done, total=total, refresh=is_due)
+            if is_due:
+                drawn = now
+
+        yield update

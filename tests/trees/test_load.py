@@ -31,7 +31,7 @@ import gda
 from gda.arrays.construction import from_sources
 from gda.arrays.construction import placing as placing_module
 from gda.arrays.construction.blocks import BlockReader
-from gda.storage.progress import shown
+from gda.storage.options import shown
 
 MESH = mesh_of({"x": 4, "y": 2})
 DATA = batch(8, 6)

@@ -22,8 +22,7 @@ from gda.layout.indices import bounded, shape_at
 from gda.layout.sharing import blocks_read_together
 from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import Device, MeshLike
-from gda.storage.options import Options
-from gda.storage.progress import shown
+from gda.storage.options import Options, shown
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import AsyncTask, Task, Transfer, run

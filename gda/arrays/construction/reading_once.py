@@ -27,8 +27,7 @@ from gda.layout.spec import Index, Shape
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
-from gda.storage.options import Options
-from gda.storage.progress import shown
+from gda.storage.options import Options, shown
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import Source
 from gda.storage.tasks import AsyncTask, Task, groups_within, run

@@ -25,8 +25,7 @@ from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.steps import all_do
 from gda.storage import tasks
-from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import counting
+from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, names_store, open_store, options_for

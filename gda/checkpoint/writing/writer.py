@@ -30,8 +30,7 @@ from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
-from gda.storage.options import Options
-from gda.storage.progress import counting
+from gda.storage.options import Options, counting
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import Leaf, Piece, ValueLeaf, saved_type

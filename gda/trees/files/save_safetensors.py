@@ -30,8 +30,7 @@ from gda.multihost.agreement import (
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files
-from gda.storage.options import Options, ProgressLike, Retry, check_count
-from gda.storage.progress import counting
+from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered

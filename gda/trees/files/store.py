@@ -31,8 +31,7 @@ from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import communicates, together, wait_for_arrays
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
-from gda.storage.options import Options, ProgressLike, Retry
-from gda.storage.progress import counting
+from gda.storage.options import Options, ProgressLike, Retry, counting
 from gda.storage.sources import source_of
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
