@@ -33,9 +33,9 @@ from gda.checkpoint import saving
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
 from gda.storage import new_files
-from gda.storage.paths import require_tensorstore
 from gda.storage.stores import directory
 from gda.storage.stores.checksums import require_crc32c
+from gda.storage.stores.object_store import require_tensorstore
 
 
 def values_of(generation: int) -> dict[str, Any]:

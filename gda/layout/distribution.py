@@ -4,7 +4,9 @@ Its name is not that of the package: on the package index, ``gda`` is another pr
 environment each of the two overwrites files of the other, so importing this module fails there.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 DISTRIBUTION = "jax-gda"
 
@@ -27,6 +29,15 @@ def install_command(extra: str) -> str:
     import shlex  # here, because importing gda must stay quick
 
     return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+
+
+@contextlib.contextmanager
+def of_extra(need: str) -> Iterator[None]:
+    """Say in an ``ImportError`` which extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{need}: {install_command('checkpoint')}", name=error.name) from error
 
 
 def check_files(package: str) -> None:

@@ -6,9 +6,9 @@ writes), ``casts`` (of values, which it holds or names), ``sources`` (anything t
 slices), ``chunk_conflicts`` (blocks that share a chunk of a target), ``read_boxes`` (of a source
 that is read to be written), ``safetensors_format``, ``safetensors``, ``new_files`` (written by
 several processes, put in place whole), ``safetensors_model`` (new files in place of old ones),
-``paths`` (and URLs), ``stores`` (directories and object stores, for checkpoints), ``orbax_runs``
-(of another library), ``golden_files`` (documents of tests). ``save_safetensors`` is in
-``gda.trees``, because it needs meshes and processes.
+``stores`` (directories and object stores, for checkpoints), ``orbax_runs`` (of another library),
+``golden_files`` (documents of tests). ``save_safetensors`` is in ``gda.trees``, because it needs
+meshes and processes.
 
 >>> import gda, jax, numpy as np, os, tempfile
 >>> from safetensors.numpy import save_file

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from gda.layout.distribution import of_extra
 from gda.layout.spec import Shape
-from gda.storage.paths import of_extra
 from gda.storage.stores.checksums import Bytes
 
 _LEVEL = 1  # of zstd

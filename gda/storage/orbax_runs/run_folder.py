@@ -18,8 +18,7 @@ from gda.layout.text import join_some
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.orbax_runs.metadata import parse_items
-from gda.storage.paths import require_tensorstore
-from gda.storage.stores.object_store import RETRIES
+from gda.storage.stores.object_store import RETRIES, require_tensorstore
 from gda.storage.stores.opening import Store, open_store
 
 MOST_FILES = 32  # read at a time

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gda.storage.paths import of_extra
+from gda.layout.distribution import of_extra
 
 CRC_BYTES = 4  # at the end of a chunk
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gda.storage.paths import require_tensorstore
+from gda.layout.distribution import of_extra
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
@@ -224,3 +224,10 @@ def _url_of(kv: Any) -> str:
         spec = kv.spec().to_json()
         places = [spec[key] for key in ("endpoint", "bucket", "path") if spec.get(key)]
         return "/".join([place.rstrip("/") for place in places] or [spec["driver"] + ":"]) + "/"
+
+
+def require_tensorstore(what: str) -> Any:
+    """Return TensorStore; ``ImportError`` says that something needs it."""
+    with of_extra(f"{what} needs TensorStore"):
+        import tensorstore
+    return tensorstore

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+import urllib.parse
 from dataclasses import replace
 from typing import Any
 
 from gda.storage.options import Options
-from gda.storage.paths import directory_named, url_named
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.object_store import KvStore
 
 Store = FileStore | KvStore
+
+# A single letter before the colon is not a scheme in use, but may be part of a name.
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})")
 
 
 def open_store(path: Any, timeout: float) -> Store:
@@ -47,8 +51,19 @@ def names_store(path: Any) -> bool:
 
 
 def _of_text(path: str, timeout: float) -> Store:
-    directory = directory_named(path)
-    return KvStore(url_named(path), timeout) if directory is None else FileStore(directory)
+    """Return the store of a path or a URL; ``ValueError`` for one slash, or a file elsewhere."""
+    match = _URL.match(path)
+    if match is None:
+        return FileStore(os.path.expanduser(path))
+    scheme = match[1].lower()
+    if scheme == "file":
+        url = urllib.parse.urlsplit(path)
+        if url.netloc not in ("", "localhost"):
+            raise ValueError(f"{path!r} is a file of the host {url.netloc!r}; write file:///path")
+        return FileStore(urllib.parse.unquote(url.path))
+    if match[2] != "//":
+        raise ValueError(f"{path!r} looks like a URL with one slash; write {scheme}://...")
+    return KvStore(f"{scheme}://{path[match.end() :].removesuffix('/')}/", timeout)
 
 
 def options_for(store: Store, options: Options, least: int = 2) -> Options:
