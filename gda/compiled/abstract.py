@@ -16,7 +16,7 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.planning.notation.model_file import read_arrays, text_of
 from gda.trees.leaves import is_container, with_paths
-from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
 @set_module("gda")

@@ -1,7 +1,7 @@
 """Whole trees of arrays.
 
-Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by leaf), ``specs``
-(a spec for every leaf), ``load`` (sources to trees), ``written_blocks`` (those that this process
+Read in this order: ``leaves`` (their paths), ``matching`` (the spec or the target for every
+leaf), ``load`` (sources to trees), ``written_blocks`` (those that this process
 writes), ``files`` (trees to targets and safetensors), ``to_numpy``, ``to_jax``, ``digests``
 (fingerprints), ``jit`` (``jit`` and ``constrain``), ``resharding`` (to other meshes), ``replicas``
 (a check that they hold the same bits), ``batches`` (each host's part to global arrays, ahead of

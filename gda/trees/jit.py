@@ -30,7 +30,7 @@ from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.multihost.agreement import communicates
 from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
-from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
+from gda.trees.matching import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
 

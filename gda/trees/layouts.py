@@ -35,8 +35,7 @@ from gda.show import markup
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.drawing.colors import colors_of
 from gda.storage.golden_files import check_golden
-from gda.trees.leaves import held_by, is_container, with_paths
-from gda.trees.matching import names_of
+from gda.trees.leaves import held_by, is_container, names_of, with_paths
 
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array)
 _SHARDED, _WHOLE = "sharded", "whole on each device"

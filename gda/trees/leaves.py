@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import keystr
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from gda.arrays.container import Container
 from gda.arrays.dtypes import is_extended
@@ -18,6 +18,8 @@ from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
 from gda.storage.sources import is_group, slices
+
+Keys = tuple[Any, ...]  # of JAX: the path of a leaf
 
 T = TypeVar("T")
 
@@ -121,6 +123,24 @@ def path_of(tree: Any, number: int) -> str:
     """Return the path of a leaf, such as ``['a'][0]``: for messages only, because it is slow."""
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return keystr(paths[number][0])
+
+
+def names_of(keys: Keys) -> list[str]:
+    """Return the names on the way to a leaf as texts."""
+    return [str(name_of(key)) for key in keys]
+
+
+def name_of(key: Any) -> Any:
+    """Return the name of a child, without the kind of its node."""
+    match key:
+        case DictKey(key=name) | FlattenedIndexKey(key=name):
+            return name
+        case SequenceKey(idx=number):
+            return number
+        case GetAttrKey(name=name):
+            return name
+        case _:
+            return str(key)
 
 
 def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None:

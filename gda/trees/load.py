@@ -37,11 +37,11 @@ from gda.trees.leaves import (
     held_by,
     is_container,
     is_value,
+    names_of,
     note_path,
     opened,
 )
-from gda.trees.matching import names_of
-from gda.trees.specs import (
+from gda.trees.matching import (
     SHARDINGS,
     EntryKind,
     SpecOf,

@@ -1,4 +1,4 @@
-"""Two trees side by side: the value in one for each leaf of the other.
+"""Two trees side by side: the value in one, a spec or a target, for each leaf of the other.
 
 They match by key, not by class, so that a dict matches a dataclass of the same fields.
 """
@@ -6,19 +6,31 @@ They match by key, not by class, so that a dict matches a dataclass of the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.tree_util import keystr
 
 from gda.layout.text import join_some
+from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
 from gda.storage.sources import is_group
-from gda.trees.leaves import is_container, is_leaf, path_of
+from gda.trees.leaves import (
+    Keys,
+    held_by,
+    is_container,
+    is_leaf,
+    is_value,
+    name_of,
+    names_of,
+    opened,
+    path_of,
+    with_paths,
+)
 
 # A model has hundreds; a message names those that differ in any case.
 _MOST_KEYS = 8
-
-Keys = tuple[Any, ...]
 
 NOTHING: Any = object()
 
@@ -95,22 +107,153 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     return [pair.found for pair in pairs]
 
 
-def names_of(keys: Keys) -> list[str]:
-    """Return the names on the way to a leaf as texts."""
-    return [str(name_of(key)) for key in keys]
+# A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
+# PRNG keys those of the keys, not of their data.
+SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
-def name_of(key: Any) -> Any:
-    """Return the name of a child, without the kind of its node."""
-    match key:
-        case DictKey(key=name) | FlattenedIndexKey(key=name):
-            return name
-        case SequenceKey(idx=number):
-            return number
-        case GetAttrKey(name=name):
-            return name
-        case _:
-            return str(key)
+class EntryKind(NamedTuple):
+    """The leaves that a tree of specs may have.
+
+    Without ``NoneType`` among the classes, ``None`` is only for subtrees without leaves.
+    """
+
+    name: str  # of the class, for messages
+    classes: tuple[type, ...]
+    written: str  # a leaf in Python, with {} for the entries of a spec
+
+    def has(self, node: object) -> bool:
+        return isinstance(node, self.classes)
+
+
+SPECS = EntryKind("PartitionSpec", (PartitionSpec,), "PartitionSpec({})")
+SPECS_OR_NONE = SPECS._replace(classes=(PartitionSpec, NoneType))
+SHARDINGS = EntryKind(
+    "NamedSharding",
+    (NamedSharding, SingleDeviceSharding),
+    "NamedSharding(mesh, PartitionSpec({}))",
+)
+
+
+def check_kind(specs: Any, name: str, kind: EntryKind) -> None:
+    """Raise ``TypeError`` if a leaf of ``specs``, the argument ``name``, is of another kind."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=kind.has)[0]:
+        if not kind.has(leaf):
+            entries = repr(leaf) if isinstance(leaf, str) else "'x', None"
+            raise TypeError(
+                f"{name}{keystr(path)} is {leaf!r:.80}, not a {kind.name}; {name} is a {kind.name} "
+                f"or a tree of them, such as {kind.written.format(entries)}"
+            )
+
+
+class Prefix(NamedTuple):
+    """The value that a prefix of a tree, the argument ``name``, gives to each leaf."""
+
+    name: str
+    kind: EntryKind
+    pairs: list[Pair]  # each leaf with its entry, and those without a partner
+
+    def of_each_leaf(self) -> list[Any]:
+        """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree.
+
+        A value that is no array needs none: without one, it has ``None``.
+        """
+        hint = f"; write {self.kind.written.format('')} for replicated arrays"
+        of_arrays = [pair for pair in self.pairs if not is_value(pair.leaf)]
+        check_match(of_arrays, self.name, "be a prefix of the tree that it is for", hint)
+        return [None if pair.found is NOTHING else pair.found for pair in self.pairs]
+
+
+def prefix_of(tree: Any, specs: Any, name: str, kind: EntryKind = SPECS) -> Prefix:
+    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``.
+
+    The entries may be in containers, as ``jax.tree.map(spec_of, params)`` returns them.
+    """
+    specs = opened(specs)
+    check_kind(specs, name, kind)
+    return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
+
+
+def map_with_specs(
+    function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: EntryKind = SPECS
+) -> Any:
+    """Return the tree of ``function(leaf, spec)``; its error gets the leaf's path."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    # One spec for all is the usual case of a batch, in every step.
+    is_one = kind.has(specs)
+    found = [specs] * len(leaves) if is_one else prefix_of(tree, specs, name, kind).of_each_leaf()
+    results = with_paths(tree, function, leaves, found)
+    return jax.tree.unflatten(structure, results)
+
+
+def specs_per_leaf(
+    tree: Any,
+    mesh: Any,
+    specs: Any,
+    shaped: Callable[[Any], jax.ShapeDtypeStruct | None],
+    name: str = "specs",
+) -> Prefix:
+    """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
+
+    A function ``specs`` is not called for values that are no arrays. Other arguments and
+    errors are those of ``load_tree``. ``shaped`` returns the leaf that a function ``specs`` sees,
+    or ``None`` to skip it. ``name`` is the argument that is ``specs``.
+    """
+    if specs is not None and mesh is None:
+        raise TypeError(
+            f"{name} {specs!r:.80} was given without a mesh; pass the mesh too, or a NamedSharding "
+            "in place of both"
+        )
+    over: Any = mesh
+    if isinstance(mesh, MESHES) == (specs is None):
+        mesh_and_spec(over, specs, MESHES)  # raises: one is missing, or surplus
+    if specs is None:
+        check_not_devices(mesh)
+        return prefix_of(tree, mesh, "mesh", SHARDINGS)
+    # A module that can be called may be a tree of the specs of its parameters.
+    if not callable(specs) or any(map(SPECS.has, jax.tree.leaves(specs, is_leaf=SPECS.has))):
+        return prefix_of(tree, specs, name)
+
+    function: Any = specs
+
+    def by_function(pair: Pair) -> Pair:
+        leaf = None if is_value(pair.leaf) else shaped(pair.leaf)
+        path = "/".join(names_of(pair.keys))
+        return pair._replace(
+            found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
+        )
+
+    pairs = list(pairs_of(tree, None, lambda *_: True))
+    return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
+
+
+def mesh_and_spec_of(
+    mesh: Any, found: PartitionSpec | Any, leaf: Any = None
+) -> tuple[Any, PartitionSpec | None]:
+    """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``.
+
+    It is a sharding too for a leaf in another memory than the default: it stays in that.
+    """
+    if not isinstance(found, PartitionSpec):
+        return found, None
+    sharding = getattr(held_by(leaf), "sharding", None)
+    kind = None if sharding is None else memory_kind_of(sharding)
+    if kind is None:
+        return mesh, found
+    return NamedSharding(mesh, found, memory_kind=kind), None
+
+
+def _spec_by(function: SpecOf, name: str, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+    try:
+        spec = function(path, leaf)
+    except StopIteration as error:
+        raise ValueError(
+            f"{name}({path!r}, leaf) raised StopIteration, as next(...) does if no rule matches; "
+            "add a rule, or a default, as in next(..., PartitionSpec())"
+        ) from error
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+    return spec
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:

@@ -18,9 +18,8 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates
 from gda.multihost.meeting import DisagreementError
-from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
-from gda.trees.matching import names_of
-from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.leaves import array_of, held_by, is_container, is_value, names_of, with_paths
+from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
 @set_module("gda")

@@ -37,8 +37,8 @@ from gda.multihost.descriptions import describe
 from gda.multihost.settings import own_settings
 from gda.trees.jit import constrain
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
+from gda.trees.matching import SPECS, EntryKind, map_with_specs
 from gda.trees.replicas import check_replicas_agree
-from gda.trees.specs import SPECS, EntryKind, map_with_specs
 
 __all__ = [  # noqa: RUF022
     "host_local_array_to_global_array",

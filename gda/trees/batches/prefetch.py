@@ -31,7 +31,7 @@ from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
-from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
 _SECONDS_AT_EXIT = 5.0

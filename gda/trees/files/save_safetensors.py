@@ -41,10 +41,10 @@ from gda.trees.leaves import (
     grid_of_leaf,
     is_container,
     is_source,
+    names_of,
     path_of,
     with_paths,
 )
-from gda.trees.matching import names_of
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _NAME = "gda.storage.save_safetensors"

@@ -27,8 +27,7 @@ from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.layout.text import join_some
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import as_dicts, is_container
-from gda.trees.matching import name_of
+from gda.trees.leaves import as_dicts, is_container, name_of
 
 Path = tuple[str | int, ...]
 

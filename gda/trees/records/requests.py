@@ -27,7 +27,7 @@ from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
-from gda.trees.matching import NOTHING
+from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
 from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
@@ -51,7 +51,6 @@ from gda.trees.records.recorded_tree import (
     subtree,
     unflatten,
 )
-from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 from gda.trees.to_jax import check_not_padding, to_jax
 
 
