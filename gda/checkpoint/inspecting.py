@@ -12,14 +12,14 @@ import jax
 
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
-from gda.checkpoint.reading.checked_files import Files
-from gda.checkpoint.reading.chunk_sums import ChunkSums
-from gda.checkpoint.reading.manifest_at import (
+from gda.checkpoint.reading.checked_files import (
+    Files,
     check_not_replaced,
     is_whole,
     load_complete,
     read_complete,
 )
+from gda.checkpoint.reading.chunk_sums import ChunkSums
 from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table

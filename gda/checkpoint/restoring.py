@@ -15,15 +15,15 @@ import jax
 from gda.arrays.buffers import Buffers
 from gda.arrays.transport.exchanging import exchange
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading.checked_files import Files
-from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
-from gda.checkpoint.reading.chunk_sums import check_provable
-from gda.checkpoint.reading.manifest_at import (
+from gda.checkpoint.reading.checked_files import (
     MOST_ATTEMPTS,
+    Files,
     ReplacedError,
     check_not_replaced,
     load_complete,
 )
+from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
+from gda.checkpoint.reading.chunk_sums import check_provable
 from gda.checkpoint.reading.read_once import processes_together, shared_reads
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.reading.manifest_at import load_complete
+from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax

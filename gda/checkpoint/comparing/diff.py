@@ -19,7 +19,7 @@ from gda.checkpoint.comparing.elements import (
     merged,
 )
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
+from gda.checkpoint.reading.checked_files import check_not_replaced, read_complete
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates

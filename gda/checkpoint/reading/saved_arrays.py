@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from gda.checkpoint.format.manifest import Chunk, Manifest
-from gda.checkpoint.reading.checked_files import Files
-from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
+from gda.checkpoint.reading.checked_files import Files, check_not_replaced, read_complete
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
