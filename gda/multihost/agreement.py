@@ -33,13 +33,7 @@ from gda.multihost.descriptions import (
     stable_text,
 )
 from gda.multihost.failure_watch import FailureWatch, wait_for
-from gda.multihost.meeting import (
-    END_OF,
-    DisagreementError,
-    count_of_meetings,
-    meet,
-    refuse,
-)
+from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
 from gda.multihost.places import introduce, one_line
 from gda.multihost.steps import all_do
 
@@ -75,11 +69,11 @@ def communicates(
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            before = count_of_meetings()
+            before = of_thread.meetings
             try:
                 return function(*args, **kwargs)
             except BaseException as error:
-                if count_of_meetings() == before:
+                if of_thread.meetings == before:
                     given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
                     with suppress(Exception):  # the error of the call is the one to raise
                         _tell_failure(error, name.format_map(given), among(given))

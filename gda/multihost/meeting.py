@@ -42,9 +42,15 @@ _FOLDER = "gda/multihost/meeting"
 # Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
 # the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
-_of_thread = threading.local()
 # So many meetings have left nothing in the service. Known to the process that decides them.
 _removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+class _OfThread(threading.local):
+    meetings = 0  # to which this thread has come, or which it has refused
+
+
+of_thread = _OfThread()
 
 
 @set_module("gda")
@@ -137,11 +143,6 @@ def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
         _wait_for_answers(lambda: meeting.refuse(reason))
 
 
-def count_of_meetings() -> int:
-    """Return the number of meetings that this thread has come to or refused."""
-    return getattr(_of_thread, "meetings", 0)
-
-
 def forget() -> None:
     """Remove all that is kept of the meetings of this thread; no later thread may have its name."""
     name, service = threading.current_thread().name, coordination.service()
@@ -193,7 +194,7 @@ def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Mee
         )
     thread = threading.current_thread().name
     _held[thread, processes] += 1
-    _of_thread.meetings = count_of_meetings() + 1
+    of_thread.meetings += 1
     return _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
 
 
