@@ -17,14 +17,13 @@ import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import is_empty, start_of
+from gda.layout.indices import Tiling, is_empty, start_of
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Pieces
 from gda.layout.sharing import holders_of
 from gda.layout.spec import Shape
-from gda.layout.tiling import Tiling
 from gda.mesh import processes_of
 
 

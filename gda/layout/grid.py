@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.boundary import hide_own_frames, set_module
+from gda.layout.indices import Dimension, Tiling
 from gda.layout.numbering import IntArray, Layout, layout_of, numbers_of, read_only
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes, ProcessOf, check_process_of
@@ -31,7 +32,6 @@ from gda.layout.spec import (
     indivisible_error,
     integers,
 )
-from gda.layout.tiling import Dimension, Tiling
 
 
 @set_module("gda")

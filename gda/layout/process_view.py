@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.boundary import set_module
-from gda.layout.indices import shape_at
+from gda.layout.indices import Tiling, indices_of, shape_at
 from gda.layout.numbering import IntArray, Layout, layout_of
 from gda.layout.processes import Processes, ProcessOf, check_process_of, writing_of
 from gda.layout.spec import (
@@ -30,7 +30,6 @@ from gda.layout.spec import (
     nearest_sizes,
 )
 from gda.layout.text import format_processes, itemsize_error
-from gda.layout.tiling import Tiling, indices_of
 
 _SHOWN_IN_MESSAGES = 6
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from gda.arrays.buffers import aligned_empty
 from gda.layout.dtype_names import native
-from gda.layout.indices import bounded, sizes_of
+from gda.layout.indices import Tiling, bounded, sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index
-from gda.layout.tiling import Tiling
 from gda.storage.options import Options
 from gda.storage.read_boxes import box_shape_of
 from gda.storage.sources import AsyncSource, Source, checked_block, source_of

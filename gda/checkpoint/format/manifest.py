@@ -18,9 +18,8 @@ import numpy as np
 
 from gda.checkpoint.format import zarr_format
 from gda.layout.boundary import set_module
-from gda.layout.indices import shape_at
+from gda.layout.indices import Tiling, shape_at
 from gda.layout.spec import Index, Shape
-from gda.layout.tiling import Tiling
 from gda.storage.stores import checksums
 from gda.trees.records.recorded_tree import Piece, RecordedTree
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import Tiling
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Listed, Pieces, regular_blocks
-from gda.layout.tiling import Tiling
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 AT_A_TIME = 2**20

@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gda.layout.indices import Boxes, Dimension, Tiling
 from gda.layout.numbering import IntArray
-from gda.layout.tiling import Boxes, Dimension, Tiling
 
 
 class SegmentsOfParts(NamedTuple):

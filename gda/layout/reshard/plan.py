@@ -34,11 +34,11 @@ import numpy.typing as npt
 
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
+from gda.layout.indices import indices_of
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
 from gda.layout.text import counted, format_bytes, itemsize_error
-from gda.layout.tiling import indices_of
 
 
 @set_module("gda")
