@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import jax
 
-from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.manifest import Manifest, group_of
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
@@ -209,7 +209,7 @@ class _Save:
             raise ValueError(f'compression must be None or "zstd", not {compression!r}')
         checksums.require_crc32c()
         if compression:
-            zarr_format.require_zstd()
+            require_zstd()
         self.store = open_store(path, timeout)
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options = options

@@ -43,8 +43,8 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, restoring
-from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.manifest import Manifest, compress
 from gda.storage.stores.directory import FileStore
 from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
 
@@ -693,7 +693,7 @@ def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
 def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
     """Of a frame with much more, the memory is measured in test_memory.py."""
     damaged = copy_of(saved / "one", tmp_path / "run")
-    more, less = (bytes(zarr_format.compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
+    more, less = (bytes(compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
     for frame in (more, less, b"", b"\x28\xb5\x2f\xfd"):
         crc = google_crc32c.value(frame)
 

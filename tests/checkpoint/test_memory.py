@@ -18,7 +18,7 @@ from leaks import resident
 from trials import Trials, tried
 
 import gda
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.manifest import array_metadata
 from gda.checkpoint.writing import writer
 
 MIB = 2**20
@@ -142,7 +142,7 @@ def save_chunk(path: Path, nbytes: int, frame: bytes) -> None:
     for chunk in damaged.chunks:
         chunk.unlink()
     (directory / "c.0").write_bytes(frame + crc.to_bytes(4, "little"))
-    document = zarr_format.metadata((nbytes,), (nbytes,), np.dtype(np.uint8), "zstd")
+    document = array_metadata((nbytes,), (nbytes,), np.dtype(np.uint8), "zstd")
     (directory / "zarr.json").write_bytes(document)
 
     def declare(body: dict[str, Any]) -> None:

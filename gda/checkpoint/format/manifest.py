@@ -1,27 +1,48 @@
 """The manifest: the records of a checkpoint, its leaves and the arrays that are stored for them.
 
-An array is stored in chunks. Each is a part of one block of the saved array, contiguous in the
-memory of the block, so that it is written from there and read into it without a copy.
+An array is stored in zarr v3, in chunks with a CRC-32C at their end. Each chunk is a part of one
+block of the saved array, contiguous in the memory of the block, so that it is written from there
+and, without compression, read into it without a copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gda.checkpoint.format import zarr_format
 from gda.layout.boundary import set_module
+from gda.layout.distribution import of_extra
 from gda.layout.indices import Tiling, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
+from gda.storage.stores.checksums import Bytes
 from gda.trees.records.recorded_tree import Piece, RecordedTree
+
+_LEVEL = 1  # of zstd
+
+# Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
+_AS_INTEGERS = {
+    *("int1", "uint1", "uint2", "uint4"),
+    *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
+}
+
+_LISTING = json.dumps(
+    {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
+    }
+).encode()
 
 
 def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
@@ -193,7 +214,7 @@ class StoredArray:
         cls, name: str, shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str
     ) -> StoredArray:
         """Return the array before it is written."""
-        document = zarr_format.metadata(shape, chunk_shape, dtype, codec)
+        document = array_metadata(shape, chunk_shape, dtype, codec)
         return cls(
             name=name,
             shape=shape,
@@ -216,7 +237,7 @@ class StoredArray:
     @property
     def document(self) -> bytes:
         """The ``zarr.json`` that describes it."""
-        return zarr_format.metadata(self.shape, self.chunk_shape, self.dtype, self.codec)
+        return array_metadata(self.shape, self.chunk_shape, self.dtype, self.codec)
 
     def nbytes_of_file(self, chunk: int) -> int:
         """Return the size of the file of a chunk."""
@@ -257,10 +278,79 @@ def group_of(arrays: Iterable[StoredArray]) -> bytes:
     It lists its arrays, so that zarr-python does not look for others: one array of a data type that
     it does not know, such as bfloat16, would be an error for the whole group.
     """
-    return zarr_format.group(
-        {
-            array.name: array.document
-            for array in arrays
-            if zarr_format.opens_in_zarr_python(array.dtype)
-        }
-    )
+    # Joined as text: a hostile manifest may name millions, which take more memory when parsed.
+    listed = [
+        f'"{array.name}": '.encode() + array.document
+        for array in arrays
+        if array.dtype.isbuiltin == 1 or array.dtype.name in _AS_INTEGERS
+    ]
+    return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
+
+
+@lru_cache(maxsize=64)  # a tree has many arrays of few shapes
+def array_metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str) -> bytes:
+    """Return the ``zarr.json`` of an array; the codec is ``"bytes"`` or ``"zstd"``."""
+    stored = f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": stored,
+        "chunk_grid": {
+            "name": "regular",
+            # Sizes of 0 have no chunks, but zarr requires a chunk size.
+            "configuration": {"chunk_shape": [max(size, 1) for size in chunk_shape]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": _fill_value(stored),
+        "codecs": _codecs(dtype, codec),
+        "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
+    }
+    return json.dumps(document, indent=1).encode()
+
+
+def _codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
+    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    zstd = {"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}
+    return [{"name": "bytes"} | order, *[zstd] * (codec == "zstd"), {"name": "crc32c"}]
+
+
+def _fill_value(stored: str) -> Any:
+    if stored == "bool":
+        return False
+    if stored.startswith("complex"):
+        return [0.0, 0.0]
+    return 0 if stored.startswith(("int", "uint")) else 0.0
+
+
+def require_zstd() -> Any:
+    """Return the package for compression."""
+    with of_extra("zstd compression needs zstandard"):
+        import zstandard
+    return zstandard
+
+
+def compress(data: Bytes) -> Bytes:
+    """Return the zstd frame of contiguous memory; takes memory of the size of ``data``."""
+    compressor = require_zstd().ZstdCompressor(level=_LEVEL, write_checksum=False)
+    return np.frombuffer(compressor.compress(data), np.uint8)
+
+
+def decompress(frame: Bytes, out: Bytes) -> None:
+    """Read a zstd frame into contiguous memory of its size; takes no other memory."""
+    zstandard = require_zstd()
+    size = -1
+    with contextlib.suppress(zstandard.ZstdError):
+        size = zstandard.frame_content_size(frame)
+    # A frame that declares no size may ask for a window of 2 GiB, however short it is.
+    if size != out.nbytes:
+        raise ValueError(
+            f"holds a zstd frame of {size if size >= 0 else 'unknown'} bytes, not {out.nbytes}"
+        )
+    try:
+        # With all of the frame and room for its content, zstd needs no window and no buffer.
+        read = zstandard.ZstdDecompressor().stream_reader(frame).readinto(out)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"holds a damaged zstd frame: {error}") from None
+    if read != out.nbytes:
+        raise ValueError(f"holds a zstd frame that ends after {read} of {out.nbytes} bytes")

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gda.arrays.buffers import Buffers
-from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, decompress
 from gda.checkpoint.format.manifest_json import file_and_name, load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
@@ -189,7 +189,7 @@ class Files:
             else:
                 frame = np.empty(sizes[chunk], np.uint8)
                 self._read(where, frame)
-                zarr_format.decompress(frame, out)
+                decompress(frame, out)
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
         """Return a chunk, checked as in ``load``."""

@@ -25,8 +25,7 @@ from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
 from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.transport.to_host import HostBlock
-from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
+from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of, compress
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
@@ -363,7 +362,7 @@ class Writer:
         sums = chunk.sums(data) if self.fingerprints else {}
         payload = data.reshape(-1).view(np.uint8)
         if self.codec == "zstd":
-            payload = zarr_format.compress(payload)
+            payload = compress(payload)
         array, number = chunk.array, chunk.number
         crc = self.store.write_sealed(f"{self.data}/{array.name}/{array.grid.key(number)}", payload)
         return _Written(array.name, number, crc, payload.nbytes, sums)
