@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import h5py
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +11,6 @@ import zarr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, mesh_of, ordered_mesh
-from safetensors.numpy import save_file
 
 import gda
 from gda import PaddedArray
@@ -51,25 +49,6 @@ def test_only_the_arrays_that_the_mesh_does_not_divide_are_padded(mesh: Mesh) ->
     with pytest.raises(ValueError, match="5 is not divisible by 4") as caught:
         gda.load_tree(DATA, mesh, P("x"))
     assert "at ['odd'] of the tree" in caught.value.__notes__[-1]
-
-
-@pytest.mark.parametrize("options", [{}, {"max_workers": 3}, {"max_bytes": 1}])
-def test_every_kind_of_source_is_padded(
-    mesh: Mesh, tmp_path: Path, options: dict[str, Any]
-) -> None:
-    save_file(DATA, tmp_path / "model.safetensors")
-    zarr.save_group(str(tmp_path / "zarr"), **DATA)
-    with h5py.File(tmp_path / "model.h5", "w") as file:
-        for name, data in DATA.items():
-            file[name] = data
-        for spec in SPECS:
-            for source in (
-                gda.storage.open_safetensors(tmp_path / "model.safetensors"),
-                zarr.open_group(str(tmp_path / "zarr"), mode="r"),
-                file,
-            ):
-                tree = gda.load_tree(source, mesh, spec, pad=True, **options)
-                check_equal(tree)
 
 
 # Other functions.
