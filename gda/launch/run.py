@@ -28,10 +28,9 @@ from gda.launch.children import (
     has_collective_timeout,
     is_busy,
     is_stopped,
-    signal_name,
 )
 from gda.launch.output import Lines, PrefixedOutput, write
-from gda.layout.text import format_processes
+from gda.layout.text import format_processes, signal_name
 
 # The time between asking processes to end and killing them.
 _GRACE_SECONDS = 2.0
