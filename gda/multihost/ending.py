@@ -241,13 +241,13 @@ class _Handler:
         self._number, self._pid = number, os.getpid()
         self._is_within = self._was_replaced = False
         self._handle = self._called  # one object, to be recognized
-        self._first_action = _action(number)
+        self._first_action, self._action = _Action(number), _Action(number)
         self._first = self._former = signal.signal(number, self._handle)
-        self._address = _address(number)  # of the code in C that calls any handler in Python
+        self._address = self._action.read()  # of the code in C that calls any handler in Python
 
     def keep(self) -> None:
         """Take the signal again if other code has taken it; warn once."""
-        found, address = signal.getsignal(self._number), _address(self._number)
+        found, address = signal.getsignal(self._number), self._action.read()
         if found is self._handle and address == self._address:
             return
         if not self._was_replaced:
@@ -271,8 +271,7 @@ class _Handler:
         del _handlers[self._number]
         if signal.getsignal(self._number) is self._handle:
             signal.signal(self._number, self._first or signal.SIG_DFL)
-            # JAX's handler, in C, is unknown to Python.
-            _libc.sigaction(self._number, self._first_action, None)
+            self._first_action.write()  # Python knows no handler in C, such as JAX's
 
     def _called(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -295,16 +294,26 @@ class _Handler:
 _handlers: dict[int, _Handler] = {}
 
 
-def _action(number: int) -> ctypes.Array[ctypes.c_char]:
-    """Return the system's record of a handler. ``signal.getsignal`` knows those in Python alone."""
-    action = ctypes.create_string_buffer(_ACTION_BYTES)
-    _libc.sigaction(number, None, action)
-    return action
+class _Action:
+    """The system's record of the handler of a signal, a ``struct sigaction``.
 
+    ``signal.getsignal`` does not see a handler in C, and names one that is no longer there.
+    """
 
-def _address(number: int) -> int | None:
-    """Return the address of a handler, with which the record begins."""
-    return ctypes.c_void_p.from_buffer(_action(number)).value
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._record = ctypes.create_string_buffer(_ACTION_BYTES)
+        self._address = ctypes.c_void_p.from_buffer(self._record)  # the first field
+        self.read()
+
+    def read(self) -> int | None:
+        """Return the address of the handler that is there now."""
+        _libc.sigaction(self._number, None, self._record)
+        return self._address.value
+
+    def write(self) -> None:
+        """Install the handler that was there when the record was read."""
+        _libc.sigaction(self._number, self._record, None)
 
 
 class _Symbol(ctypes.Structure):
