@@ -264,14 +264,15 @@ class _Handler:
             self._former = found
 
     def leave(self, queue: deque[int]) -> None:
-        """Forget a queue; without any, restore the first handler unless ours was replaced."""
+        """Forget a queue; without any, restore the former handler unless ours was replaced."""
         self.queues = [each for each in self.queues if each is not queue]
         if self.queues:
             return
         del _handlers[self._number]
         if signal.getsignal(self._number) is self._handle:
-            signal.signal(self._number, self._first or signal.SIG_DFL)
-            self._first_action.write()  # Python knows no handler in C, such as JAX's
+            signal.signal(self._number, self._former or signal.SIG_DFL)
+            if self._former is self._first:
+                self._first_action.write()  # perhaps a handler in C, such as JAX's
 
     def _called(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
