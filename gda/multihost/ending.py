@@ -257,7 +257,7 @@ class _Handler:
                 "lost; from now on gda hears it again%s",
                 _place(found) if address == self._address else _file_of(address),
                 signal_name(self._number),
-                ", and calls that handler too" if found is not self._handle else "",
+                ", and calls that handler too" if address == self._address else "",
             )
         signal.signal(self._number, self._handle)
         if found is not self._handle:

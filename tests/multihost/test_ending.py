@@ -305,6 +305,22 @@ def test_a_later_handler_may_call_the_first(
     assert signal.getsignal(USR2) is handler
 
 
+def test_a_handler_that_is_removed_is_installed_again(
+    heard: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = Ending([USR2])
+    signal.signal(USR2, signal.SIG_DFL)
+    assert not waits.check()
+    assert caplog.messages == [
+        "the system's default has replaced gda's handler of SIGUSR2. A signal that came before "
+        "this call may be lost; from now on gda hears it again"
+    ]
+    kill(USR2)
+    assert (waits.check(), heard) == (True, [])
+    waits.close()
+    assert signal.getsignal(USR2) is signal.SIG_DFL
+
+
 def test_handlers_in_c_are_seen_and_restored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
