@@ -178,7 +178,7 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     check = ReplicaCheck(tree)
     if wait:
         return check.result()
-    check.begin()
+    check._start()
     return check
 
 
@@ -221,7 +221,7 @@ class ReplicaCheck:
     @public
     def is_ready(self) -> bool:
         """Return True if the devices of this process have finished; never waits."""
-        return self._mismatches is not None or self.begin().is_ready()
+        return self._mismatches is not None or self._start().is_ready()
 
     @public
     def result(self) -> None:
@@ -230,9 +230,9 @@ class ReplicaCheck:
         If several processes hold parts of an array, it communicates: all of these must call it at
         the same place of the program. After they have compared, a later call does not.
         """
-        self.compare_as(_NAME, self._processes, {})
+        self._compare_as(_NAME, self._processes, {})
 
-    def compare_as(self, name: str, processes: tuple[int, ...], fields: Description) -> None:
+    def _compare_as(self, name: str, processes: tuple[int, ...], fields: Description) -> None:
         """Compare, as a call of the function ``name`` of some processes, with fields of its own."""
         if self._mismatches is None:
             if jax.process_index() in processes:
@@ -245,7 +245,7 @@ class ReplicaCheck:
                 self._mismatches = []
         _raise_for(self._mismatches, len(self._arrays))
 
-    def begin(self) -> PendingReplicas:
+    def _start(self) -> PendingReplicas:
         """Start the sums, unless they were started, and let go of the arrays."""
         if self._sums is None:
             arrays: Any = with_paths(self._numbers, _live_array, self._leaves)
@@ -255,7 +255,7 @@ class ReplicaCheck:
 
     def _sums_here(self) -> list[Words]:
         """Return the sums of this process, after comparing arrays that no other process holds."""
-        pending = self.begin()
+        pending = self._start()
         wait_for(pending.arrays, f"{_NAME} ({user_location()})", self._processes)
         sums = pending.result()
         # An array of one other process has no sums here.

@@ -172,7 +172,7 @@ class Prefetched(Iterator[Any]):
         """Compare the batch, or the end, with those of the other processes."""
         try:
             if check is not None:
-                check.compare_as(_NAME, self._processes, {("", "batch"): f"{made.number}"})
+                check._compare_as(_NAME, self._processes, {("", "batch"): f"{made.number}"})
                 return
 
             def end() -> None:
@@ -346,7 +346,7 @@ class _BatchThread(threading.Thread):
                 batch = self._place(host)
                 check = ReplicaCheck(batch) if self._checks_replicas else None
                 if check is not None:
-                    check.begin()
+                    check._start()
                 self._made.put(_Made(number, batch, _state_of(self._source), check=check))
                 del host, batch, check
                 number += 1
