@@ -327,7 +327,7 @@ def test_a_tree_over_processes(shared_tmp_path: Path, monkeypatch: pytest.Monkey
     assert (elements.largest, elements.largest_at) == (2.0, (31, 7))
     assert elements.largest_relative_at == (0, 0)
     assert diff(shared_tmp_path, now, at=[]).num_equal == 2
-    with pytest.raises(gda.DisagreementError, match=r"at \['step'\], process 0 has 0, process 1"):
+    with pytest.raises(gda.DisagreementError, match=r"at \['step'\], process 0: value 0, process"):
         diff(shared_tmp_path, tree | {"step": jax.process_index()})
 
 
