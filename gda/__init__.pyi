@@ -93,6 +93,7 @@ __all__ = [  # noqa: RUF022
     "GlobalArray",
     "PaddedArray",
     "load_tree",
+    "local_rows",
     "prefetch",
     "Shard",
     "to_numpy",
