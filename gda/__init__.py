@@ -129,11 +129,7 @@ _MODULES = {"checkpoint", "compat", "launch", "libraries", "show", "storage", "t
 # Names that JAX had for the same in 2022, and former ones.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
     name: f"compat.{name}"
-    for name in (
-        *("host_local_array_to_global_array", "global_array_to_host_local_array"),
-        *("host_to_global_array", "host_to_global_device_array", "global_to_host_array"),
-        *("with_sharding_constraint", "DataPartitionType"),
-    )
+    for name in ("host_local_array_to_global_array", "global_array_to_host_local_array")
 }
 
 __all__ = [name for name in _MODULE_OF if name not in _UNLISTED]  # pyright: ignore[reportUnsupportedDunderAll]
