@@ -54,7 +54,7 @@ exit code:
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
-_WITH_NUMBERS = ("--shape", "--process", "--locate", "--mesh", "--devices-per-process")
+_WITH_NUMBERS = ("--shape", "--mesh", "--devices-per-process")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +144,7 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with ``--locate -1,2`` as ``--locate=-1,2``."""
+    """Yield the arguments, with ``--shape -1,2`` as ``--shape=-1,2``."""
     rest = iter(argv)
     for word in rest:
         if word in _WITH_NUMBERS:
