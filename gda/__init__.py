@@ -84,9 +84,8 @@ _MODULE_OF = {
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
     "Advice": "gda.compiled.report.advice",
-    # Test, and use other libraries.
+    # Test, and read code of others.
     "testing": "gda.testing",
-    "libraries": "gda.arrays.libraries",
     "compat": "gda.trees.batches.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
@@ -124,7 +123,7 @@ _UNLISTED = {
     "Advice",
 }
 
-_MODULES = {"checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"}
+_MODULES = {"checkpoint", "compat", "launch", "show", "storage", "testing"}
 
 # Names that JAX had for the same in 2022, and former ones.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
