@@ -166,7 +166,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["wrong"], "gda: there is no command 'wrong'; the commands are plan, reshard, re"),
+        (["wrong"], "gda: there is no command 'wrong'; the commands are plan, rehearse"),
         (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
         (["launch", "-n", "2", "a"], "gda: for processes: python -m gda.launch -n 2 a (see"),
         (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
@@ -189,7 +189,7 @@ def test_help_and_version(run: Run) -> None:
     assert "verify" in out
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
-    words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
+    words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "--at", "convert": "--map"}
     for command, word in words.items():
         out = run.printed(command, "--help")
