@@ -181,6 +181,13 @@ class FileStore:
         with _about(path):
             return _size_at(path)
 
+    def num_links(self, name: str) -> int:
+        """Return the number of hard links of a file, 0 if there is none; an object store has 1."""
+        try:
+            return os.stat(self._inside(name)).st_nlink
+        except OSError:
+            return 0
+
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         """Return the names in a directory, by default at the top level.
 
