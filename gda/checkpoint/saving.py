@@ -23,6 +23,8 @@ import jax
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
 from gda.checkpoint.pending import Pending
+from gda.checkpoint.reading.checked_files import load_complete
+from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
@@ -32,8 +34,8 @@ from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
-from gda.storage.stores.directory import LOCK
-from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.directory import LOCK, FileStore
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
@@ -53,6 +55,7 @@ def save(
     tree: Any,
     *,
     overwrite: bool = False,
+    base: Any = None,
     compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
@@ -79,6 +82,13 @@ def save(
         their blocks, which consist of whole chunks of the source. The values are not compared.
         A ``PerProcess`` has a value that may differ between processes.
       overwrite: replace the present checkpoint. It stays complete until the new one is.
+      base: the path of another complete checkpoint, such as the one before. An array of 1 MiB or
+        more that is equal to the one at the same place of its tree, in the same chunks, becomes
+        hard links to the files there: it takes no space and no time to write. Fingerprints, shapes,
+        dtypes and compression are compared before the values leave their devices. Sources, and all
+        that cannot be linked, are written: files of another file system or user, or with a changed
+        size, or changed after that checkpoint was complete. An object store has no links: there
+        everything is written.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
@@ -98,6 +108,8 @@ def save(
 
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      CheckpointNotFoundError: ``base`` has no complete checkpoint.
+      ValueError: ``base`` with ``fingerprint=False``.
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
       OSError: a file cannot be written; the message names it.
@@ -119,11 +131,17 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    agreed = {
+        "overwrite": overwrite,
+        "base": base,
+        "compression": compression,
+        "fingerprint": fingerprint,
+    }
     options = Options(max_workers, max_bytes, progress, retry)
     with _Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
         saving.begin(tree)
+        saving.link()
         saving.write()
         saving.commit()
 
@@ -136,6 +154,7 @@ def save_async(
     tree: Any,
     *,
     overwrite: bool = False,
+    base: Any = None,
     compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
@@ -151,6 +170,10 @@ def save_async(
     pinned memory of the host, as much as this process writes, and NumPy arrays are copied at once.
     All of it is free again when the save is over. Sources are read in the background: keep them
     open and unchanged until ``result`` returns.
+
+    With ``base``, the caller waits on accelerators until the devices have computed the arrays and
+    the fingerprints of those that ``base`` has in this shape, and until the files of equal ones are
+    linked: only the others are copied. On CPU it does not wait for that.
 
     A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
     it logs the failure again, and under ``gda.launch`` it fails. A program that ends finishes its
@@ -168,7 +191,12 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    agreed = {
+        "overwrite": overwrite,
+        "base": base,
+        "compression": compression,
+        "fingerprint": fingerprint,
+    }
     options = Options(max_workers, max_bytes, retry=retry)
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(
@@ -187,9 +215,9 @@ def save_async(
 class _Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
-    Each of ``check_same_call``, ``begin``, ``write`` and ``commit`` is a step that all processes do
-    together: all succeed, or all raise. The context keeps other saves out, and after an error it
-    removes the new data.
+    Each of ``check_same_call``, ``begin``, ``link``, ``write`` and ``commit`` is a step that all
+    processes do together: all succeed, or all raise. The context keeps other saves out, and after
+    an error it removes the new data.
 
     Args:
       name: of the public function.
@@ -198,7 +226,10 @@ class _Save:
 
     claim: _Claim  # after begin(): the new directory
     _writer: Writer
+    nbytes_linked: int = 0  # after link(): by all processes
     _share: Share
+    _base_manifest: Manifest
+    _links: Links | None  # after begin(); None if nothing can be linked, and after link()
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
 
@@ -211,7 +242,16 @@ class _Save:
         checksums.require_crc32c()
         if compression:
             require_zstd()
+        base = agreed.get("base")
+        if base is not None and not agreed["fingerprint"]:
+            raise ValueError(
+                "base is compared by fingerprints, and fingerprint is False; omit one of the two"
+            )
         self.store = open_store(path, timeout)
+        self._base = None if base is None else open_store(base, timeout)
+        self._linkable = None  # an object store has no links
+        if isinstance(self.store, FileStore) and isinstance(self._base, FileStore):
+            self._linkable = self.store, self._base
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options = options
         self._lock = contextlib.ExitStack()
@@ -223,7 +263,8 @@ class _Save:
 
     def check_same_call(self, tree: Any) -> None:
         """Check that all processes save the same tree; the first step, with nothing slow before."""
-        arguments = {"path": self.store.url, **self._agreed}
+        base = None if self._base is None else self._base.url
+        arguments = {"path": self.store.url, **self._agreed, "base": base}
         seconds = min(self._timeout, timeout_of_checks())
         try:
             check_same_call(self._name, tree, arguments, timeout=seconds)
@@ -236,7 +277,11 @@ class _Save:
 
         With ``keeps``, the caller may do anything with the arrays afterwards.
         """
-        data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).decision
+        # An accelerator then copies only what is written. On CPU nothing is copied, and the sums
+        # need not hold the caller.
+        links_first = self._linkable is not None and jax.default_backend() != "cpu"
+        begin = partial(self._begin, tree, keeps and not links_first)
+        data = self._together("beginning", begin, _check_begun).decision
         if jax.process_index() != 0:
             self.claim = _Claim(data, ())
         self._writer = Writer(
@@ -247,10 +292,17 @@ class _Save:
             # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
             options=options_for(self.store, self._options, least=4),
         )
+        self._links = None
+        if self._linkable is not None:
+            self._links = Links(self._writer, *self._linkable, self._base_manifest)
         self._has_begun = True
+        if keeps and links_first:
+            self.link(keeps=True)
 
     def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
         """Return what process 0 compares, and from process 0 the new directory."""
+        if self._base is not None:
+            self._base_manifest = load_complete(self._base)
         self._structure, leaves = flatten(tree)
         self._share = Share(saved_leaves(leaves, self._options))
         values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
@@ -263,9 +315,36 @@ class _Save:
             self._share = self._share.kept(self._agreed["fingerprint"])
         return {"values": values, "data": data}
 
+    def link(self, keeps: bool = False) -> None:
+        """Link the arrays that are those of the base; then no block of them is left to write.
+
+        ``keeps`` is that of ``begin``. Does nothing without a base, and when it is called again.
+        """
+        links, self._links = self._links, None
+        if links is None:
+            return
+
+        def compare() -> dict[str, Any]:
+            self._share, part = links.compared(self._share)
+            return part
+
+        def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
+            return links.unchanged(self._share, [*parts.values()])
+
+        def link() -> int:
+            self._share = links.linked(self._share, unchanged)
+            if keeps:
+                self._share = self._share.kept(fingerprints=True)
+            return sum(each.nbytes for each in self._share.linked)
+
+        unchanged = self._together("comparing", compare, decide).decision
+        done = self._together("linking", link, lambda parts: sum(parts.values()))
+        self.nbytes_linked = done.decision
+
     def finish(self) -> None:
         """Do the rest of the steps, and leave the context."""
         with self:
+            self.link()
             self.write()
             self.commit()
 
@@ -322,7 +401,7 @@ class _Save:
             timeout=self._timeout,
             # All processes raise the same error if a caller may want to catch it.
             failed=SaveError,
-            shared=(FileExistsError, DisagreementError),
+            shared=(FileExistsError, CheckpointNotFoundError, DisagreementError),
         )
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
