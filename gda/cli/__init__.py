@@ -27,7 +27,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gda.cli.checkpoints import add_diff, add_inspect, add_verify
+from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
@@ -37,7 +37,10 @@ from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
-_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff, add_convert)
+_COMMANDS = (
+    *(add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
+    *(add_rollback, add_hold),
+)
 
 _EPILOG = """\
 examples:
@@ -46,7 +49,8 @@ examples:
   gda reshard --shape 8192x8192 --dtype f32 --mesh x=8 --spec x --to-spec _,x
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
-  gda diff /checkpoints/step_100 /checkpoints/step_200
+  gda diff runs/a@100 runs/a@latest
+  gda rollback runs/a 400
   gda convert orbax/100 model.safetensors --dtype bf16
 
 exit code:

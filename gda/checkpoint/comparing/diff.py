@@ -20,6 +20,7 @@ from gda.checkpoint.comparing.elements import (
 )
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import check_not_replaced, read_complete
+from gda.checkpoint.step_folders.references import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
@@ -59,9 +60,9 @@ def diff(
     answer.
 
     Args:
-      a, b: the path of a checkpoint, as for ``save``, of safetensors files or of an Orbax run; or a
-        tree of arrays and values. One of them is a path. Beside safetensors files, leaves match by
-        the names that they have there, such as ``'layers.0.w'``.
+      a, b: the path of a checkpoint, as for ``restore``, of safetensors files or of an Orbax run;
+        or a tree of arrays and values. One of them is a path. Beside safetensors files, leaves
+        match by the names that they have there, such as ``'layers.0.w'``.
       values: read the arrays of one type and other or unknown content, in parts of some MB, and
         return the number of elements that differ, and the largest difference. Takes up to
         400 MiB of memory, or more if the chunks of the checkpoint are larger than 16 MiB.
@@ -137,6 +138,7 @@ class _DiffArgument(NamedTuple):
     def of(cls, what: Any, timeout: float) -> _DiffArgument:
         if not names_store(what):
             return cls(what)
+        what = path_of(what, timeout)
         store = open_store(what, timeout)
         return cls(what, store, kind_at(store))
 

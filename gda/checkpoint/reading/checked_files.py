@@ -59,6 +59,10 @@ def load_complete(store: Store) -> Manifest:
         ) from None
 
 
+class MissingFileError(CorruptionError):
+    """A file of a checkpoint is missing; on a network file system it may only be late."""
+
+
 class ReplacedError(RuntimeError):
     """Another checkpoint replaced the one that was being read."""
 
@@ -220,7 +224,8 @@ class Files:
             part = "its metadata" if chunk is None else f"chunk {key}"
             file = self.store.join(self.name(array, key))
             leaves = self.leaves_of(number, chunk)
-            raise CorruptionError(f"{leaves}, {part}: {file} {what}") from None
+            kind = MissingFileError if isinstance(error, _GONE) else CorruptionError
+            raise kind(f"{leaves}, {part}: {file} {what}") from None
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
         """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""
