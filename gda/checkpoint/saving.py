@@ -180,6 +180,7 @@ def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: Non
         saving.check_same_call(tree)
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
+        save.held_until = time.monotonic()
         # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
         stack.pop_all()
 
@@ -210,6 +211,7 @@ class Save:
     _share: Share
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
+    held_until: float  # of a save in the background: when its caller goes on
     nbytes: int  # after commit(), in process 0: of all chunks
     seconds: Sequence[float]  # after write(), in process 0: that each process wrote
 

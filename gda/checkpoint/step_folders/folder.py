@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.step_folders.rules import best_first
+from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import MARKS
-from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
 # The first file of a step, with the run and the generation that began it.
@@ -177,6 +178,14 @@ class RunFolder:
             if folder.is_complete and (ends is None or number <= ends)
         }
 
+    def step(self, number: int) -> StepFolder:
+        """Return a complete step; ``CheckpointNotFoundError`` if there is none of this number."""
+        steps = self.complete()
+        if number not in steps:
+            has = f"the steps {format_numbers(steps)}" if steps else "no complete step"
+            raise CheckpointNotFoundError(f"{self.url} has no step {number}; it has {has}")
+        return steps[number]
+
     def remove_manifest(self, name: str) -> None:
         """Make a step incomplete, which is all that must be done at once to remove it."""
         self.store().remove(f"{name}/{manifest_json.NAME}")
@@ -222,13 +231,11 @@ class RunFolder:
         if merged := {**self.metrics(name), **metrics}:
             self.store().replace(f"{name}/{_METRICS}", json.dumps(merged).encode())
 
-    def best_first(
-        self, folders: Mapping[int, StepFolder], metric: str, *, is_highest: bool
-    ) -> list[int]:
-        """Return the steps that have a metric, from the best to the worst."""
+    def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
+        """Return the complete steps that have a metric, from the best to the worst."""
         values = {
             number: metrics[metric]
-            for number, folder in folders.items()
+            for number, folder in self.complete().items()
             if _METRICS in folder.files and metric in (metrics := self.metrics(folder.name))
         }
         return best_first(values, is_highest=is_highest)

@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from gda.checkpoint.step_folders.folder import RunFolder, below
-from gda.layout.text import format_numbers
 from gda.storage.stores.errors import CheckpointNotFoundError
 
 _REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
@@ -25,15 +24,13 @@ def path_of(path: Any, timeout: float) -> Any:
     if found is None or os.path.lexists(text):  # the name of a file may have an @
         return path
     folder, which = RunFolder(found[1], timeout), found[2]
-    steps = folder.complete()
-    if which == "best":
-        wanted = _best(folder)
+    if which == "latest":
+        step = max(folder.complete(), default=-1)
     else:
-        wanted = max(steps, default=-1) if which == "latest" else int(which)
-    if wanted not in steps:
-        has = f"steps {format_numbers(steps)}" if steps else "no complete step"
-        raise CheckpointNotFoundError(f"{text}: {folder.url} has {has}")
-    return below(folder.path, steps[wanted].name)
+        step = _best(folder) if which == "best" else int(which)
+    if step < 0:
+        raise CheckpointNotFoundError(f"{text}: the run has no such step")
+    return below(folder.path, folder.step(step).name)
 
 
 def _best(folder: RunFolder) -> int:
@@ -44,4 +41,4 @@ def _best(folder: RunFolder) -> int:
             "give its Run keep_best=(1, 'loss')"
         )
     metric, is_highest = owner.best
-    return next(iter(folder.best_first(folder.complete(), metric, is_highest=is_highest)), -1)
+    return next(iter(folder.best_first(metric, is_highest=is_highest)), -1)

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
-
-
-class Best(NamedTuple):
-    """The rule that keeps the best steps by a metric."""
-
-    most: int
-    metric: str
-    is_highest: bool = False
 
 
 def is_due(step: int, previous: int, every: int) -> bool:
