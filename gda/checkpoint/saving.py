@@ -193,6 +193,15 @@ def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: Non
     return pending
 
 
+def check_codec(compression: Any) -> None:
+    """Raise unless a save can compress so, and compute checksums."""
+    if compression not in (None, "zstd"):
+        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
+    checksums.require_crc32c()
+    if compression:
+        require_zstd()
+
+
 class Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
@@ -224,12 +233,7 @@ class Save:
         timeout: float,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        compression = agreed["compression"]
-        if compression not in (None, "zstd"):
-            raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-        checksums.require_crc32c()
-        if compression:
-            require_zstd()
+        check_codec(agreed["compression"])
         self.store = open_store(path, timeout)
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit

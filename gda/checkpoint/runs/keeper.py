@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from gda.checkpoint.runs import metrics as metrics_of
 from gda.checkpoint.runs.keeping import Keeping
+from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
 from gda.checkpoint.runs.removing import Removals, remove_later, remove_left_over
 from gda.checkpoint.saving import Save
 from gda.checkpoint.step_folders.folder import Owner, RunFolder, below, name_of
@@ -24,12 +24,12 @@ from gda.multihost.background import in_thread
 log = logging.getLogger("gda")
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepSave:
     """The save of a step: when it began, and the seconds that it waited for the one before."""
 
     number: int
-    metrics: dict[str, Any]
+    metrics: Mapping[str, Any]
     begun: float
     waited: float
 
@@ -94,12 +94,13 @@ class Keeper:
         remove_later(self.folder, self._claimed(), step)
         return True
 
-    def begin(self, number: int, before: int | None, seconds_left: float | None) -> str | None:
+    def begin(self, step: StepSave, before: int | None, seconds_left: float | None) -> str | None:
         """Make the folder of a step; return the step to link to, or an empty text.
 
         ``None`` if the program will be killed before the step is complete.
         """
-        owner = self._claimed()
+        owner, number = self._claimed(), step.number
+        step.metrics = begun_to_fetch(step.metrics)
         if seconds_left is not None and self.last_seconds > seconds_left:
             log.warning(
                 "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
@@ -124,7 +125,7 @@ class Keeper:
     def before_commit(self, step: StepSave) -> None:
         """Write the metrics, and look if the run is still this program's."""
         if step.metrics:
-            self.folder.record(name_of(step.number), metrics_of.fetched(step.metrics))
+            self.folder.record(name_of(step.number), fetched(step.metrics))
         self._claimed()
 
     def completed(self, step: StepSave, save: Save) -> None:

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 
-def begin_to_fetch(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics whose copies to the host have begun, without a wait for the device.
 
     Raises ``TypeError`` for a value that is no number.
     """
-    kept = dict(metrics or {})
+    kept = dict(metrics)
     for name, value in kept.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a metric must be a text, not {name!r}")

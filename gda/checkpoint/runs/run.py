@@ -19,11 +19,11 @@ import jax
 
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.restoring import restore
-from gda.checkpoint.runs import metrics as metrics_of
 from gda.checkpoint.runs.keeper import Keeper, StepSave
 from gda.checkpoint.runs.keeping import Keep, Keeping
+from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
 from gda.checkpoint.runs.resuming import LATE_SECONDS, Damaged, read_newest
-from gda.checkpoint.saving import MAX_BYTES, Save, in_background
+from gda.checkpoint.saving import MAX_BYTES, Save, check_codec, in_background
 from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
@@ -129,6 +129,7 @@ class Run:
         check_count(every, "every")
         _check_one_of("on_error", on_error, ("raise", "log"))
         _check_one_of("unchanged", unchanged, ("link", "write"))
+        check_codec(compression)
         keeping = Keeping.of(keep, keep_every, keep_best, max_total_bytes)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
@@ -416,8 +417,9 @@ class Run:
         ...         run.best(), run.metrics(100)
         (100, {'loss': 0.5})
         """
-        numbers = metrics_of.begin_to_fetch(metrics)
-        self._of_step(step, lambda name: self._folder.record(name, metrics_of.fetched(numbers)))
+        self._of_step(
+            step, lambda name: self._folder.record(name, fetched(begun_to_fetch(metrics)))
+        )
 
     @public
     def hold(self, step: int) -> None:
@@ -493,7 +495,7 @@ class Run:
         if blind:
             raise OSError(
                 f"{self._folder.url} is not one folder for all processes: "
-                f"{format_processes(blind)} do not see what process 0 wrote there. Use a file "
+                f"{format_processes(blind)} cannot see what process 0 wrote there. Use a file "
                 "system that all share, or an object store"
             )
 
@@ -519,7 +521,7 @@ class Run:
         begun = time.monotonic()
         # When the program ends, the last state is worth more than the error of the save before.
         self._finish(logs_errors=logs_errors or self.is_ending)
-        step = StepSave(number, metrics_of.begin_to_fetch(metrics), begun, time.monotonic() - begun)
+        step = StepSave(number, metrics or {}, begun, time.monotonic() - begun)
         try:
             is_begun = self._begin(step, state)
             if self.is_ending:
@@ -540,7 +542,7 @@ class Run:
         if self._announced is not None:
             left = self._announced + self._grace - time.monotonic()
         what = f"save of step {number}"
-        base = self._told(what, lambda: self._keeper.begin(number, before, left))
+        base = self._told(what, lambda: self._keeper.begin(step, before, left))
         if base is None:
             return False
         save = Save(
