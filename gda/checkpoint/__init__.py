@@ -30,6 +30,8 @@ from gda.checkpoint.inspecting import verify as verify
 from gda.checkpoint.pending import Pending as Pending
 from gda.checkpoint.reading.saved_arrays import open as open  # noqa: A004
 from gda.checkpoint.restoring import restore as restore
+from gda.checkpoint.runs.follow import follow as follow
+from gda.checkpoint.runs.run import Run as Run
 from gda.checkpoint.saving import save as save
 from gda.checkpoint.saving import save_async as save_async
 from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError
@@ -47,6 +49,8 @@ __all__ = [  # noqa: RUF022
     "PerProcess",
     "Pending",
     "restore",
+    "Run",
+    "follow",
     "open",
     "exists",
     "inspect",

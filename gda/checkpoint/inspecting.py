@@ -21,6 +21,7 @@ from gda.checkpoint.reading.checked_files import (
     read_complete,
 )
 from gda.checkpoint.reading.chunk_sums import ChunkSums
+from gda.checkpoint.step_folders.references import path_of
 from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
@@ -164,7 +165,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return the contents of a checkpoint. Reads the manifest only, and uses no device.
 
     Args:
-      path: as for ``save``.
+      path: as for ``restore``.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
@@ -180,7 +181,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     (48, [('step',), ('w',)])
     >>> folder.cleanup()
     """
-    store = open_store(path, timeout)
+    store = open_store(path_of(path, timeout), timeout)
     return _contents(store, load_complete(store))
 
 
@@ -201,7 +202,7 @@ def verify(
     manifest, and the metadata of every zarr array with the manifest.
 
     Args:
-      path: as for ``save``.
+      path: as for ``restore``.
       fingerprints: compute the fingerprint of every array too, and compare it with the recorded
         one: checksums do not show that a manifest was changed together with the files.
       max_workers: number of files read at a time, as for ``restore``.
@@ -227,7 +228,7 @@ def verify(
     >>> folder.cleanup()
     """
     checksums.require_crc32c()
-    store = open_store(path, timeout)
+    store = open_store(path_of(path, timeout), timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
     return read_complete(
         [store], lambda manifest: _verified(store, manifest, fingerprints, options)
@@ -240,6 +241,7 @@ def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
     ``open_tree``.
     """
+    path = path_of(path, timeout)
     store = open_store(path, timeout)
     if item is None and kind_at(store) is FileKind.CHECKPOINT:
         return _contents(store, load_complete(store))
@@ -264,6 +266,7 @@ def verify_at(
       ValueError: gda cannot read some leaves, and the others are not damaged; or ``fingerprints``
         is for checkpoints only.
     """
+    path = path_of(path, timeout)
     store = open_store(path, timeout)
     if item is None and kind_at(store) is FileKind.CHECKPOINT:
         return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)

@@ -26,6 +26,7 @@ from gda.checkpoint.reading.checked_files import (
 from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
 from gda.checkpoint.reading.chunk_sums import check_provable
 from gda.checkpoint.reading.read_once import processes_together, shared_reads
+from gda.checkpoint.step_folders.references import path_of
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
@@ -81,7 +82,9 @@ def restore(
     with ``read_once``.
 
     Args:
-      path: as for ``save``.
+      path: as for ``save``; or a step of a run, as ``runs/a@100``, ``@latest`` or ``@best``.
+        Each process looks for itself which step is the latest: in several, while the run goes on,
+        name the step.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
         needed. Each leaf comes back as its example is, so that a jitted step is not traced again:
@@ -162,7 +165,7 @@ def restore(
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
     return _Restore(
-        store=open_store(path, timeout),
+        store=open_store(path_of(path, timeout), timeout),
         options=Options(max_workers, max_bytes, progress, read_once=read_once),
         request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
         check_fingerprint=check_fingerprint,

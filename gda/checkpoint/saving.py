@@ -24,6 +24,7 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
+from gda.checkpoint.step_folders.folder import BEGUN
 from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
@@ -138,7 +139,7 @@ def save(
         "fingerprint": fingerprint,
     }
     options = Options(max_workers, max_bytes, progress, retry)
-    with _Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
+    with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
         saving.begin(tree)
         saving.link()
@@ -198,21 +199,39 @@ def save_async(
         "fingerprint": fingerprint,
     }
     options = Options(max_workers, max_bytes, retry=retry)
+    return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
+
+
+def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: None) -> Pending:
+    """Begin a save, whose thread calls ``after`` when the checkpoint is complete."""
     with contextlib.ExitStack() as stack:
-        saving = stack.enter_context(
-            _Save("gda.checkpoint.save_async", path, agreed, options, timeout)
-        )
+        saving = stack.enter_context(save)
         saving.check_same_call(tree)
         saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
+        save.held_until = time.monotonic()
         # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
         stack.pop_all()
+
+    def finish() -> None:
+        saving.finish()
+        after()
+
     # Threads of this name communicate.
-    pending._start(saving.finish, f"gda-save-{saving.claim.data}")
+    pending._start(finish, f"gda-save-{saving.claim.data}")
     return pending
 
 
-class _Save:
+def check_codec(compression: Any) -> None:
+    """Raise unless a save can compress so, and compute checksums."""
+    if compression not in (None, "zstd"):
+        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
+    checksums.require_crc32c()
+    if compression:
+        require_zstd()
+
+
+class Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
     Each of ``check_same_call``, ``begin``, ``link``, ``write`` and ``commit`` is a step that all
@@ -222,6 +241,7 @@ class _Save:
     Args:
       name: of the public function.
       agreed: the options that must be the same in all processes.
+      before_commit: called in process 0 when all is written; if it raises, nothing is committed.
     """
 
     claim: _Claim  # after begin(): the new directory
@@ -232,16 +252,20 @@ class _Save:
     _links: Links | None  # after begin(); None if nothing can be linked, and after link()
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
+    held_until: float  # of a save in the background: when its caller goes on
+    seconds: Sequence[float]  # after write(), in process 0: that each process wrote
+    nbytes: int  # after commit(), in process 0: of all chunks, written and linked
 
     def __init__(
-        self, name: str, path: Any, agreed: dict[str, Any], options: Options, timeout: float
+        self,
+        name: str,
+        path: Any,
+        agreed: dict[str, Any],
+        options: Options,
+        timeout: float,
+        before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        compression = agreed["compression"]
-        if compression not in (None, "zstd"):
-            raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-        checksums.require_crc32c()
-        if compression:
-            require_zstd()
+        check_codec(agreed["compression"])
         base = agreed.get("base")
         if base is not None and not agreed["fingerprint"]:
             raise ValueError(
@@ -253,7 +277,7 @@ class _Save:
         if isinstance(self.store, FileStore) and isinstance(self._base, FileStore):
             self._linkable = self.store, self._base
         self._name, self._agreed, self._timeout = name, agreed, timeout
-        self._options = options
+        self._options, self._before_commit = options, before_commit
         self._lock = contextlib.ExitStack()
         self._has_begun = False
         self._may_be_committed = False  # True as soon as the new manifest may be there
@@ -351,9 +375,11 @@ class _Save:
     def write(self) -> None:
         """Write the chunks of this process."""
         self._parts = self._together("writing", self._write).parts
+        self.seconds = [part.pop("seconds") for part in self._parts]
 
     def _write(self) -> dict[str, Any]:
-        return self._writer.write(self._share)
+        begun = time.monotonic()
+        return {**self._writer.write(self._share), "seconds": time.monotonic() - begun}
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""
@@ -365,6 +391,7 @@ class _Save:
     def _commit(self) -> None:
         if jax.process_index() != 0:
             return
+        self._before_commit()
         arrays, leaves = self._writer.records(self._share, self._parts)
         group = group_of(arrays)
         # Makes the arrays of all processes one zarr group.
@@ -378,6 +405,8 @@ class _Save:
             about=_about(),
             group=checksums.size_and_crc(group),
         )
+        chunks = [(array, range(array.grid.num_chunks)) for array in arrays]
+        self.nbytes = sum(sum(map(array.nbytes_of_file, numbers)) for array, numbers in chunks)
         file = manifest_json.dump(manifest)
         self._may_be_committed = True
         try:
@@ -541,7 +570,7 @@ def _remove(store: Store, name: str) -> None:
 def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
     is_data = manifest_json.DATA_PATTERN.fullmatch
     others = [name for name in entries if not is_data(name)]
-    foreign = [name for name in others if name not in (manifest_json.NAME, _NEW, LOCK)]
+    foreign = [name for name in others if name not in (manifest_json.NAME, _NEW, LOCK, BEGUN)]
     # Beside a checkpoint, complete or not, other files are ignored.
     if foreign and len(foreign) + (LOCK in entries) == len(entries):
         raise FileExistsError(

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gda.cli.checkpoints import add_diff, add_inspect, add_verify
+from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
@@ -35,7 +35,10 @@ from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
-_COMMANDS = (add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert)
+_COMMANDS = (
+    *(add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
+    *(add_rollback, add_hold),
+)
 
 _EPILOG = """\
 examples:
@@ -43,7 +46,8 @@ examples:
   gda plan --tree examples/transformer_7b.json --devices-per-process 8
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
-  gda diff /checkpoints/step_100 /checkpoints/step_200
+  gda diff runs/a@100 runs/a@latest
+  gda rollback runs/a 400
   gda convert orbax/100 model.safetensors --dtype bf16
 
 exit code:

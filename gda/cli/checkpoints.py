@@ -1,6 +1,7 @@
 """The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``.
 
-A path may also be that of safetensors files or of an Orbax run.
+A path may also be that of safetensors files or of an Orbax run, or that of the folder of a
+``Run``, for which there are ``gda rollback RUN STEP`` and ``gda hold RUN STEP`` too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint, safetensors files or an Orbax run; or a URL such as s3://bucket/run",
+        help="a checkpoint, safetensors files or an Orbax run; the folder of a Run, or one of its "
+        "steps, as runs/a@100, @latest or @best; or a URL such as s3://bucket/run",
     )
     add_item(parser)
     add_timeout(parser)
@@ -63,7 +65,15 @@ def add_inspect(commands: Any) -> None:
 def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.inspecting import contents_at
+    from gda.checkpoint.runs import overview
 
+    if options.item is None and overview.is_run(options.path, options.timeout):
+        document = overview.document_of(options.path, options.timeout)
+        if options.json:
+            print_json(document)
+        else:
+            print(*overview.lines_of(document), sep="\n")
+        return OK
     contents = contents_at(options.path, timeout=options.timeout, item=options.item)
     if options.json:
         print_json(_document(contents))
@@ -144,7 +154,14 @@ def add_verify(commands: Any) -> None:
 def verify(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda.checkpoint.inspecting import verify_at
+    from gda.checkpoint.runs import overview
 
+    if options.item is None and overview.is_run(options.path, options.timeout):
+        progress, fingerprints = shows_progress(), options.fingerprints
+        print(
+            overview.verify_run(options.path, options.timeout, progress, fingerprints=fingerprints)
+        )
+        return OK
     contents = verify_at(
         options.path,
         options.timeout,
@@ -195,6 +212,45 @@ def diff(options: argparse.Namespace) -> int:
     else:
         print(differences)
     return DIFFERENT if differences else OK
+
+
+def _add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="RUN", help="the folder of a Run, or its URL")
+    parser.add_argument("step", metavar="STEP", type=int, help="a complete step, such as 400")
+    add_timeout(parser)
+
+
+def add_rollback(commands: Any) -> None:
+    says = "Remove the steps of a run after one; a training that writes there can no longer save."
+    _add_step(add_command(commands, rollback, says))
+
+
+def rollback(options: argparse.Namespace) -> int:
+    without_accelerators()
+    from gda.checkpoint import Run
+
+    run = Run(options.path, every=1, timeout=options.timeout)
+    later = [step for step in run.steps() if step > options.step]
+    run.rollback(options.step, newest=max(later, default=options.step))
+    removed = ", ".join(map(str, later))
+    print(
+        f"removed {removed}; the run goes on at step {options.step}" if later else "nothing to do"
+    )
+    return OK
+
+
+def add_hold(commands: Any) -> None:
+    says = "Keep a step of a run, whatever its rules say, until its held.json is removed."
+    _add_step(add_command(commands, hold, says))
+
+
+def hold(options: argparse.Namespace) -> int:
+    without_accelerators()
+    from gda.checkpoint import Run
+
+    Run(options.path, every=1, timeout=options.timeout).hold(options.step)
+    print(f"step {options.step} is kept")
+    return OK
 
 
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:

@@ -318,9 +318,7 @@ def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> Non
 
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
-    code, out, err = run(
-        "diff", tmp_path / "run", sources / "orbax", "--at", "layers/0"
-    )
+    code, out, err = run("diff", tmp_path / "run", sources / "orbax", "--at", "layers/0")
     assert (code, err) == (1, "")
     assert "['layers'][0]['w']  float32[3,4]  12 of 12 elements; largest 1.0 at [0,0]" in out
     assert out.endswith("the same: 1 leaf, 2 B\n")

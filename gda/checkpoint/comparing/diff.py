@@ -12,6 +12,7 @@ from gda.checkpoint.comparing.diff_sides import GivenSide, OpenedSide, SavedSide
 from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import read_complete
+from gda.checkpoint.step_folders.references import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
@@ -41,9 +42,9 @@ def diff(
     all get the same answer.
 
     Args:
-      a, b: the path of a checkpoint, as for ``save``, of safetensors files or of an Orbax run; or a
-        tree of arrays and values. One of them is a path. Beside safetensors files, leaves match by
-        the names that they have there, such as ``'layers.0.w'``.
+      a, b: the path of a checkpoint, as for ``restore``, of safetensors files or of an Orbax run;
+        or a tree of arrays and values. One of them is a path. Beside safetensors files, leaves
+        match by the names that they have there, such as ``'layers.0.w'``.
       at: compare only the subtree at this path, such as ``['params']``; a tree is that subtree.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
@@ -106,6 +107,7 @@ class _DiffArgument(NamedTuple):
     def of(cls, what: Any, timeout: float) -> _DiffArgument:
         if not names_store(what):
             return cls(what)
+        what = path_of(what, timeout)
         store = open_store(what, timeout)
         return cls(what, store, kind_at(store))
 

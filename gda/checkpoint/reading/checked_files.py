@@ -60,6 +60,10 @@ def load_complete(store: Store) -> Manifest:
         ) from None
 
 
+class MissingFileError(CorruptionError):
+    """A file of a checkpoint is missing; on a network file system it may only be late."""
+
+
 class ReplacedError(RuntimeError):
     """Another checkpoint replaced the one that was being read."""
 
@@ -241,7 +245,8 @@ class Files:
             leaves, links = self.leaves_of(number, chunk), self.store.num_links(name)
             if links > 1:
                 what += f"; the file has {links} hard links, so verify what shares it too"
-            raise CorruptionError(f"{leaves}, {part}: {self.store.join(name)} {what}") from None
+            kind = MissingFileError if isinstance(error, _GONE) else CorruptionError
+            raise kind(f"{leaves}, {part}: {self.store.join(name)} {what}") from None
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
         """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""

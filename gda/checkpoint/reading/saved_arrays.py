@@ -13,6 +13,7 @@ import numpy as np
 
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.checked_files import Files, check_not_replaced, read_complete
+from gda.checkpoint.step_folders.references import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
@@ -51,7 +52,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     between reads. Does not communicate; each process may open it and read the blocks that it needs.
 
     Args:
-      path: as for ``save``.
+      path: as for ``restore``.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Returns:
@@ -80,7 +81,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     >>> folder.cleanup()
     """
     checksums.require_crc32c()
-    store = open_store(path, timeout)
+    store = open_store(path_of(path, timeout), timeout)
     return read_complete([store], lambda manifest: tree_of_sources(store, manifest))
 
 

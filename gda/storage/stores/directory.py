@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -194,6 +195,23 @@ class FileStore:
         An object store does not list the keys within ``known``, a directory that is there.
         """
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
+
+    def numbered(self) -> dict[str, list[str]]:
+        """Return the names in each directory of the top level whose name is a number."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for name in filter(str.isdecimal, self.entries()):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    found[name] = self.entries(name)
+        return found
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write or replace a small file: durable, and whole at any moment."""
+        beside = f"{name}.{uuid.uuid4().hex[:8]}.new"
+        self.write(beside, data)
+        with _about(self._inside(name)):
+            os.replace(self._inside(beside), self._inside(name))
+        self.flush()
 
     def remove(self, name: str) -> None:
         """Remove a file, or a directory with all files; no error if there is none."""

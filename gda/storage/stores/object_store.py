@@ -163,6 +163,17 @@ class KvStore:
         within = self._range(first, end)
         return list(map(_text, self._wait(name, self._kv.list, within)))
 
+    def numbered(self) -> dict[str, list[str]]:
+        found: dict[str, set[str]] = {}
+        for key in self._listed("", "0", ":"):  # ":" follows "9"
+            name, slash, below = key.partition("/")
+            if slash and name.isdecimal():
+                found.setdefault(name, set()).add(below.partition("/")[0])
+        return {name: sorted(names) for name, names in found.items()}
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.write(name, data)
+
     def remove(self, name: str) -> None:
         within = self._range(name, f"{name}0")
         there = self._wait(name, self._kv.list, within)

@@ -1,0 +1,170 @@
+"""The part of a run that process 0 does for all: it owns the folder, begins, keeps and removes.
+
+Nothing here communicates. A thread of a save calls ``before_commit`` and ``completed``.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from gda.checkpoint.runs.keeping import Keeping
+from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
+from gda.checkpoint.runs.removing import Removals, remove_later, remove_left_over
+from gda.checkpoint.saving import Save
+from gda.checkpoint.step_folders.folder import Owner, RunFolder, below, name_of
+from gda.layout.text import format_bytes, format_numbers
+from gda.multihost.background import in_thread
+
+log = logging.getLogger("gda")
+
+
+@dataclass
+class StepSave:
+    """The save of a step: when it began, and the seconds that it waited for the one before."""
+
+    number: int
+    metrics: Mapping[str, Any]
+    begun: float
+    waited: float
+
+
+@dataclass
+class Keeper:
+    """The owner of the folder of a run.
+
+    Attributes:
+      links: True to link unchanged arrays to those of the newest step.
+      owner: this program, after ``own``.
+      last_seconds: that the last save took.
+    """
+
+    folder: RunFolder
+    keeping: Keeping
+    links: bool
+    on_complete: Callable[[int, Any], object] | None
+    owner: Owner | None = None
+    last_seconds: float = 0
+    _hooks: list[Future[Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._removals = Removals(self.folder)
+
+    def own(self, only: int | None, resumes: bool) -> list[list[Any]]:
+        """Become the owner of the folder, clean it, and return numbers and names of its steps.
+
+        ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
+        not resume would save beside steps.
+        """
+        steps, url = self.folder.complete(), self.folder.url
+        if steps and not resumes:
+            raise ValueError(
+                f"{url} has steps up to {max(steps)}, and this run has not resumed: call "
+                "run.resume(state) first, or give the run a folder of its own"
+            )
+        if only is not None:
+            self.folder.step(only)
+            if later := [number for number in steps if number > only]:
+                raise ValueError(
+                    f"{url} has later steps than {only}: {format_numbers(later)}; call "
+                    f"run.rollback({only}, newest={later[-1]}) first"
+                )
+        of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
+        if max(of_orbax, default=-1) > max(steps, default=-1):
+            raise ValueError(
+                f"Orbax saved step {of_orbax[-1]} in {url}: convert it with gda convert into the "
+                f"folder {name_of(of_orbax[-1])} of another run, and resume that one"
+            )
+        remove_left_over(self.folder, self._claimed())
+        return [[number, each.name] for number, each in steps.items()]
+
+    def _claimed(self) -> Owner:
+        """Return the owner, which this program has become, and still is."""
+        if self.owner is None:
+            self.owner = self.folder.claim(self.keeping.best)
+            if self.owner.ends is not None:  # of a rollback that was killed
+                remove_later(self.folder, self.owner, self.owner.ends)
+        self.folder.check_owner(self.owner)
+        return self.owner
+
+    def roll_back(self, step: int, newest: int) -> bool:
+        """Remove the steps after one; return False, and do nothing, if another is the newest."""
+        if max(self.folder.complete(), default=None) != newest:
+            return False
+        self.folder.step(step)
+        remove_later(self.folder, self._claimed(), step)
+        return True
+
+    def begin(self, step: StepSave, before: int | None, seconds_left: float | None) -> str | None:
+        """Make the folder of a step; return the step to link to, or an empty text.
+
+        ``None`` if the program will be killed before the step is complete.
+        """
+        owner, number = self._claimed(), step.number
+        step.metrics = begun_to_fetch(step.metrics)
+        if seconds_left is not None and self.last_seconds > seconds_left:
+            log.warning(
+                "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
+                "the steps after %d are lost",
+                *(number, self.folder.url, self.last_seconds, max(seconds_left, 0), before or 0),
+            )
+            return None
+        folders = self.folder.listed()
+        if (there := folders.get(number)) is not None:
+            if there.is_complete or not there.is_begun:
+                raise FileExistsError(
+                    f"{self.folder.url}/{there.name} has files that this run did not begin; move "
+                    "them elsewhere"
+                )
+            self.folder.remove_manifest(there.name)  # of a damaged step, on an object store
+            self.folder.remove_rest(there.name)
+        self.folder.begin(name_of(number), owner)
+        newest = None if before is None else folders.get(before)
+        is_linkable = self.links and not self.folder.store().is_remote
+        is_whole = not is_linkable or self.keeping.is_milestone(number, before)
+        return "" if is_whole or newest is None else newest.name
+
+    def before_commit(self, step: StepSave) -> None:
+        """Write the metrics, and look if the run is still this program's."""
+        if step.metrics:
+            self.folder.record(name_of(step.number), fetched(step.metrics))
+        self._claimed()
+
+    def completed(self, step: StepSave, save: Save) -> None:
+        """Log a complete step, tell the user's function, and remove what is no longer kept."""
+        seconds = time.monotonic() - step.begun
+        self.last_seconds = seconds - step.waited
+        slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)
+        log.info(
+            "saved step %d of %s: held %.3f s, of them %.3f s for the save before; complete after "
+            "%.1f s; %s written, %s linked; process %d was slowest, %.1f s",
+            *(step.number, self.folder.url, save.held_until - step.begun, step.waited),
+            *(seconds, format_bytes(save.nbytes - save.nbytes_linked)),
+            *(format_bytes(save.nbytes_linked), slowest, save.seconds[slowest]),
+        )
+        if self.on_complete is not None:
+            self._hooks = [each for each in self._hooks if not each.done()]
+            call = partial(self._call_hook, self.on_complete, step.number)
+            self._hooks.append(in_thread("gda-on-complete", call))
+        try:
+            folders, kept = self.folder.complete(), self.keeping.kept(self.folder)
+            old = {n: each for n, each in folders.items() if n not in kept and each.is_begun}
+            self._removals.remove(old, self._claimed())
+        except Exception as error:
+            log.warning("old steps of %s were not removed: %s", self.folder.url, error)
+
+    def _call_hook(self, hook: Callable[[int, Any], object], number: int) -> None:
+        try:
+            hook(number, below(self.folder.path, name_of(number)))
+        except Exception:
+            log.exception("on_complete of step %d of %s failed", number, self.folder.url)
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long for removals and the user's functions."""
+        self._removals.wait(seconds)
+        wait(self._hooks, seconds)

@@ -1,0 +1,637 @@
+"""The checkpoints of a training: numbered steps, of which some are kept, and the newest is resumed.
+
+Every method that communicates is one meeting of all processes, in which process 0 does what must be
+done once: it lists the steps, begins a save, or removes. So all processes always agree on what
+there is. At most one save is in flight.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial as bind  # resume has an argument of the other name
+from typing import Any, Literal, NamedTuple, Self
+
+import jax
+
+from gda.checkpoint.pending import Pending
+from gda.checkpoint.restoring import restore
+from gda.checkpoint.runs.keeper import Keeper, StepSave
+from gda.checkpoint.runs.keeping import Keep, Keeping
+from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
+from gda.checkpoint.runs.resuming import LATE_SECONDS, read_newest
+from gda.checkpoint.saving import MAX_BYTES, Save, check_codec, in_background
+from gda.checkpoint.step_folders import rules
+from gda.checkpoint.step_folders.folder import (
+    RunFolder,
+    TakenOverError,
+    below,
+    checked_step,
+    name_of,
+)
+from gda.checkpoint.step_folders.references import path_of
+from gda.layout.boundary import public, set_module
+from gda.layout.text import format_processes
+from gda.multihost.agreement import communicates
+from gda.multihost.ending import Ending
+from gda.multihost.steps import all_do
+from gda.storage.options import Options, Retry, check_count
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
+
+log = logging.getLogger("gda")
+
+_SHARED = (
+    *(TakenOverError, CheckpointNotFoundError, CorruptionError),
+    *(FileExistsError, PermissionError, ValueError),
+)
+
+
+@set_module("gda.checkpoint")
+class Run:
+    """The checkpoints of a training, in one folder: saved when due, kept by rules, and resumed.
+
+    A step is a checkpoint as ``save`` writes it, at ``runs/a/00000100``. Nothing is written before
+    the first call of ``resume`` or ``save``; then the program owns the folder, and a program that
+    wrote there before may no longer save or remove anything. ``is_ending`` and ``path`` do not
+    communicate; every other method does, so all processes of the program must call it, in the same
+    order and with equal arguments.
+
+    Args:
+      path: a directory, or a URL, as for ``save``.
+      every: save at every multiple of this number of steps, or at the first step after it.
+      keep: the number of newest steps to keep; by default all are kept. Or a function that takes
+        the complete steps, ascending, and returns those to keep. An older step is removed when a
+        newer one is complete, so the disk must hold one more.
+      keep_every: with ``keep``, keep also the first step at or after each multiple of this number.
+      keep_best: with ``keep``, keep also the best steps by a metric: ``(2, 'loss')`` the two with
+        the lowest loss, ``(2, 'accuracy', 'max')`` the two with the highest accuracy.
+      max_total_bytes: remove the oldest of the kept steps too, until their arrays take at most so
+        many bytes together.
+      signals: that announce the end of the program, in any process.
+      save_on: signals after which the next call of ``save`` saves, and the training goes on.
+      grace: seconds from such an announcement until the program is killed.
+      timeout: seconds to wait for other processes and for an object store, as for ``save``.
+      on_complete: called with ``(step, path)`` when a step is complete, in process 0 and in a
+        thread of its own. An error of it is logged.
+      on_error: ``'log'`` goes on after a save that failed, until the next one; ``close`` and
+        ``wait`` raise its error nevertheless.
+      unchanged: ``'write'`` writes all arrays. By default, an array that has not changed since the
+        newest step is linked where the file system can.
+      compression, fingerprint, retry, max_workers, max_bytes: as for ``save``.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong.
+
+    >>> import gda, jax.numpy as jnp, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> state = {'w': jnp.zeros(4), 'n': 0}
+    >>> with gda.checkpoint.Run(folder.name, every=10, keep=2) as run:
+    ...     state, step = run.resume(state)
+    ...     while step < 35:
+    ...         state = {'w': state['w'] + 1, 'n': state['n'] + 1}
+    ...         step += 1
+    ...         _ = run.save(step, state)
+    ...         if run.is_ending:
+    ...             break
+    ...     run.close(step, state)
+    ...     run.steps()
+    [30, 35]
+    >>> gda.checkpoint.restore(folder.name + '@latest')['n']
+    35
+    >>> folder.cleanup()
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        *,
+        every: int,
+        keep: Keep = None,
+        keep_every: int | None = None,
+        keep_best: tuple[int, str] | tuple[int, str, Literal["min", "max"]] | None = None,
+        max_total_bytes: int | None = None,
+        signals: Sequence[int] = (signal.SIGTERM,),
+        save_on: Sequence[int] = (),
+        grace: float = 30,
+        timeout: float = 600,
+        on_complete: Callable[[int, Any], object] | None = None,
+        on_error: Literal["raise", "log"] = "raise",
+        unchanged: Literal["link", "write"] = "link",
+        compression: str | None = None,
+        fingerprint: bool = True,
+        retry: Retry | None = None,
+        max_workers: int | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        check_count(every, "every")
+        _check_one_of("on_error", on_error, ("raise", "log"))
+        _check_one_of("unchanged", unchanged, ("link", "write"))
+        check_codec(compression)
+        keeping = Keeping.of(keep, keep_every, keep_best, max_total_bytes)
+        self._every, self._grace, self._timeout = operator.index(every), grace, timeout
+        self._signals, self._logs_errors = (signals, save_on), on_error == "log"
+        self._agreed = {"overwrite": False, "compression": compression, "fingerprint": fingerprint}
+        self._options = Options(max_workers, max_bytes, retry=retry)
+        self._folder = RunFolder(path, timeout)
+        self._keeper = Keeper(
+            self._folder, keeping, unchanged == "link" and fingerprint, on_complete
+        )
+        self._is_owned = False
+        self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
+        self._newest: int | None = None  # the newest step, complete or being saved
+        self._done: set[int] = set()  # the steps that were saved or resumed
+        self._previous = 0  # the step of the call before
+        self._reached = -1  # the newest step that reached save
+        self._running: _Running | None = None
+        self._ending: Ending | None = None
+        self._is_asked = False  # the next call of save shall save
+        self._announced: float | None = None  # when this process learned of the end
+
+    # The steps of the training.
+
+    @public
+    @communicates("gda.checkpoint.Run.resume")
+    def resume(
+        self,
+        state: Any,
+        *,
+        step: int | None = None,
+        start_from: Any = None,
+        damaged: Literal["set aside", "raise"] = "set aside",
+        at: Iterable[str | int] = (),
+        partial: bool = False,
+        missing: Literal["error", "keep"] = "error",
+        cast: bool = False,
+        read_once: bool = False,
+        merge: Callable[[list[Any], int], Sequence[Any]] | None = None,
+    ) -> tuple[Any, int]:
+        """Return the newest saved state and its step, or the given state and 0 if there is none.
+
+        Args:
+          state: as ``like`` of ``restore``: each leaf comes back as its example is.
+          step: resume at this step, which must be the newest; ``rollback`` removes later ones.
+          start_from: a checkpoint to begin with if the run has no step yet, such as
+            ``'runs/base@1000'``; the step is 0 then.
+          damaged: a damaged step is renamed, or marked on an object store, and the one before is
+            used; ``'raise'`` raises instead. A step is damaged if any process finds it so.
+          at, partial, missing, cast, read_once: as for ``restore``.
+          merge: makes the state of a process from those of another number of processes, as for
+            ``restore``.
+
+        Raises:
+          CorruptionError: steps were saved, and no one can be read; or one is damaged, with
+            ``damaged='raise'``.
+          ValueError: the state does not fit, or there are later steps than ``step``.
+          CheckpointNotFoundError: the run has no step ``step``.
+          OSError: reading or writing failed, or the folder is not the same for all processes.
+          SaveError: it failed in another process.
+
+        >>> import gda, jax.numpy as jnp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     run = gda.checkpoint.Run(folder, every=100)
+        ...     run.resume({'w': jnp.zeros(4)})[1]
+        0
+        """
+        _check_one_of("damaged", damaged, ("set aside", "raise"))
+        wanted = None if step is None else checked_step(step)
+        self._finish()
+        self._own(wanted, resumes=True)
+        options: dict[str, Any] = {"at": tuple(at), "partial": partial, "missing": missing}
+        options |= {"cast": cast, "read_once": read_once, "merge": merge, "timeout": self._timeout}
+        begun, url = time.monotonic(), self._folder.url
+        if not self._names:
+            self._is_at(0, None)
+            if start_from is None:
+                log.info("%s has no step yet: the training begins", url)
+                return state, 0
+            # The same in all processes, also if it names the latest step of a run.
+            source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
+            state = restore(source or start_from, state, **options)
+            log.info("%s begins with the state of %s", url, start_from)
+            return state, 0
+
+        def read(name: str) -> Any:
+            return restore(below(self._folder.path, name), state, **options)
+
+        found = read_newest(
+            self._folder, self._names, read, damaged=damaged, reads_together=read_once
+        )
+        for number, reason in found.damage.items():
+            name = self._names[number]
+            aside = self._told("set aside", bind(self._folder.set_aside, name, reason))
+            log.warning("step %d is damaged and was set aside as %s: %s", number, aside, reason)
+        seconds, lost = time.monotonic() - begun, max(self._names) - found.step
+        self._is_at(found.step, found.step)
+        log.info("resumed %s at step %d, in %.1f s; %d steps lost", url, found.step, seconds, lost)
+        return found.state, found.step
+
+    @public
+    @communicates("gda.checkpoint.Run.save")
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        now: bool = False,
+    ) -> bool:
+        """Begin to save the state if the step is due; return True if so.
+
+        Call it after each step, with the number of steps that are done. When it returns, the arrays
+        may be changed, deleted or donated. If the program is being ended, it saves at once, and
+        waits until the step is complete. A step that was saved, or resumed at, is not saved again.
+        If the save before is still running, this waits for it. Does not communicate if the step is
+        not due.
+
+        Args:
+          step: a whole number, above those saved before; strides of any length.
+          state: as for ``gda.checkpoint.save``.
+          metrics: numbers, or arrays of one number, by name, for ``keep_best`` and ``metrics``.
+            Those of process 0 count. The loop does not wait for the device.
+          now: save also if the step is not due.
+
+        Raises:
+          ValueError: there is a newer step, or the folder has steps, and ``resume`` was not called.
+          SaveError: another program took over the folder; or this save, or the one before, failed
+            in another process.
+          Exception: any error of ``gda.checkpoint.save``, of this save or of the one before.
+
+        >>> import gda, jax.numpy as jnp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with gda.checkpoint.Run(folder, every=100) as run:
+        ...         run.save(99, {'w': jnp.zeros(4)}), run.save(100, {'w': jnp.zeros(4)})
+        (False, True)
+        """
+        number = checked_step(step)
+        self._own_if_new()
+        self._look()
+        is_due = rules.is_due(number, self._previous, self._every)
+        self._previous, self._reached = number, max(number, self._reached)
+        if number in self._done:
+            self._is_asked = False
+            if self.is_ending:
+                self._finish()
+            return False
+        self._check_is_newest(number)
+        wants = is_due or now or self._is_asked
+        return wants and self._save(number, state, metrics, self._logs_errors)
+
+    @public
+    @communicates("gda.checkpoint.Run.check")
+    def check(self) -> bool:
+        """Return True if the program is being ended; for evaluation and other work between steps.
+
+        All processes must call it equally often; all get the same answer. A signal of ``save_on``
+        that is noticed here lets the next call of ``save`` save.
+        """
+        self._look()
+        return self.is_ending
+
+    @property
+    def is_ending(self) -> bool:
+        """True after a call of ``save`` or ``check`` has found that the program is being ended."""
+        return self._ending is not None and self._ending.is_ending
+
+    @public
+    @communicates("gda.checkpoint.Run.is_due")
+    def is_due(self, step: int) -> bool:
+        """Return True if ``save`` would save this step. Only the first call communicates."""
+        number = checked_step(step)
+        self._own_if_new()
+        is_due = rules.is_due(number, self._previous, self._every) or self._is_asked
+        return is_due and number not in self._done
+
+    @public
+    @communicates("gda.checkpoint.Run.wait")
+    def wait(self) -> None:
+        """Wait until the step that is being saved is complete; raise the error if it failed."""
+        self._finish()
+
+    @public
+    @communicates("gda.checkpoint.Run.close")
+    def close(self, step: int | None = None, state: Any = None) -> None:
+        """Save the last state if it is not saved, and wait until everything is done.
+
+        Waits for the removal of old steps for at most ``grace`` seconds. Without ``step`` and
+        ``state``, it logs if the last step that reached ``save`` is not saved.
+
+        Raises:
+          Exception: that of the last save, or of the one before.
+        """
+        failure: Exception | None = None
+        try:
+            self._finish()
+        except TakenOverError:
+            raise
+        except Exception as error:  # raised when the last state is safe
+            failure = error
+        if step is not None:
+            number = checked_step(step)
+            self._own_if_new()
+            if number not in self._done:
+                self._check_is_newest(number)
+                self._save(number, state, None, logs_errors=False)
+                self._finish()
+        elif self._reached > (self._newest or 0):
+            log.warning(
+                "step %d of %s reached save and is not saved; call close(step, state) at the end",
+                *(self._reached, self._folder.url),
+            )
+        self._keeper.wait(self._grace)
+        self._end()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # the others may be elsewhere; the save in flight goes on, also if the program ends
+            self._end()
+
+    # The folder.
+
+    @public
+    def rollback(self, step: int, *, newest: int) -> bool:
+        """Remove the steps after ``step``, if ``newest`` is the newest one; return True if so.
+
+        Otherwise nothing happens, so that a program that is started again may say it again. It is
+        one act: from its beginning, the later steps are neither listed nor resumed, whenever the
+        program is killed. Call it before ``resume``.
+
+        Raises:
+          CheckpointNotFoundError: the run has no such step.
+        """
+        number, expected = checked_step(step), checked_step(newest)
+        self._finish()
+        what = f"rollback to step {number}"
+        if not self._told(what, lambda: self._keeper.roll_back(number, expected)):
+            return False
+        self._list()
+        self._is_at(number, None if self._newest is None else number)
+        return True
+
+    @public
+    def steps(self) -> list[int]:
+        """Return the complete steps, ascending, as they are in the folder now."""
+        self._list()
+        return sorted(self._names)
+
+    @public
+    def latest(self) -> int | None:
+        """Return the newest complete step; ``None`` if there is none."""
+        return max(self.steps(), default=None)
+
+    @public
+    def best(self) -> int | None:
+        """Return the best step by the metric of ``keep_best``; ``None`` if none has it.
+
+        Raises:
+          ValueError: the run has no ``keep_best``.
+        """
+        if (best := self._keeper.keeping.best) is None:
+            raise ValueError("best() needs keep_best, such as Run(..., keep_best=(1, 'loss'))")
+        ranked = self._told("best", lambda: self._folder.best_first(best[0], is_highest=best[1]))
+        return next(iter(ranked), None)
+
+    @public
+    def metrics(self, step: int) -> dict[str, float]:
+        """Return the metrics of a complete step by name; empty if it has none."""
+        return self._of_step(step, self._folder.metrics)
+
+    @public
+    def record(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add metrics to a complete step, also from a program that evaluates it.
+
+        >>> import gda, jax.numpy as jnp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with gda.checkpoint.Run(folder, every=100, keep_best=(1, 'loss')) as run:
+        ...         _ = run.save(100, {'w': jnp.zeros(4)})
+        ...         run.wait()
+        ...         run.record(100, {'loss': 0.5})
+        ...         run.best(), run.metrics(100)
+        (100, {'loss': 0.5})
+        """
+        self._of_step(
+            step, lambda name: self._folder.record(name, fetched(begun_to_fetch(metrics)))
+        )
+
+    @public
+    def hold(self, step: int) -> None:
+        """Keep a complete step, whatever the rules say, until its ``held.json`` is removed."""
+        self._of_step(step, self._folder.hold)
+
+    def path(self, step: int) -> Any:
+        """Return the path of a step, for every function that takes a checkpoint."""
+        number = checked_step(step)
+        return below(self._folder.path, self._names.get(number, name_of(number)))
+
+    def __repr__(self) -> str:
+        return f"<run in {self._folder.url}, newest step {self._newest}>"
+
+    # What all processes do together.
+
+    def _told(self, what: str, work: Callable[[], Any]) -> Any:
+        """Return what ``work`` returns in process 0, when all have come to the same call."""
+        return all_do(
+            lambda: None,
+            decide=lambda _: work(),
+            what=f"{what}, of the run {self._folder.url}",
+            timeout=self._timeout,
+            failed=SaveError,
+            shared=_SHARED,
+        ).decision
+
+    def _of_step(self, step: int, work: Callable[[str], Any]) -> Any:
+        """Return what ``work`` returns in process 0 for the folder of a complete step."""
+        number = checked_step(step)
+        return self._told(f"step {number}", lambda: work(self._folder.step(number).name))
+
+    def _list(self) -> None:
+        def work() -> list[Any]:
+            return [[number, each.name] for number, each in self._folder.complete().items()]
+
+        self._names = dict(self._told("the list of steps", work))
+
+    def _own_if_new(self) -> None:
+        if not self._is_owned:
+            self._own(None, resumes=False)
+
+    def _own(self, only: int | None, *, resumes: bool) -> None:
+        """Become the owner of the folder, list its steps, and hear signals from now on."""
+        what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
+        self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
+        self._check_is_one_folder()
+        self._hears()
+        self._is_owned = True
+
+    def _check_is_one_folder(self) -> None:
+        """Raise unless all processes see the file by which process 0 owns the folder."""
+        if jax.process_count() == 1:
+            return
+        mine = self._keeper.owner
+        program = self._told("the owner", lambda: mine and mine.program)
+        limit = time.monotonic() + LATE_SECONDS
+
+        def sees() -> bool:
+            while (owner := self._folder.owner()) is None or owner.program != program:
+                if time.monotonic() > limit:
+                    return False
+                time.sleep(0.2)
+            return True
+
+        blind = all_do(
+            sees,
+            decide=lambda parts: [process for process, sees_it in parts.items() if not sees_it],
+            what=f"a look at {self._folder.url}",
+            timeout=self._timeout,
+        ).decision
+        if blind:
+            raise OSError(
+                f"{self._folder.url} is not one folder for all processes: "
+                f"{format_processes(blind)} cannot see what process 0 wrote there. Use a file "
+                "system that all share, or an object store"
+            )
+
+    def _is_at(self, previous: int, newest: int | None) -> None:
+        """Go on from a step."""
+        self._previous, self._newest = previous, newest
+        self._reached = -1
+        self._done = set() if newest is None else {newest}
+
+    def _check_is_newest(self, number: int) -> None:
+        if self._newest is not None and number < self._newest:
+            raise ValueError(
+                f"step {number} is below step {self._newest}, the newest of {self._folder.url}: "
+                f"call run.rollback({number}, newest={self._newest}) and resume to go back"
+            )
+
+    # A save.
+
+    def _save(
+        self, number: int, state: Any, metrics: Mapping[str, Any] | None, logs_errors: bool
+    ) -> bool:
+        """Save a step; if the program is being ended, wait until it is complete."""
+        begun = time.monotonic()
+        # When the program ends, the last state is worth more than the error of the save before.
+        self._finish(logs_errors=logs_errors or self.is_ending)
+        step = StepSave(number, metrics or {}, begun, time.monotonic() - begun)
+        try:
+            is_begun = self._begin(step, state)
+            if self.is_ending:
+                self._finish()
+        except TakenOverError:
+            raise
+        except (OSError, SaveError) as error:
+            if not logs_errors:
+                raise
+            log.error("step %d of %s was not saved: %s", number, self._folder.url, error)
+            return False
+        self._is_asked = False
+        return is_begun
+
+    def _begin(self, step: StepSave, state: Any) -> bool:
+        number, before = step.number, self._newest
+        left = None
+        if self._announced is not None:
+            left = self._announced + self._grace - time.monotonic()
+        what = f"save of step {number}"
+        base = self._told(what, lambda: self._keeper.begin(step, before, left))
+        if base is None:
+            return False
+        save = Save(
+            "gda.checkpoint.Run.save",
+            below(self._folder.path, name_of(number)),
+            self._agreed | {"base": below(self._folder.path, base) if base else None},
+            self._options,
+            self._timeout,
+            before_commit=bind(self._keeper.before_commit, step),
+        )
+        is_first = jax.process_index() == 0
+        after = bind(self._keeper.completed, step, save) if is_first else lambda: None
+        self._running = _Running(number, in_background(save, state, after), before)
+        self._newest, self._reached = number, max(number, self._reached)
+        self._done.add(number)
+        return True
+
+    def _finish(self, logs_errors: bool = False) -> None:
+        """Wait for the save in flight; if it failed in any process, all raise, or log."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        failure: Exception | None = None
+        try:
+            running.pending.result()
+        except Exception as error:
+            failure = error
+        has_failed = all_do(
+            lambda: failure is not None,
+            decide=lambda parts: self._failed_in(parts),
+            what=f"end of the save of step {running.number}, of the run {self._folder.url}",
+            timeout=self._timeout,
+            failed=SaveError,
+            shared=_SHARED,
+        ).decision
+        if not has_failed:
+            return
+        self._newest = running.before
+        self._done.discard(running.number)
+        if failure is None:
+            failure = SaveError(
+                f"step {running.number} of {self._folder.url} was not saved: "
+                f"{format_processes(has_failed)} failed"
+            )
+        if not logs_errors:
+            raise failure
+        log.error(
+            "step %d of %s was not saved; the training goes on", running.number, self._folder.url
+        )
+
+    def _failed_in(self, parts: dict[int, bool]) -> list[int]:
+        """Return the processes in which a save failed; raise if another program is the reason."""
+        failed = [process for process, has_failed in parts.items() if has_failed]
+        if failed and self._keeper.owner is not None:
+            self._folder.check_owner(self._keeper.owner)
+        return failed
+
+    # The end.
+
+    def _hears(self) -> Ending:
+        """Return what hears signals, from the first call on."""
+        if self._ending is None:
+            self._ending = Ending(*self._signals)
+        return self._ending
+
+    def _look(self) -> None:
+        """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
+        was_ending = self.is_ending
+        if self._hears().check() and not was_ending:
+            self._is_asked = True
+            if self.is_ending:
+                self._announced = time.monotonic()
+
+    def _end(self) -> None:
+        if self._ending is not None:
+            self._ending.close()
+
+
+class _Running(NamedTuple):
+    """The save in flight, and the newest step if it fails."""
+
+    number: int
+    pending: Pending
+    before: int | None
+
+
+def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, not {value!r}")
+
+
+def _text_of(path: Any) -> str | None:
+    return path if isinstance(path, str) else None

@@ -1,0 +1,316 @@
+"""The folder of a run: the names of its steps, their listing, and the small files in it.
+
+A step is a checkpoint in a folder whose name is its number. Beside the manifest, a step that a Run
+saved has ``begun.json``, and may have ``metrics.json``, ``held.json`` and ``damaged.json``. The
+folder itself has ``run.json``, which names the program that writes there. Nothing here
+communicates: one process calls it, and tells the others.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.step_folders.rules import best_first
+from gda.layout.text import format_numbers
+from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
+from gda.storage.stores.opening import Store, open_store
+
+# The first file of a step, with the run and the generation that began it.
+BEGUN = "begun.json"
+_RUN, _METRICS, _HELD, _DAMAGED = "run.json", "metrics.json", "held.json", "damaged.json"
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_MOST_BYTES = 2**20  # of a small file
+
+
+class TakenOverError(SaveError):
+    """Another program writes into the folder of a run now."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The program that may write into the folder of a run, as ``run.json`` has it.
+
+    Attributes:
+      run: an id of the run, the same for all programs that go on with it.
+      generation: counts these programs.
+      program: an id of this program.
+      since, where: when it began, and its machine and process, for people.
+      ends: the last step that counts, while a rollback removes the later ones.
+      best: the metric by which steps are kept, and True if the highest is best.
+    """
+
+    run: str
+    generation: int
+    program: str
+    since: str
+    where: str
+    ends: int | None = None
+    best: tuple[str, bool] | None = None
+
+    @classmethod
+    def next_after(cls, before: Owner | None, best: tuple[str, bool] | None) -> Owner:
+        """Return the owner that this program becomes."""
+        return cls(
+            run=before.run if before else uuid.uuid4().hex,
+            generation=before.generation + 1 if before else 1,
+            program=uuid.uuid4().hex,
+            since=_now(),
+            where=f"{socket.gethostname()}, process id {os.getpid()}",
+            ends=before.ends if before else None,
+            best=best or (before.best if before else None),
+        )
+
+
+class StepFolder(NamedTuple):
+    """A folder whose name is a number, and the names in it."""
+
+    name: str
+    files: frozenset[str]
+
+    @property
+    def is_of_orbax(self) -> bool:
+        return not self.files.isdisjoint(MARKS)
+
+    @property
+    def is_complete(self) -> bool:
+        return manifest_json.NAME in self.files and _DAMAGED not in self.files
+
+    @property
+    def is_begun(self) -> bool:
+        """True if a Run began it, which may remove it too."""
+        return BEGUN in self.files
+
+    @property
+    def is_held(self) -> bool:
+        return _HELD in self.files
+
+
+def checked_step(step: Any) -> int:
+    """Return a step as an int; ``TypeError`` or ``ValueError`` if it is none."""
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(
+            f"a step must be a whole number, such as 100, not {step!r}; pass int(step)"
+        ) from None
+    if number < 0:
+        raise ValueError(f"a step must be a whole number from 0 on, not {number}")
+    return number
+
+
+def name_of(step: int) -> str:
+    """Return the name of the folder of a new step, which sorts as text up to 99,999,999."""
+    return f"{step:08d}"
+
+
+def anchored(path: Any) -> Any:
+    """Return a path that stays valid when the program changes its directory."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str) or _URL.match(path) or not path:
+        return path
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def below(path: Any, name: str) -> Any:
+    """Return the path of a folder in an anchored path, which may be of any kind of place."""
+    if isinstance(path, dict):
+        before = path.get("path", "")
+        return {**path, "path": f"{before.rstrip('/')}/{name}/" if before else f"{name}/"}
+    if isinstance(path, str):
+        return f"{path.rstrip('/')}/{name}"
+    return path / f"{name}/"  # a key-value store of TensorStore
+
+
+class RunFolder:
+    """The folder of a run, which need not exist."""
+
+    def __init__(self, path: Any, timeout: float) -> None:
+        self.path, self.timeout = anchored(path), timeout
+        self.url = self.store().url.rstrip("/")
+
+    def store(self) -> Store:
+        # Anew: a store of a directory takes one that it knows, and that was removed, for an error.
+        return open_store(self.path, self.timeout)
+
+    # Steps.
+
+    def listed(self) -> dict[int, StepFolder]:
+        """Return the folders of steps, complete or not, by ascending number.
+
+        Raises ``ValueError`` if two of them are complete and have the same number.
+        """
+        found: dict[int, StepFolder] = {}
+        for name, files in self.store().numbered().items():
+            folder, number = StepFolder(name, frozenset(files)), int(name)
+            other = found.get(number, folder)
+            if other is not folder and other.is_complete and folder.is_complete:
+                raise ValueError(
+                    f"{self.url} has step {number} twice, as {other.name} and {name}; move one of "
+                    "them elsewhere"
+                )
+            if not other.is_complete or other is folder:
+                found[number] = folder
+        return dict(sorted(found.items()))
+
+    def complete(self) -> dict[int, StepFolder]:
+        """Return the complete steps that no rollback is removing."""
+        owner, listed = self.owner(), self.listed()
+        ends = None if owner is None else owner.ends
+        return {
+            number: folder
+            for number, folder in listed.items()
+            if folder.is_complete and (ends is None or number <= ends)
+        }
+
+    def step(self, number: int) -> StepFolder:
+        """Return a complete step; ``CheckpointNotFoundError`` if there is none of this number."""
+        steps = self.complete()
+        if number not in steps:
+            has = f"the steps {format_numbers(steps)}" if steps else "no complete step"
+            raise CheckpointNotFoundError(f"{self.url} has no step {number}; it has {has}")
+        return steps[number]
+
+    def remove_manifest(self, name: str) -> None:
+        """Make a step incomplete, which is all that must be done at once to remove it."""
+        self.store().remove(f"{name}/{manifest_json.NAME}")
+
+    def remove_rest(self, name: str) -> None:
+        """Remove the folder of a step that is not complete; ``begun.json`` goes last.
+
+        Until then, what a kill leaves is known to be of a Run.
+        """
+        store = self.store()
+        try:
+            names = store.entries(name)
+        except FileNotFoundError:
+            return
+        for each in names:
+            if each != BEGUN:
+                store.remove(f"{name}/{each}")
+        store.remove(name)
+
+    def set_aside(self, name: str, reason: str) -> str:
+        """Take a damaged step out of the listing; return its place."""
+        store = self.store()
+        if store.is_remote:  # no folder can be renamed there
+            store.replace(f"{name}/{_DAMAGED}", json.dumps({"reason": reason}).encode())
+            return store.join(name)
+        number = 1
+        while os.path.lexists(place := store.join(f"{name}.damaged-{number}")):
+            number += 1
+        os.rename(store.join(name), place)
+        return place
+
+    def hold(self, name: str) -> None:
+        """Keep a step, whatever the rules say."""
+        self.store().replace(f"{name}/{_HELD}", json.dumps({"since": _now()}).encode())
+
+    # Metrics.
+
+    def metrics(self, name: str) -> dict[str, float]:
+        return self._read(f"{name}/{_METRICS}")
+
+    def record(self, name: str, metrics: Mapping[str, float]) -> None:
+        """Add metrics of a step to those that it has."""
+        if merged := {**self.metrics(name), **metrics}:
+            self.store().replace(f"{name}/{_METRICS}", json.dumps(merged).encode())
+
+    def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
+        """Return the complete steps that have a metric, from the best to the worst."""
+        values = {
+            number: metrics[metric]
+            for number, folder in self.complete().items()
+            if _METRICS in folder.files and metric in (metrics := self.metrics(folder.name))
+        }
+        return best_first(values, is_highest=is_highest)
+
+    # The owner.
+
+    def owner(self) -> Owner | None:
+        """Return the program that may write here; ``None`` if there was none."""
+        fields = self._read(_RUN)
+        if not fields:
+            return None
+        try:
+            best = fields.pop("best", None)
+            return Owner(**fields, best=best and tuple(best))
+        except TypeError:
+            where = self.store().join(_RUN)
+            raise CorruptionError(f"{where} is not the file of a run; remove it") from None
+
+    def claim(self, best: tuple[str, bool] | None) -> Owner:
+        """Make this program the owner; of two that do so at once, one raises ``SaveError``."""
+        store = self.store()
+        with store.lock():
+            version = store.version(_RUN)
+            mine = Owner.next_after(self.owner(), best)
+            if store.is_remote:
+                with store.replacing(_RUN, _json(mine), version):
+                    pass
+            else:
+                self._write(mine)
+                store.flush()  # the entry of a new folder
+        return mine
+
+    def check_owner(self, mine: Owner) -> None:
+        """Raise ``TakenOverError`` if another program has become the owner."""
+        now = self.owner()
+        if now is None or now.program != mine.program:
+            by = "was removed" if now is None else f"is of {now.where}, since {now.since}"
+            raise TakenOverError(
+                f"another program took over {self.url}: its run.json {by}. This one may no longer "
+                "save or remove anything there; end one of the two"
+            )
+
+    def set_ends(self, mine: Owner, ends: int | None) -> None:
+        """Let the run end at a step, or no longer."""
+        self.check_owner(mine)
+        self._write(replace(mine, ends=ends))
+
+    def begin(self, name: str, mine: Owner) -> None:
+        """Write the first file of a step."""
+        begun = {"run": mine.run, "generation": mine.generation}
+        store = self.store()
+        store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
+        store.flush()
+
+    def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
+        """Return True if an incomplete step was begun by this run, in this or a former program."""
+        if manifest_json.NAME in folder.files or not folder.is_begun:
+            return False
+        begun = self._read(f"{folder.name}/{BEGUN}")
+        return begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
+
+    def _write(self, owner: Owner) -> None:
+        self.store().replace(_RUN, _json(owner))
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Return a small file; nothing if there is none, or not a whole one."""
+        try:
+            read = json.loads(self.store().read(name, _MOST_BYTES))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return {}
+        return read if isinstance(read, dict) else {}
+
+
+def _json(owner: Owner) -> bytes:
+    return json.dumps(asdict(owner)).encode()
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

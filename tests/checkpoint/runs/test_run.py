@@ -1,0 +1,592 @@
+"""Runs as a training uses them: which steps are saved, kept, resumed and removed."""
+
+import json
+import logging
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from leaks import no_thread_is_left  # noqa: F401, of every test
+from training import check, state_of, train
+
+import gda
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
+from gda.storage.stores.directory import FileStore
+
+
+def resumed(path: Any, **options: Any) -> tuple[Run, int]:
+    """Return a run that has resumed, after a check of its state."""
+    run = Run(path, **({"every": 10} | options))
+    state, step = run.resume(state_of(0))
+    check(state, step)
+    return run, step
+
+
+# Which steps are saved.
+
+
+def test_close_saves_the_last_state(tmp_path: Path) -> None:
+    run, step = resumed(tmp_path)
+    assert step == 0
+    train(run, 0, 25)
+    run.close(25, state_of(25))
+    assert run.steps() == [10, 20, 25]
+    assert resumed(tmp_path)[1] == 25
+
+
+def test_close_without_a_state_warns_of_the_last_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 25)
+    assert run.steps() == [10, 20]
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warning == (
+        f"step 25 of {tmp_path} reached save and is not saved; call close(step, state) at the end"
+    )
+
+
+def test_a_step_is_saved_once(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20, 10)
+    run.wait()
+    before = os.stat(run.path(20)).st_mtime_ns
+    assert not run.save(20, state_of(20), now=True)
+    assert not run.save(20, state_of(20), now=True)
+    run.close(20, state_of(20))
+    assert run.steps() == [10, 20]
+    assert os.stat(run.path(20)).st_mtime_ns == before
+    again, step = resumed(tmp_path)
+    assert not again.save(step, state_of(step), now=True)
+
+
+def test_strides_save_the_first_step_after_each_multiple(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        assert not run.save(0, state_of(0))
+        assert run.save(25, state_of(25))
+        assert not run.is_due(29)
+        assert run.is_due(31)
+        train(run, 25, 46, 7)  # 32, 39, 46
+    assert run.steps() == [25, 32, 46]
+    run, step = resumed(tmp_path)
+    assert step == 46
+    train(run, 46, 61)  # aligned to 0, not to 46
+    run.close()
+    assert run.steps() == [25, 32, 46, 50, 60]
+
+
+def test_step_0_is_saved_if_it_is_asked_for(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        assert run.save(0, state_of(0), now=True)
+        run.wait()
+        assert run.steps() == [0]
+
+
+def test_a_run_that_has_not_resumed_does_not_save_beside_steps(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+    for call in (lambda run: run.save(1, state_of(1)), lambda run: run.is_due(1)):
+        with pytest.raises(ValueError, match="has steps up to") as error:
+            call(Run(tmp_path, every=10))
+        assert str(error.value) == (
+            f"{tmp_path} has steps up to 10, and this run has not resumed: call run.resume(state) "
+            "first, or give the run a folder of its own"
+        )
+    # Nothing was written: the first program still owns the folder.
+    assert run.save(20, state_of(20))
+    run.wait()
+
+
+def test_a_step_below_the_newest_is_refused(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        run.save(30, state_of(30))
+        with pytest.raises(ValueError, match="is below") as error:
+            run.save(29, state_of(29))
+    assert str(error.value) == (
+        f"step 29 is below step 30, the newest of {tmp_path}: call run.rollback(29, newest=30) "
+        "and resume to go back"
+    )
+
+
+@pytest.mark.parametrize("step", [True, 1.0, "1", None])
+def test_a_step_is_a_whole_number(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(TypeError, match="a step must be a whole number, such as 100, not"):
+        Run(tmp_path, every=10).save(step, {})
+
+
+def test_numbers_of_other_libraries_are_steps(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        with pytest.raises(ValueError, match="from 0 on, not -1"):
+            run.save(-1, {})
+        assert run.save(np.int64(10), {"n": 1})
+        assert run.save(jnp.int32(20), {"n": 2})
+        assert run.save(2**40, {"n": 3})
+        run.wait()
+        assert run.steps() == [10, 20, 2**40]
+    assert Path(run.path(10)).name == "00000010"
+    assert Path(run.path(2**40)).name == str(2**40)
+    assert resumed(tmp_path / "none")[1] == 0
+    assert Run(tmp_path, every=10).resume({"n": 0}) == ({"n": 3}, 2**40)
+
+
+def test_two_names_of_one_step_are_refused(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+    shutil.copytree(tmp_path / "00000010", tmp_path / "010")
+    with pytest.raises(ValueError, match="has step 10 twice, as"):
+        run.steps()
+
+
+def test_a_run_goes_on_after_its_program_has_changed_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Run("runs/a", every=10) as run:
+        run.save(10, state_of(10))
+        os.chdir("elsewhere")
+        run.save(20, state_of(20))
+    assert resumed(tmp_path / "runs/a")[0].steps() == [10, 20]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"every": 0},
+        {"every": 1.5},
+        {"keep": 0},
+        {"keep_every": -1},
+        {"keep_best": 2},
+        {"keep_best": (0, "loss")},
+        {"keep_best": (2, "loss", "lowest")},
+        {"on_error": "ignore"},
+        {"unchanged": "copy"},
+        {"max_total_bytes": 0},
+        {"compression": "gzip"},
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Run(tmp_path / "a", **({"every": 10} | options)).save(10, {})
+    assert not (tmp_path / "a").exists()
+
+
+# Which steps are kept.
+
+
+def test_what_is_kept_does_not_depend_on_restarts(tmp_path: Path) -> None:
+    losses = {600: 0.1, 900: math.nan, 1200: None}
+    run = Run(tmp_path, every=300, keep_best=(1, "loss"))
+    for step in range(300, 6001, 300):
+        each, before = resumed(tmp_path, every=300, keep=2, keep_every=1000, keep_best=(1, "loss"))
+        assert before == step - 300
+        loss = losses.get(step, 1 + step / 1000)
+        each.save(step, state_of(step), metrics=None if loss is None else {"loss": loss})
+        each.close()
+    assert run.steps() == [600, 1200, 2100, 3000, 4200, 5100, 5700, 6000]
+    assert run.best() == 600
+    assert run.metrics(600) == {"loss": 0.1}
+    assert {each.name for each in tmp_path.iterdir()} == {
+        *{"run.json", ".lock"},
+        *(f"{step:08d}" for step in run.steps()),
+    }
+
+
+def test_the_newest_is_kept_whatever_the_best_is(tmp_path: Path) -> None:
+    with Run(tmp_path, every=1, keep=1, keep_best=(1, "accuracy", "max")) as run:
+        for step, accuracy in enumerate([0.5, 0.9, math.inf, 0.7, math.inf], 1):
+            run.save(step, state_of(step), metrics={"accuracy": accuracy})
+            run.wait()
+            assert run.latest() == step
+        assert run.best() == 5  # of equal ones, the newer
+        run.save(6, state_of(6), metrics={"accuracy": 0.1})
+    assert run.steps() == [5, 6]
+
+
+def test_a_function_may_choose_the_steps_to_keep(tmp_path: Path) -> None:
+    with Run(tmp_path, every=1, keep=lambda steps: [s for s in steps if s % 3 == 0]) as run:
+        train(run, 0, 8)
+    assert run.steps() == [3, 6, 8]
+
+
+def test_the_oldest_go_if_all_would_take_too_much(tmp_path: Path) -> None:
+    with Run(tmp_path, every=1, keep=4, max_total_bytes=600) as run:
+        train(run, 0, 5)  # 256 bytes each
+    assert run.steps() == [4, 5]
+
+
+def test_a_step_that_is_held_stays(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path, every=1, keep=1)
+    run.save(1, state_of(1))
+    run.wait()
+    run.hold(1)
+    train(run, 1, 3)
+    run.close()
+    run, _ = resumed(tmp_path, every=1, keep=1)
+    run.save(4, state_of(4))
+    run.close()
+    assert run.steps() == [1, 4]
+
+
+def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
+    with Run(tmp_path, every=1, keep=1, keep_best=(1, "loss")) as run:
+        run.save(1, state_of(1), metrics={"loss": jnp.float32(3), "rate": np.float64(0.5)})
+        run.save(2, state_of(2), metrics={"loss": jnp.ones((1,))})
+        run.save(3, state_of(3), metrics={"loss": 2})
+        run.wait()
+        assert run.steps() == [2, 3]
+        evaluator = Run(tmp_path, every=1)
+        evaluator.record(3, {"loss": jnp.float32(0.5), "accuracy": 1})
+        assert run.metrics(3) == {"loss": 0.5, "accuracy": 1}
+        assert run.best() == 3
+        with pytest.raises(CheckpointNotFoundError, match="has no step 1; it has the steps 2, 3"):
+            evaluator.record(1, {"loss": 1})
+        with pytest.raises(TypeError, match="metric 'loss' must be a real number"):
+            run.save(4, state_of(4), metrics={"loss": jnp.ones(2)})
+        run.save(4, state_of(4), now=True)
+    assert run.steps() == [3, 4]
+
+
+def test_the_best_step_of_a_run_is_that_of_its_restart(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path, every=1, keep_best=(1, "loss"))
+    run.save(1, state_of(1), metrics={"loss": 1})
+    run.save(2, state_of(2), metrics={"loss": 2})
+    run.close()
+    shutil.move(tmp_path, tmp_path.parent / "moved")
+    assert resumed(tmp_path.parent / "moved", keep_best=(1, "loss"))[0].best() == 1
+    assert gda.checkpoint.restore(f"{tmp_path.parent}/moved@best")["n"] == 1
+    assert gda.checkpoint.open(tmp_path.parent / "moved@latest")["n"] == 2
+
+
+# Removal.
+
+
+def test_a_removal_that_fails_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove = FileStore.remove
+
+    def refuse(self: FileStore, name: str) -> None:
+        if "/data-" in name:
+            raise PermissionError(13, "an uploader has it open", name)
+        remove(self, name)
+
+    monkeypatch.setattr(FileStore, "remove", refuse)
+    with Run(tmp_path, every=1, keep=1) as run:
+        train(run, 0, 3)
+    assert run.steps() == [3]
+    assert len([m for m in caplog.messages if "could not be removed: [Errno 13]" in m]) == 2
+    assert (tmp_path / "00000001").exists()
+    monkeypatch.undo()
+    assert resumed(tmp_path)[1] == 3
+    assert not (tmp_path / "00000001").exists()
+
+
+def test_only_what_a_run_has_begun_is_removed(tmp_path: Path) -> None:
+    copied, foreign = tmp_path / "00000005", tmp_path / "00000007"
+    with Run(tmp_path / "other", every=1) as other:
+        train(other, 0, 5, 5)
+    shutil.copytree(tmp_path / "other/00000005", copied)
+    (copied / "manifest.json").rename(copied / "later")  # a copy that goes on, manifest last
+    foreign.mkdir()
+    (foreign / "data").write_text("x")
+    gda.checkpoint.save(tmp_path / "8", state_of(8))
+    run, step = resumed(tmp_path, every=1, keep=1)
+    assert step == 8
+    train(run, 8, 12)
+    run.close()
+    assert run.steps() == [8, 12]
+    assert copied.exists()
+    assert foreign.exists()
+    (copied / "later").rename(copied / "manifest.json")
+    assert run.steps() == [5, 8, 12]
+
+
+def test_files_of_another_program_in_the_folder_of_a_step_stop_its_save(tmp_path: Path) -> None:
+    (tmp_path / "00000010").mkdir()
+    (tmp_path / "00000010/data").write_text("x")
+    run, _ = resumed(tmp_path)
+    with pytest.raises(FileExistsError, match="has files that this run did not begin; move them"):
+        run.save(10, state_of(10))
+    assert os.listdir(tmp_path / "00000010") == ["data"]
+
+
+def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    run.close()
+    for name in ("00000010", "00000020"):
+        (tmp_path / name / "manifest.json").rename(tmp_path / name / "manifest.json.new")
+    (tmp_path / "00000030").mkdir()
+    shutil.copy(tmp_path / "00000010/begun.json", tmp_path / "00000030")
+    assert resumed(tmp_path)[1] == 0
+    assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock"}
+
+
+# Going back.
+
+
+def test_a_rollback_is_done_once(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 40, 10)
+    run.close()
+    run = Run(tmp_path, every=10)
+    assert run.rollback(20, newest=40)
+    state, step = run.resume(state_of(0))
+    check(state, 20)
+    train(run, step, 30)
+    run.close()
+    assert run.steps() == [10, 20, 30]
+    again = Run(tmp_path, every=10)  # a program that is started again says it again
+    assert not again.rollback(20, newest=40)
+    assert again.resume(state_of(0))[1] == 30
+    with pytest.raises(CheckpointNotFoundError, match="has no step 15; it has the steps 10, 20"):
+        again.rollback(15, newest=30)
+
+
+def test_a_run_may_go_back_in_the_middle(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 40, 10)
+    assert run.rollback(20, newest=40)
+    assert run.save(30, state_of(31))  # not the step 30 that was saved before
+    run.close()
+    assert gda.checkpoint.restore(run.path(30))["n"] == 31
+
+
+@pytest.mark.parametrize("when", ["before the first", "between two", "before the end"])
+def test_a_rollback_that_is_killed_has_removed_all_later_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 40, 10)
+    run.close()
+
+    class Killed(BaseException):
+        pass
+
+    removed: list[str] = []
+    remove = FileStore.remove
+
+    def kill(self: FileStore, name: str) -> None:
+        if len(removed) == ("before the first", "between two", "before the end").index(when):
+            raise Killed
+        removed.append(name)
+        remove(self, name)
+
+    monkeypatch.setattr(FileStore, "remove", kill)
+    with pytest.raises(Killed):
+        Run(tmp_path, every=10).rollback(20, newest=40)
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "run.json").read_text())["ends"] == (
+        None if when == "before the end" else 20
+    )
+    reader = Run(tmp_path, every=10)
+    assert reader.steps() == [10, 20]
+    run, step = resumed(tmp_path)
+    assert step == 20
+    assert not (tmp_path / "00000040").exists()
+    train(run, 20, 30)
+    run.close()
+    assert run.steps() == [10, 20, 30]
+
+
+# Another program.
+
+
+def test_the_newer_program_takes_over(tmp_path: Path) -> None:
+    old, _ = resumed(tmp_path, keep=2)
+    train(old, 0, 20)
+    old.wait()
+    new, step = resumed(tmp_path, keep=2)
+    with pytest.raises(SaveError) as error:
+        train(old, 20, 30)
+    assert str(error.value).startswith(f"another program took over {tmp_path}: its run.json is of ")
+    train(new, step, 40)
+    new.close()
+    with pytest.raises(SaveError, match="took over"):
+        old.rollback(30, newest=40)
+    assert new.steps() == [30, 40]
+    for step in new.steps():
+        gda.checkpoint.verify(new.path(step))
+
+
+def test_a_program_that_was_taken_over_during_a_save_does_not_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = resumed(tmp_path, keep=1)
+    train(old, 0, 10)
+    old.wait()
+    claim = Run(tmp_path, every=10)
+    write = FileStore.write_sealed
+
+    def taken_over(self: FileStore, name: str, payload: Any) -> int:
+        claim._keeper.own(None, True)
+        return write(self, name, payload)
+
+    monkeypatch.setattr(FileStore, "write_sealed", taken_over)
+    assert old.save(20, state_of(20))
+    with pytest.raises(SaveError, match="took over"):
+        old.wait()
+    assert claim.steps() == [10]
+
+
+def test_a_run_writes_nothing_before_it_resumes_or_saves(tmp_path: Path) -> None:
+    run = Run(tmp_path / "a", every=10)
+    assert run.steps() == []
+    assert run.latest() is None
+    run.close()
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(ValueError, match=r"best\(\) needs keep_best"):
+        run.best()
+
+
+# Failures in the background.
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that lets all writes of arrays below a path fail."""
+    full: list[str] = []
+    write = FileStore.write_sealed
+
+    def refuse(self: FileStore, name: str, payload: Any) -> int:
+        if any(part in self.url for part in full):
+            raise OSError(28, "No space left on device", self.join(name))
+        return write(self, name, payload)
+
+    monkeypatch.setattr(FileStore, "write_sealed", refuse)
+    return full.append
+
+
+def test_a_save_that_failed_is_raised_by_the_next(tmp_path: Path, full_disk: Any) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 29)
+    with pytest.raises(OSError, match="No space left"):
+        run.save(30, state_of(30))
+    assert run.steps() == [10]
+    assert run.save(31, state_of(31), now=True)
+    run.close()
+    assert run.steps() == [10, 31]
+
+
+def test_a_training_may_go_on_after_a_save_that_failed(
+    tmp_path: Path, full_disk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path, on_error="log")
+    train(run, 0, 30)
+    run.wait()
+    assert run.steps() == [10, 30]
+    assert f"step 20 of {tmp_path} was not saved; the training goes on" in caplog.messages
+    full_disk("00000031")
+    with pytest.raises(OSError, match="No space left"):
+        run.close(31, state_of(31))
+    assert run.steps() == [10, 30]
+
+
+def test_close_saves_the_last_state_before_it_raises(tmp_path: Path, full_disk: Any) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 25)
+    with pytest.raises(OSError, match="No space left"):
+        run.close(25, state_of(25))
+    assert run.steps() == [10, 25]
+
+
+def test_an_error_of_the_loop_leaves_the_step_that_is_being_saved(tmp_path: Path) -> None:
+    def fail() -> None:
+        with run:
+            train(run, 0, 10)
+            raise ZeroDivisionError
+
+    run, _ = resumed(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    run._running.pending.result()
+    assert resumed(tmp_path)[1] == 10
+
+
+# What it says.
+
+
+def test_each_save_and_removal_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gda")
+    run, _ = resumed(tmp_path, keep=1)
+    train(run, 0, 20)
+    run.close()
+    first, saved, _, removed = [m for m in caplog.messages if str(tmp_path) in m]
+    assert first == f"{tmp_path} has no step yet: the training begins"
+    assert saved.startswith(f"saved step 10 of {tmp_path}: held ")
+    assert removed == f"removed step 10 of {tmp_path}"
+    caplog.clear()
+    resumed(tmp_path)
+    (line,) = caplog.messages
+    assert line.startswith(f"resumed {tmp_path} at step 20, in ")
+
+
+def test_a_function_hears_of_complete_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[tuple[int, int]] = []
+
+    def hear(step: int, path: Any) -> None:
+        heard.append((step, gda.checkpoint.restore(path)["n"]))
+        if step == 10:
+            raise ConnectionError("no upload")
+
+    with Run(tmp_path, every=10, on_complete=hear) as run:
+        train(run, 0, 20)
+    assert sorted(heard) == [(10, 10), (20, 20)]
+    assert f"on_complete of step 10 of {tmp_path} failed" in caplog.messages
+
+
+# Beginning with another run.
+
+
+def test_a_run_may_start_from_a_step_of_another(tmp_path: Path) -> None:
+    with Run(tmp_path / "base", every=10) as base:
+        train(base, 0, 20)
+    run = Run(tmp_path / "new", every=10)
+    state, step = run.resume(state_of(0), start_from=tmp_path / "base@10")
+    assert step == 0
+    check(state, 10)
+    train(run, 0, 10)
+    run.close()
+    state, step = Run(tmp_path / "new", every=10).resume(
+        state_of(0), start_from=tmp_path / "base@20"
+    )
+    assert step == 10
+
+
+def test_a_run_resumes_at_the_newest_step_alone(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 40)
+    with pytest.raises(ValueError, match="later steps") as error:
+        run.resume(state_of(0), step=20)
+    assert str(error.value) == (
+        f"{tmp_path} has later steps than 20: 30, 40; call run.rollback(20, newest=40) first"
+    )
+    with pytest.raises(CheckpointNotFoundError, match="has no step 50; it has the steps 10, 20"):
+        run.resume(state_of(0), step=50)
+    assert run.resume(state_of(0), step=40)[1] == 40
+
+
+def test_a_state_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 20)
+    with pytest.raises(ValueError, match="n") as error:
+        Run(tmp_path, every=10).resume(state_of(0) | {"m": 1})
+    assert not isinstance(error.value, CorruptionError)
+    assert run.steps() == [10, 20]
+    state, step = Run(tmp_path, every=10).resume({"n": 0}, partial=True)
+    assert (state, step) == ({"n": 20}, 20)

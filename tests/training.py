@@ -1,0 +1,31 @@
+"""A small training, whose state says how many steps it has done."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from meshes import cut, mesh_of
+
+from gda.checkpoint import Run
+
+DATA = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+def state_of(steps: int) -> Any:
+    """Return the state after so many steps."""
+    mesh = mesh_of({"x": jax.device_count()})
+    return {"w": cut(DATA + steps, mesh, P("x")), "n": steps}
+
+
+def check(state: Any, steps: int) -> None:
+    """The state is that after so many steps."""
+    assert state["n"] == steps
+    for shard in state["w"].local_shards:
+        np.testing.assert_array_equal(shard.data, (DATA + steps)[shard.index])
+
+
+def train(run: Run, first: int, last: int, stride: int = 1, **options: Any) -> None:
+    """Do the steps after the first, up to the last."""
+    for step in range(first + stride, last + 1, stride):
+        run.save(step, state_of(step), **options)
