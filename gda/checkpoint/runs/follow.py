@@ -11,6 +11,7 @@ from gda.layout.boundary import public, set_module
 from gda.multihost.steps import all_do
 
 _BETWEEN_LOOKS = 1.0  # seconds
+_LONG_SECONDS = 1e6
 
 
 @set_module("gda.checkpoint")
@@ -62,6 +63,6 @@ def _next(folder: RunFolder, seen: set[int], timeout: float | None) -> int | Non
             time.sleep(min(left, _BETWEEN_LOOKS))
 
     # The others wait for process 0 as long as it looks.
-    seconds = 600 if timeout is None else timeout + 600
+    seconds = _LONG_SECONDS if timeout is None else timeout + 600
     what = f"the next step of {folder.url}"
     return all_do(lambda: None, decide=decide, what=what, timeout=seconds).decision

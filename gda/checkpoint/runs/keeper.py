@@ -16,10 +16,18 @@ from typing import Any
 from gda.checkpoint.runs.keeping import Keeping
 from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
 from gda.checkpoint.runs.removing import Removals, remove_later, remove_left_over
-from gda.checkpoint.saving import Save
-from gda.checkpoint.step_folders.folder import Owner, RunFolder, below, name_of
+from gda.checkpoint.saving import Save, left_by_killed_saves
+from gda.checkpoint.step_folders.folder import (
+    METRICS,
+    Owner,
+    RunFolder,
+    StepFolder,
+    below,
+    name_of,
+)
 from gda.layout.text import format_bytes, format_numbers
 from gda.multihost.background import in_thread
+from gda.storage.stores.directory import LOCK
 
 log = logging.getLogger("gda")
 
@@ -61,6 +69,19 @@ class Keeper:
         ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
         not resume would save beside steps.
         """
+        steps, url = self._steps(only, resumes), self.folder.url
+        of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
+        if max(of_orbax, default=-1) > max(steps, default=-1):
+            raise ValueError(
+                f"Orbax saved step {of_orbax[-1]} in {url}: convert it with gda convert into the "
+                f"folder {name_of(of_orbax[-1])} of another run, and resume that one"
+            )
+        remove_left_over(self.folder, self._claimed())
+        # Until it was no longer the owner, another program may have completed a step.
+        return [[number, each.name] for number, each in self._steps(only, resumes).items()]
+
+    def _steps(self, only: int | None, resumes: bool) -> dict[int, StepFolder]:
+        """Return the complete steps, if this program may go on from them."""
         steps, url = self.folder.complete(), self.folder.url
         if steps and not resumes:
             raise ValueError(
@@ -74,22 +95,15 @@ class Keeper:
                     f"{url} has later steps than {only}: {format_numbers(later)}; call "
                     f"run.rollback({only}, newest={later[-1]}) first"
                 )
-        of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
-        if max(of_orbax, default=-1) > max(steps, default=-1):
-            raise ValueError(
-                f"Orbax saved step {of_orbax[-1]} in {url}: convert it with gda convert into the "
-                f"folder {name_of(of_orbax[-1])} of another run, and resume that one"
-            )
-        remove_left_over(self.folder, self._claimed())
-        return [[number, each.name] for number, each in steps.items()]
+        return steps
 
     def _claimed(self) -> Owner:
         """Return the owner, which this program has become, and still is."""
         if self.owner is None:
             self.owner = self.folder.claim(self.keeping.best)
-            if self.owner.ends is not None:  # of a rollback that was killed
-                remove_later(self.folder, self.owner, self.owner.ends)
-        self.folder.check_owner(self.owner)
+        ends = self.folder.check_owner(self.owner).ends
+        if ends is not None:  # of a rollback that was killed, or failed
+            remove_later(self.folder, self.owner, ends)
         return self.owner
 
     def roll_back(self, step: int, newest: int) -> bool:
@@ -115,13 +129,14 @@ class Keeper:
             )
             return None
         folders = self.folder.listed()
-        if (there := folders.get(number)) is not None:
-            if there.is_complete or not there.is_begun:
+        there = folders.get(number)
+        if there is not None and (there.is_complete or there.name == name_of(number)):
+            if not self._may_replace(there, owner):
                 raise FileExistsError(
                     f"{self.folder.url}/{there.name} has files that this run did not begin; move "
                     "them elsewhere"
                 )
-            self.folder.remove_manifest(there.name)  # of a damaged step, on an object store
+            self.folder.remove_manifest(there.name)
             self.folder.remove_rest(there.name)
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
@@ -129,10 +144,22 @@ class Keeper:
         is_whole = not is_linkable or self.keeping.is_milestone(number, before)
         return "" if is_whole or newest is None else newest.name
 
+    def _may_replace(self, there: StepFolder, owner: Owner) -> bool:
+        """Return True for what a damaged step, a failure, or another program at its end has left.
+
+        A step that is complete nevertheless was committed when its program no longer heard of it.
+        """
+        if there.is_complete:
+            return self.folder.was_begun_by(there, owner)
+        left = {*left_by_killed_saves(there.files), METRICS, LOCK}
+        return there.is_begun or there.files <= left
+
     def before_commit(self, step: StepSave) -> None:
         """Write the metrics, and look if the run is still this program's."""
         if step.metrics:
-            self.folder.record(name_of(step.number), fetched(step.metrics))
+            metrics = fetched(step.metrics)
+            self._claimed()  # or this would make a folder again that another program has removed
+            self.folder.record(name_of(step.number), metrics)
         self._claimed()
 
     def completed(self, step: StepSave, save: Save) -> None:

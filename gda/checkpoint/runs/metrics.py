@@ -27,7 +27,9 @@ def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
                 f"metric {name!r} must be a real number, or an array of one, not {value!r:.200}"
             )
         if isinstance(value, jax.Array):
-            value.copy_to_host_async()
+            # A copy, because the next step may take the array itself, which is donated to it.
+            kept[name] = jax.numpy.copy(value.addressable_data(0))
+            kept[name].copy_to_host_async()
     return kept
 
 

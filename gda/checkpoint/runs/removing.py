@@ -74,12 +74,7 @@ class Removals:
 def remove_left_over(folder: RunFolder, owner: Owner) -> None:
     """Remove what saves and removals of former programs have left, now: the disk may be full."""
     listed = folder.listed()
-    left = [each for each in listed.values() if folder.is_left_over(each, owner)]
-    for each in left:
-        try:
-            folder.remove_rest(each.name)
-        except OSError as error:
-            log.warning("%s/%s could not be removed: %s", folder.url, each.name, error)
+    _remove_rests(folder, [each for each in listed.values() if folder.is_left_over(each, owner)])
 
 
 def remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
@@ -90,8 +85,7 @@ def remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
     for each in later.values():
         folder.remove_manifest(each.name)
     folder.set_ends(owner, None)
-    for each in later.values():
-        folder.remove_rest(each.name)
+    _remove_rests(folder, later.values())
     log.info(
         "rolled %s back to step %d: removed %s, in %.1f s",
         folder.url,
@@ -99,6 +93,14 @@ def remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
         _steps(later) if later else "no step",
         time.monotonic() - begun,
     )
+
+
+def _remove_rests(folder: RunFolder, steps: Iterable[StepFolder]) -> None:
+    for each in steps:
+        try:
+            folder.remove_rest(each.name)
+        except OSError as error:
+            log.warning("%s/%s could not be removed: %s", folder.url, each.name, error)
 
 
 def _steps(numbers: Iterable[int]) -> str:

@@ -12,6 +12,7 @@ import operator
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, NamedTuple, Self
 
@@ -37,6 +38,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
 from gda.multihost.agreement import communicates
 from gda.multihost.ending import Ending
+from gda.multihost.meeting import DisagreementError
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
@@ -209,7 +211,14 @@ class Run:
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
             source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
-            state = restore(source or start_from, state, **options)
+            state = all_do(
+                lambda: restore(source or start_from, state, **options),
+                share=lambda _: None,
+                what=f"reading {start_from}, for the run {url}",
+                timeout=self._timeout,
+                failed=SaveError,
+                shared=_SHARED,
+            ).mine
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
@@ -321,6 +330,12 @@ class Run:
         Raises:
           Exception: that of the last save, or of the one before.
         """
+        try:
+            self._close(step, state)
+        finally:
+            self._end()
+
+    def _close(self, step: int | None, state: Any) -> None:
         failure: Exception | None = None
         try:
             self._finish()
@@ -341,7 +356,6 @@ class Run:
                 *(self._reached, self._folder.url),
             )
         self._keeper.wait(self._grace)
-        self._end()
         if failure is not None:
             raise failure
 
@@ -525,9 +539,9 @@ class Run:
             is_begun = self._begin(step, state)
             if self.is_ending:
                 self._finish()
-        except TakenOverError:
+        except (TakenOverError, DisagreementError):
             raise
-        except (OSError, SaveError) as error:
+        except Exception as error:  # of any class: where it does not occur, it is a SaveError
             if not logs_errors:
                 raise
             log.error("step %d of %s was not saved: %s", number, self._folder.url, error)
@@ -561,14 +575,14 @@ class Run:
 
     def _finish(self, logs_errors: bool = False) -> None:
         """Wait for the save in flight; if it failed in any process, all raise, or log."""
-        running, self._running = self._running, None
-        if running is None:
+        if (running := self._running) is None:
             return
         failure: Exception | None = None
         try:
             running.pending.result()
         except Exception as error:
             failure = error
+        self._running = None  # only now: Ctrl-C in the wait does not end the save
         has_failed = all_do(
             lambda: failure is not None,
             decide=lambda parts: self._failed_in(parts),
@@ -596,7 +610,8 @@ class Run:
         """Return the processes in which a save failed; raise if another program is the reason."""
         failed = [process for process, has_failed in parts.items() if has_failed]
         if failed and self._keeper.owner is not None:
-            self._folder.check_owner(self._keeper.owner)
+            with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
+                self._folder.check_owner(self._keeper.owner)
         return failed
 
     # The end.

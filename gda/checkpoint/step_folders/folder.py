@@ -28,7 +28,8 @@ from gda.storage.stores.opening import Store, open_store
 
 # The first file of a step, with the run and the generation that began it.
 BEGUN = "begun.json"
-_RUN, _METRICS, _HELD, _DAMAGED = "run.json", "metrics.json", "held.json", "damaged.json"
+METRICS = "metrics.json"
+_RUN, _HELD, _DAMAGED = "run.json", "held.json", "damaged.json"
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_BYTES = 2**20  # of a small file
@@ -163,8 +164,7 @@ class RunFolder:
                     f"{self.url} has step {number} twice, as {other.name} and {name}; move one of "
                     "them elsewhere"
                 )
-            if not other.is_complete or other is folder:
-                found[number] = folder
+            found[number] = max(other, folder, key=lambda each: (each.is_complete, each.is_begun))
         return dict(sorted(found.items()))
 
     def complete(self) -> dict[int, StepFolder]:
@@ -223,19 +223,19 @@ class RunFolder:
     # Metrics.
 
     def metrics(self, name: str) -> dict[str, float]:
-        return self._read(f"{name}/{_METRICS}")
+        return self._read(f"{name}/{METRICS}")
 
     def record(self, name: str, metrics: Mapping[str, float]) -> None:
         """Add metrics of a step to those that it has."""
         if merged := {**self.metrics(name), **metrics}:
-            self.store().replace(f"{name}/{_METRICS}", json.dumps(merged).encode())
+            self.store().replace(f"{name}/{METRICS}", json.dumps(merged).encode())
 
     def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
         """Return the complete steps that have a metric, from the best to the worst."""
         values = {
             number: metrics[metric]
             for number, folder in self.complete().items()
-            if _METRICS in folder.files and metric in (metrics := self.metrics(folder.name))
+            if METRICS in folder.files and metric in (metrics := self.metrics(folder.name))
         }
         return best_first(values, is_highest=is_highest)
 
@@ -267,8 +267,8 @@ class RunFolder:
                 store.flush()  # the entry of a new folder
         return mine
 
-    def check_owner(self, mine: Owner) -> None:
-        """Raise ``TakenOverError`` if another program has become the owner."""
+    def check_owner(self, mine: Owner) -> Owner:
+        """Return the owner as it is written; ``TakenOverError`` if it is another program."""
         now = self.owner()
         if now is None or now.program != mine.program:
             by = "was removed" if now is None else f"is of {now.where}, since {now.since}"
@@ -276,6 +276,7 @@ class RunFolder:
                 f"another program took over {self.url}: its run.json {by}. This one may no longer "
                 "save or remove anything there; end one of the two"
             )
+        return now
 
     def set_ends(self, mine: Owner, ends: int | None) -> None:
         """Let the run end at a step, or no longer."""
@@ -291,9 +292,11 @@ class RunFolder:
 
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if an incomplete step was begun by this run, in this or a former program."""
-        if manifest_json.NAME in folder.files or not folder.is_begun:
-            return False
-        begun = self._read(f"{folder.name}/{BEGUN}")
+        return manifest_json.NAME not in folder.files and self.was_begun_by(folder, mine)
+
+    def was_begun_by(self, folder: StepFolder, mine: Owner) -> bool:
+        """Return True if a step was begun by this run, in this or a former program."""
+        begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
         return begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
 
     def _write(self, owner: Owner) -> None:

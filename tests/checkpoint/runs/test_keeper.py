@@ -19,6 +19,8 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import Run, SaveError
+from gda.checkpoint.runs import keeper
+from gda.checkpoint.step_folders import folder
 from gda.multihost import meeting
 
 
@@ -77,6 +79,50 @@ def test_the_newer_program_takes_over_on_an_object_store(place: Any) -> None:
     assert new.steps() == [30, 40]
     for step in new.steps():
         gda.checkpoint.verify(new.path(step))
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory"])
+def test_a_program_that_was_taken_over_during_a_save_does_not_stop_the_next(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Any = tmp_path
+    if kind == "memory":
+        place = ts.KvStore.open("memory://").result() / "runs/a/"
+    old, new = Run(place, every=10), Run(place, every=10)
+    old.resume(state_of(0))
+    fetched = keeper.fetched
+
+    def taken_over(metrics: Any) -> Any:
+        new.resume(state_of(0))  # removes what the old one has written of step 10
+        return fetched(metrics)
+
+    monkeypatch.setattr(keeper, "fetched", taken_over)
+    assert old.save(10, state_of(10), metrics={"loss": 1})
+    with pytest.raises(SaveError, match="took over"):
+        old.wait()
+    monkeypatch.undo()
+    train(new, 0, 10)
+    new.close()
+    assert new.steps() == [10]
+    assert new.metrics(10) == {}
+
+
+def test_a_step_that_was_committed_by_a_program_at_its_end_is_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = Run(tmp_path, every=10), Run(tmp_path, every=10)
+    old.resume(state_of(0))
+    train(old, 0, 10)
+    old.wait()
+    with monkeypatch.context() as patch:  # the new one takes over during the commit
+        patch.setattr(folder.RunFolder, "check_owner", lambda self, mine: mine)
+        assert new.resume(state_of(0))[1] == 10
+        old.save(20, state_of(20))
+        old.wait()
+    train(new, 10, 20)
+    new.close()
+    assert new.steps() == [10, 20]
+    assert Run(tmp_path, every=10).resume(state_of(0))[1] == 20
 
 
 PROGRAM = """

@@ -10,7 +10,7 @@ import pytest
 from training import DATA, check, state_of, train
 
 import gda
-from gda.checkpoint import CorruptionError, Run
+from gda.checkpoint import CorruptionError, Run, saving
 from gda.checkpoint.runs import resuming
 from gda.checkpoint.runs import run as run_module
 from gda.checkpoint.step_folders import folder
@@ -188,3 +188,34 @@ def test_processes_that_save_different_steps_are_told(shared_tmp_path: Path) -> 
     with pytest.raises(gda.DisagreementError, match="save of step 10[01]"):
         run.save(100 + jax.process_index(), state_of(0))
     assert run.steps() == []
+
+
+@pytest.mark.processes(2, devices=2)
+def test_a_training_may_go_on_in_all_processes_after_any_error_of_one(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(shared_tmp_path, every=100, on_error="log")
+    run.resume(state_of(0))
+    metrics = {"loss": "none"} if jax.process_index() == 0 else None
+    assert not run.save(100, state_of(100), metrics=metrics)  # a TypeError
+    with monkeypatch.context() as patch:
+        if jax.process_index() == 1:
+            patch.setattr(saving, "saved_leaves", lambda *_: 1 / 0)
+        assert not run.save(200, state_of(200))
+    run.save(300, state_of(300))
+    run.close()
+    assert run.steps() == [300]
+
+
+@pytest.mark.processes(2, devices=2)
+def test_a_base_that_one_process_cannot_read_is_told_to_all(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(shared_tmp_path / "base")
+    run = Run(shared_tmp_path / "new", every=100)
+    if jax.process_index() == 1:
+        monkeypatch.setattr(run_module, "restore", lambda *_, **__: 1 / 0)
+    with pytest.raises((ZeroDivisionError, gda.checkpoint.SaveError), match="division by zero"):
+        run.resume(state_of(0), start_from=shared_tmp_path / "base@200")
+    monkeypatch.undo()
+    assert run.resume(state_of(0), start_from=shared_tmp_path / "base@200")[1] == 0

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from training import check, state_of, train
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
+from gda.checkpoint.pending import Pending
+from gda.checkpoint.step_folders.folder import RunFolder
+from gda.storage.stores import directory
 from gda.storage.stores.directory import FileStore
 
 
@@ -254,6 +258,16 @@ def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
     assert run.steps() == [3, 4]
 
 
+def test_metrics_may_be_donated_after_the_call(tmp_path: Path) -> None:
+    take = jax.jit(lambda state: state, donate_argnums=0)
+    with Run(tmp_path, every=1) as run:
+        for step in (1, 2, 3):
+            state = {"w": jnp.ones(8), "loss": jnp.float32(step) + 0}
+            run.save(step, state, metrics={"loss": state["loss"]})
+            take(state)
+    assert [run.metrics(step)["loss"] for step in run.steps()] == [1, 2, 3]
+
+
 def test_the_best_step_of_a_run_is_that_of_its_restart(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path, every=1, keep_best=(1, "loss"))
     run.save(1, state_of(1), metrics={"loss": 1})
@@ -316,6 +330,31 @@ def test_files_of_another_program_in_the_folder_of_a_step_stop_its_save(tmp_path
     with pytest.raises(FileExistsError, match="has files that this run did not begin; move them"):
         run.save(10, state_of(10))
     assert os.listdir(tmp_path / "00000010") == ["data"]
+
+
+def test_files_of_another_program_under_another_name_of_a_step_are_left(tmp_path: Path) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10/sample").write_text("x")
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+    assert run.steps() == [10]
+    assert (tmp_path / "10/sample").exists()
+
+
+def test_a_step_whose_folder_was_only_made_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run, _ = resumed(tmp_path)
+    monkeypatch.setattr(directory, "_write_all", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        run.save(10, state_of(10))
+    monkeypatch.undo()
+    assert os.listdir(tmp_path / "00000010") == []
+    run.close(10, state_of(10))
+    assert run.steps() == [10]
 
 
 def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: Path) -> None:
@@ -397,7 +436,42 @@ def test_a_rollback_that_is_killed_has_removed_all_later_steps(
     assert run.steps() == [10, 20, 30]
 
 
+def test_the_next_program_ends_a_rollback_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: FileStore, name: str) -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    run, _ = resumed(tmp_path)
+    train(run, 0, 40, 10)
+    run.wait()
+    monkeypatch.setattr(FileStore, "remove", refuse)
+    with pytest.raises(PermissionError):
+        run.rollback(20, newest=40)
+    monkeypatch.undo()
+    assert run.resume(state_of(0))[1] == 20  # the same program too
+    train(run, 20, 50, 10)
+    run.close()
+    assert run.steps() == [10, 20, 30, 40, 50]
+
+
 # Another program.
+
+
+def test_a_step_that_the_old_program_completes_before_it_is_told_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _ = resumed(tmp_path)
+    new = Run(tmp_path, every=10)
+    claim = RunFolder.claim
+
+    def after_a_save(self: RunFolder, best: Any) -> Any:
+        old.save(10, state_of(10))
+        old.wait()
+        return claim(self, best)
+
+    monkeypatch.setattr(RunFolder, "claim", after_a_save)
+    assert new.resume(state_of(0))[1] == 10
 
 
 def test_the_newer_program_takes_over(tmp_path: Path) -> None:
@@ -492,6 +566,45 @@ def test_a_training_may_go_on_after_a_save_that_failed(
     assert run.steps() == [10, 30]
 
 
+def test_a_store_that_cannot_be_reached_for_a_while_loses_only_these_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    def begin_to_refuse(*_: Any) -> Any:
+        monkeypatch.setattr(FileStore, "read", refuse)
+        refuse()
+
+    run, _ = resumed(tmp_path, on_error="log")
+    train(run, 0, 10)
+    run.wait()
+    monkeypatch.setattr(FileStore, "write_sealed", begin_to_refuse)
+    assert run.save(20, state_of(20))
+    assert not run.save(30, state_of(30))
+    monkeypatch.undo()
+    assert run.save(40, state_of(40))
+    run.close()
+    assert run.steps() == [10, 40]
+
+
+def test_a_save_goes_on_after_ctrl_c_in_the_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    run, _ = resumed(tmp_path)
+    run.save(10, state_of(10))
+    monkeypatch.setattr(Pending, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.save(20, state_of(20))
+    monkeypatch.undo()
+    assert run.save(20, state_of(20), now=True)  # after step 10, not beside it
+    run.close()
+    assert run.steps() == [10, 20]
+
+
 def test_close_saves_the_last_state_before_it_raises(tmp_path: Path, full_disk: Any) -> None:
     full_disk("00000020")
     run, _ = resumed(tmp_path)
@@ -499,6 +612,8 @@ def test_close_saves_the_last_state_before_it_raises(tmp_path: Path, full_disk: 
     with pytest.raises(OSError, match="No space left"):
         run.close(25, state_of(25))
     assert run.steps() == [10, 25]
+    assert run._ending is not None
+    assert run._ending._handled == []  # the program may be ended as before
 
 
 def test_an_error_of_the_loop_leaves_the_step_that_is_being_saved(tmp_path: Path) -> None:
