@@ -10,6 +10,7 @@ from gda.checkpoint.inspecting import inspect
 from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import RunFolder, below
 from gda.storage.options import check_count
+from gda.storage.stores.errors import CorruptionError
 
 Keep = int | Callable[[list[int]], Iterable[int]] | None
 
@@ -62,6 +63,14 @@ class Keeping(NamedTuple):
                 best = folder.best_first(metric, is_highest=is_highest)[: self.num_best]
             chosen = rules.kept(steps, self.keep, self.every, best)
         if self.most_bytes is not None:
-            sizes = {n: inspect(below(folder.path, folders[n].name)).nbytes for n in chosen}
+            sizes = {n: _nbytes(below(folder.path, folders[n].name)) for n in chosen}
             chosen = rules.within_bytes(chosen, sizes, self.most_bytes)
         return {*chosen, *held, *steps[-1:]}
+
+
+def _nbytes(path: Any) -> int:
+    """Return the bytes of the arrays of a step; 0 if its manifest is damaged."""
+    try:
+        return inspect(path).nbytes
+    except CorruptionError:
+        return 0

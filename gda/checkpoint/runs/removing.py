@@ -38,14 +38,16 @@ class Removals:
                 log.warning("step %d of %s was not removed: %s", number, self._folder.url, error)
                 continue
             removed.append(number)
-            self.begin(folder.name)
+            self._waiting.add(folder.name)
         if removed:
             log.info("removed %s of %s", _steps(removed), self._folder.url)
+            names = [steps[number].name for number in removed]
+            work = partial(self._remove_rests, names)
+            self._last = in_thread("gda-remove", work, self._last)
 
-    def begin(self, name: str) -> None:
-        """Begin to remove the files of an incomplete step."""
-        self._waiting.add(name)
-        self._last = in_thread("gda-remove", partial(self._remove_rest, name), self._last)
+    def _remove_rests(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._remove_rest(name)
 
     def _remove_rest(self, name: str) -> None:
         try:

@@ -8,6 +8,7 @@ communicates: one process calls it, and tells the others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
@@ -195,13 +196,11 @@ class RunFolder:
         Until then, what a kill leaves is known to be of a Run.
         """
         store = self.store()
-        try:
-            names = store.entries(name)
-        except FileNotFoundError:
-            return
-        for each in names:
-            if each != BEGUN:
-                store.remove(f"{name}/{each}")
+        with contextlib.suppress(FileNotFoundError):
+            # Again, if another program or thread removes the same files, and one was missing.
+            while rest := {*store.entries(name)} - {BEGUN}:
+                for each in rest:
+                    store.remove(f"{name}/{each}")
         store.remove(name)
 
     def set_aside(self, name: str, reason: str) -> str:
