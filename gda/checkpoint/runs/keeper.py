@@ -128,6 +128,7 @@ class Keeper:
                 *(number, self.folder.url, self.last_seconds, max(seconds_left, 0), before or 0),
             )
             return None
+        self._removals.wait_for(name_of(number))
         folders = self.folder.listed()
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):

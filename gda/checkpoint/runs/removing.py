@@ -61,6 +61,11 @@ class Removals:
             )
         self._waiting.discard(name)
 
+    def wait_for(self, name: str) -> None:
+        """Wait until a step is removed, which is to be saved again after a rollback."""
+        if name in self._waiting and self._last is not None:
+            wait([self._last])
+
     def wait(self, seconds: float) -> None:
         """Wait until all is removed, or so long; log what is left."""
         if self._last is not None:

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -427,6 +428,28 @@ def test_a_run_may_go_back_in_the_middle(tmp_path: Path) -> None:
     assert run.save(30, state_of(31))  # not the step 30 that was saved before
     run.close()
     assert gda.checkpoint.restore(run.path(30))["n"] == 31
+
+
+def test_a_step_is_saved_again_when_its_removal_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove, may_remove = FileStore.remove, threading.Event()
+
+    def slowly(self: FileStore, name: str) -> None:
+        if threading.current_thread().name == "gda-remove":
+            may_remove.wait(60)
+        remove(self, name)
+
+    monkeypatch.setattr(FileStore, "remove", slowly)
+    run, _ = resumed(tmp_path, keep=lambda steps: [10])
+    train(run, 0, 30, 10)
+    run.wait()  # 20 is being removed
+    run.rollback(10, newest=30)
+    threading.Timer(0.5, may_remove.set).start()
+    train(run, 10, 20)
+    run.close()
+    assert run.steps() == [10, 20]
+    gda.checkpoint.verify(run.path(20))
 
 
 @pytest.mark.parametrize("when", ["before the first", "between two", "before the end"])
