@@ -6,13 +6,15 @@ Process 0 does it, and looks first if the run is still its own. A failure is onl
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder
+from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, name_of
 from gda.layout.text import counted, format_numbers
 from gda.multihost.background import in_thread
 
@@ -82,6 +84,10 @@ def remove_left_over(folder: RunFolder, owner: Owner) -> None:
     """Remove what saves and removals of former programs have left, now: the disk may be full."""
     listed = folder.listed()
     _remove_rests(folder, [each for each in listed.values() if folder.is_left_over(each, owner)])
+    for number, each in listed.items():
+        if not each.files and each.name == name_of(number):  # of a removal, killed at its end
+            with suppress(OSError):
+                os.rmdir(folder.store().join(each.name))
 
 
 def remove_later(folder: RunFolder, owner: Owner, last: int) -> None:

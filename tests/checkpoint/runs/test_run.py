@@ -396,6 +396,7 @@ def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: 
         (tmp_path / name / "manifest.json").rename(tmp_path / name / "manifest.json.new")
     (tmp_path / "00000030").mkdir()
     shutil.copy(tmp_path / "00000010/begun.json", tmp_path / "00000030")
+    (tmp_path / "00000040").mkdir()
     assert resumed(tmp_path)[1] == 0
     assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock"}
 
