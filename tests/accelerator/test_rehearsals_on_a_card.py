@@ -16,8 +16,8 @@ from on_accelerator import Measured
 import gda
 from gda.planning.device_kinds import KINDS
 
-# The part that a peak may differ by, and what cuBLAS may take beside it: docs/rehearsing.md.
-TOLERANCE, WORKSPACE = 0.05, 32 * 2**20
+# XLA measures kernels on an accelerator, so its temporaries may be other ones: docs/rehearsing.md.
+LEAST, MOST = 0.95, 1.5
 
 Tree = dict[str, jax.Array]
 
@@ -67,9 +67,10 @@ def attention(layers: int, batch: int, tokens: int, heads: int, size: int) -> Pr
     return Program(loss, shapes, (batch, tokens, width), 3 * layers * of_layer)
 
 
+# The allocator's peak only rises, so the program with the larger one comes last.
 PROGRAMS = {
-    "mlp": (mlp(131072, 4096, 16384), mlp(64, 64, 256)),
     "attention": (attention(4, 8, 2048, 16, 128), attention(2, 2, 32, 2, 32)),
+    "mlp": (mlp(131072, 4096, 16384), mlp(64, 64, 256)),
 }
 """Each as large as an accelerator takes, and as small as a stand-in should have it."""
 
@@ -142,7 +143,7 @@ def test_a_rehearsed_program_takes_what_it_takes_on_the_card(
     # Otherwise the peak is that of another test.
     assert after["peak_bytes_in_use"] > before["peak_bytes_in_use"]
     expected, temporary = figures["temporary_bytes"]
-    assert abs(temporary - expected) <= TOLERANCE * expected + WORKSPACE
-    assert abs(taken - peak) <= TOLERANCE * peak + WORKSPACE
+    assert LEAST * expected <= temporary <= MOST * expected
+    assert LEAST * peak <= taken <= MOST * peak
     if rehearsal.least_compute_seconds is not None:
         assert min(seconds) >= rehearsal.least_compute_seconds

@@ -28,6 +28,7 @@ from running import python
 from safetensors.numpy import save_file
 
 import gda
+from gda.arrays.construction import blocks as blocks_module
 from gda.arrays.construction import from_sources
 from gda.arrays.construction import placing as placing_module
 from gda.arrays.construction.blocks import BlockReader
@@ -52,10 +53,14 @@ class Recording:
         return self.data[index]
 
 
-@pytest.fixture(params=["placed at the end", "placed early"])
+@pytest.fixture(params=["placed at the end", "placed early", "sent alone"])
 def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways in which blocks come to their devices; the early one is that of accelerators."""
-    monkeypatch.setattr(placing_module, "places_early", lambda _: request.param == "placed early")
+    """All ways in which blocks come to their devices; the last two are those of accelerators."""
+    is_early = request.param != "placed at the end"
+    monkeypatch.setattr(placing_module, "places_early", lambda _: is_early)
+    if request.param == "sent alone":
+        monkeypatch.setattr(from_sources, "LARGE_BYTES", 0)
+        monkeypatch.setattr(blocks_module, "LARGE_BYTES", 0)
     return request.param
 
 
@@ -291,6 +296,7 @@ def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(from_sources.jax, "device_put", device_put)
     monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
     monkeypatch.setattr(from_sources, "are_sent", lambda _: False)
+    monkeypatch.setattr(from_sources, "LARGE_BYTES", 0)
     g = called(P(("x", "y")), lambda i: DATA[i], dtype=np.float32, max_bytes=2 * 24)
     assert len(moving) == 2
     assert np.array_equal(g, DATA)

@@ -50,7 +50,7 @@ def array_from_callback(
         reader = plan.reader(dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
         return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
-    reader = plan.reader(dtype, copy, fill=fill)
+    reader = plan.reader(dtype, copy, fill=fill, borrows=True)
     read = partial(reader.fill if into else reader.read, data_callback)
     pending = PendingArray(plan, reader, read)
     read_all([pending], options or Options(), "from_callback")

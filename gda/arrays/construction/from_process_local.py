@@ -124,12 +124,12 @@ class _LocalPlan:
         self._known_offsets: dict[int, frozenset[int]] = {}
         # A block that several devices hold JAX would copy for each of them.
         is_one_each = len(self.whole.distinct) == len(self.whole.devices)
-        self._may_be_copied_by_jax = (
-            self.is_in_rows
-            and is_one_each
-            and self.whole.devices[0].platform == "cpu"
-            and memory_kind in (None, self.whole.devices[0].default_memory().kind)
+        is_near = bool(self.whole.devices) and (
+            memory_kind in (None, self.whole.devices[0].default_memory().kind)
         )
+        # Accelerators take no memory of the host as their own.
+        self._is_always_copied = is_near and self.whole.devices[0].platform != "cpu"
+        self._may_be_copied_by_jax = is_near and self.is_in_rows and is_one_each
         self.sharding: NamedSharding | None = None
         if view.is_regular and view.local_shape == local_shape:
             sharding = local_sharding(global_shape, mesh, spec)
@@ -144,6 +144,8 @@ class _LocalPlan:
         It does so by several threads, which is quicker than a copy made here, and is done when the
         array is ready: test_the_callers_memory_may_be_written_to_afterwards.
         """
+        if self._is_always_copied:
+            return local.dtype in KEPT_DTYPES
         return (
             self._may_be_copied_by_jax
             and local.dtype in KEPT_DTYPES

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, BorrowedBlock
 from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
 from gda.arrays.construction.reading_by_boxes import BoxReads
 from gda.arrays.dtypes import narrowed_dtype
@@ -60,7 +60,9 @@ class PendingArray:
         self._places_early = plan.places_early
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
         self._blocks: list[Any] = [None] * len(plan.distinct)
+        # On accelerators: those of large blocks, or the whole array of small ones.
         self._arrays: dict[Device, jax.Array] = {}
+        self._whole: jax.Array | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -83,7 +85,7 @@ class PendingArray:
         for number, index in enumerate(self.plan.distinct):
             if number not in others:
                 finish = partial(self.keep, number, report)
-                yield Task(self._held_bytes(), partial(self._work, index), finish)
+                yield Task(self._held_bytes(), partial(self._work, number, index), finish)
 
     def _reads_together(
         self, report: Callable[[int], object], others: Collection[int | None]
@@ -120,6 +122,8 @@ class PendingArray:
         return weakly_typed(self._array()) if self._is_weak else self._array()
 
     def _array(self) -> jax.Array:
+        if self._whole is not None:
+            return self._whole
         plan, dtype = self.plan, self.reader.dtype
         if not (self._places_early and plan.devices):
             return plan.place(self._blocks, dtype, self.reader.padding)
@@ -140,10 +144,15 @@ class PendingArray:
             return nbytes
         return nbytes + math.prod(self.reader.shape) * dtype.itemsize
 
-    def _work(self, index: Index) -> Block:
+    def _work(self, number: int, index: Index) -> Block | dict[Device, jax.Array]:
         try:
             with jax.enable_x64(self._x64):  # which belongs to a thread
-                return self._read([index])[0]
+                block = self._read([index])[0]
+                if isinstance(block, BorrowedBlock):
+                    sent = self.plan.sent(number, block.view(np.ndarray))
+                    jax.block_until_ready(list(sent.values()))
+                    return sent
+                return block
         except Exception as error:
             self._note(error)  # the reader has noted the index
             raise
@@ -163,19 +172,31 @@ class PendingArray:
             raise
         return self.keep(number, report, block)
 
-    def keep(self, number: int, report: Callable[[int], object], block: Block) -> Transfer | None:
-        """Keep a block: on the host, or at once on its devices."""
+    def keep(
+        self,
+        number: int,
+        report: Callable[[int], object],
+        block: Block | dict[Device, jax.Array],
+    ) -> Transfer | None:
+        """Keep a block: on the host, or on its devices, where it may be already."""
         report(self.block_bytes)
+        if isinstance(block, dict):
+            self._arrays |= block
+            return None
         return self._placed(number, block)
 
     def _placed(self, number: int, block: Block) -> Transfer | None:
-        """Keep a block on the host, or send it to its devices."""
-        if not self._places_early:
+        """Keep a block on the host, or send it to its devices: small ones with the last of them."""
+        if self._places_early and self.block_bytes >= LARGE_BYTES:
+            sent = self.plan.sent(number, block)
+            self._arrays |= sent
+            arrays = list(sent.values())
+        else:
             self._blocks[number] = block
-            return None
-        sent = self.plan.sent(number, block)
-        self._arrays |= sent
-        arrays = list(sent.values())
+            if not self._places_early or any(each is None for each in self._blocks):
+                return None
+            self._whole = self.plan.place(self._blocks, self.reader.dtype, self.reader.padding)
+            self._blocks, arrays = [], [self._whole]
         return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
@@ -197,7 +218,7 @@ def pending_array_of_source(
     """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(source)
     plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
-    reader = plan.reader(dtype, None, fill=fill, always_align=True)
+    reader = plan.reader(dtype, None, fill=fill, always_align=True, borrows=True)
     raw, wanted = found.dtype, reader.wanted_dtype
     if is_raw(raw) and wanted is not None and wanted.itemsize != raw.itemsize:
         raise TypeError(

@@ -154,14 +154,17 @@ class LocalBlocks:
         *,
         fill: object = 0,
         always_align: bool = False,
+        borrows: bool = False,
     ) -> BlockReader:
         """Return a ``BlockReader``, which makes blocks ready for JAX.
 
-        On CPU, blocks that several devices hold are aligned; with ``always_align`` all are.
+        On CPU, blocks that several devices hold are aligned; with ``always_align`` all are. With
+        ``borrows``, large blocks that are placed early may be a ``BorrowedBlock``.
         """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
-        return BlockReader(self.grid, dtype, copy, self._first_device, count, align, fill)
+        borrows = borrows and self.places_early and self.memory_kind is None
+        return BlockReader(self.grid, dtype, copy, self._first_device, count, align, fill, borrows)
 
     def place(
         self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None

@@ -40,8 +40,6 @@ from gda.multihost.settings import own_settings
 # columns then stay in the cache.
 MAX_COLUMNS = 4096
 _ROWS_PER_TURN = 4
-# Keys of larger blocks are made anew each time: they are a thousandth of the block.
-_MAX_KEPT = 1 << 20
 
 
 # The rows and columns of a block.
@@ -215,18 +213,13 @@ def _line_of(devices: tuple[Device, ...]) -> Mesh:
     return Mesh(np.array(devices), ("block",))
 
 
+@lru_cache(maxsize=256)  # they take a thousandth of the memory of a block
 def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
     """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
-    is_kept = math.prod(folding.shape) <= _MAX_KEPT
-    with jax.set_mesh(mesh):
-        return (_placed_keys if is_kept else _placed_keys.__wrapped__)(mesh, folding, starts)
-
-
-@lru_cache(maxsize=256)
-def _placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
     of_blocks = [_keys_of(folding, start) for start in starts]
     together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
-    return jax.device_put(together, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    with jax.set_mesh(mesh):
+        return jax.device_put(together, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
 
 
 @lru_cache(maxsize=1024)
