@@ -20,7 +20,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from gda.launch.children import Children, signal_name
+from gda.launch.children import Children
+from gda.layout.text import signal_name
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@
     python -m gda.launch -n 4 --devices-per-process 2 train.py --steps 100
 
 The program calls ``gda.launch.initialize()`` before anything else of JAX, and runs unchanged on a
-cluster. All processes end within seconds if one fails or the launcher is interrupted. None outlives
-the launcher.
+cluster. All processes end within seconds if one fails, and within ``--grace`` seconds if the
+launcher gets a signal to end. None outlives the launcher.
 
 Read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
 ``child`` (the first code in each process), ``ending`` (its last), ``output`` (prefixes of lines),

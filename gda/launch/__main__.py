@@ -21,6 +21,7 @@ _OPTIONS = (
     ("--heartbeat-timeout", 10, "SECONDS", "a process silent for this long is dead; default 10"),
     ("--collective-timeout", 30, "SECONDS", "a collective on CPU waits this long; default 30"),
     ("--agreement-timeout", 60, "SECONDS", "a check of agreement waits this long; default 60"),
+    ("--grace", 30, "SECONDS", "after a signal, wait this long for an orderly end; default 30"),
 )
 
 _EPILOG = """\
@@ -37,9 +38,13 @@ Each process has CPU devices only, and finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PR
 JAX_PROCESS_ID in its environment, for programs that call jax.distributed.initialize with them.
 After SIGUSR1, a process writes the stacks of its threads.
 
+Ctrl-C, SIGTERM and SIGHUP (as SIGTERM) are passed on to the processes, which are killed if they do
+not end within --grace, or at a second Ctrl-C.
+
 exit code:
   0 if all processes succeed, else that of the first that failed (128 + number of the signal
-  that killed it); 124 after --timeout, 130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command.
+  that killed it), also after a signal; 124 after --timeout, 2 for a wrong command. If processes do
+  not end within --grace, 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 
@@ -64,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for index in range(options.num_processes)
         ]
         kind = "module" if options.m else "script"
-        return run([kind, *options.command], environments, timeout=options.timeout)
+        return run(
+            [kind, *options.command], environments, timeout=options.timeout, grace=options.grace
+        )
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -182,18 +182,6 @@ def is_busy(pid: int) -> bool:
     return False
 
 
-def signal_name(number: int) -> str:
-    """Return the name of a signal, or its number if it has none.
-
-    >>> signal_name(9), signal_name(40)
-    ('SIGKILL', 'signal 40')
-    """
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal, which has a number only
-        return f"signal {number}"
-
-
 def _decimal(seconds: float) -> str:
     # Never 1e+06, which the readers reject.
     return f"{seconds:.15g}"

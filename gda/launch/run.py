@@ -28,12 +28,11 @@ from gda.launch.children import (
     has_collective_timeout,
     is_busy,
     is_stopped,
-    signal_name,
 )
 from gda.launch.output import Lines, PrefixedOutput, write
-from gda.layout.text import format_processes
+from gda.layout.text import format_processes, signal_name
 
-# The time between asking processes to end and killing them.
+# The time between asking processes to end, because one has failed, and killing them.
 _GRACE_SECONDS = 2.0
 
 # The time for exit handlers and JAX's shutdown, after the program succeeded in all processes.
@@ -66,12 +65,14 @@ def run(
     environments: Sequence[Mapping[str, str]],
     *,
     timeout: float | None = None,
+    grace: float = 30.0,
 ) -> int:
     """Run a program in one process for each environment, and return the exit code of the whole.
 
     The command is ``"script"`` or ``"module"``, its path or name, and its own arguments. Every line
     of a process is written with its number in front, and last, on stderr, the reason for the end of
-    the run. Call it in the main thread, because it handles signals.
+    the run. A signal that ends the run is passed on to the processes, which may take ``grace``
+    seconds to end. Call it in the main thread, because it handles signals.
     """
     width = len(str(len(environments) - 1))
     with _Signals() as signals, Children() as children:
@@ -86,8 +87,11 @@ def run(
             reasons += _well_ended(processes)
         if ending.shows_stacks:
             reasons += _show_stacks(processes)
-        if ending.reason:
-            _ask_to_end(processes, signals, ending)
+        if ending.was_asked:
+            ending = _asked_to_end(processes, signals, ending, grace)
+            reasons[0] = ending.reason
+        elif ending.reason:
+            _ask_to_end(processes, signals, ending, _GRACE_SECONDS)
     output.finish()
     with suppress(OSError):  # such as a closed stderr; the exit code still tells
         _tell(processes, ending, "; ".join(reasons))
@@ -101,6 +105,7 @@ class _Ending:
     """The end of a run: its exit code, and the reason in words, empty if all succeeded.
 
     ``process`` is the one that failed. ``asks_with`` is the signal that asks the others to end.
+    ``was_asked`` is True if the launcher got a signal to end.
     """
 
     code: int
@@ -108,6 +113,7 @@ class _Ending:
     process: int | None = None
     asks_with: int = signal.SIGTERM
     shows_stacks: bool = False
+    was_asked: bool = False
 
 
 class _Process:
@@ -314,7 +320,8 @@ def _stopped_by(number: int) -> _Ending:
     if number == signal.SIGPIPE:
         return _Ending(128 + number, "the output can no longer be written")
     asks_with = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-    return _Ending(128 + number, f"stopped by {signal_name(number)}", asks_with=asks_with)
+    reason = f"stopped by {signal_name(number)}"
+    return _Ending(128 + number, reason, asks_with=asks_with, was_asked=True)
 
 
 def _show_stacks(processes: Sequence[_Process]) -> list[str]:
@@ -346,18 +353,36 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
     return ["all stacks are shown above"] if asked else []
 
 
-def _ask_to_end(processes: Sequence[_Process], signals: _Signals, ending: _Ending) -> None:
-    """Ask the processes to clean up and end; the failed one is about to end anyway."""
+def _asked_to_end(
+    processes: Sequence[_Process], signals: _Signals, ending: _Ending, grace: float
+) -> _Ending:
+    """Pass the signal on, and return the end that the processes make of it."""
+    _ask_to_end(processes, signals, ending, grace)
+    if left := [process.index for process in processes if process.is_alive()]:
+        reason = f"{ending.reason}; {format_processes(left)} had not ended and was killed"
+        return replace(ending, reason=f"{reason} (see --grace)")
+    codes = [end.code for process in processes if (end := process.ending())]
+    return replace(ending, code=codes[0] if codes else 0)
+
+
+def _ask_to_end(
+    processes: Sequence[_Process], signals: _Signals, ending: _Ending, grace: float
+) -> None:
+    """Ask the processes to clean up and end; the failed one is about to end anyway.
+
+    It waits ``grace`` seconds for them, and no longer after a Ctrl-C.
+    """
     for process in processes:
         if process.index != ending.process:
             process.popen.send_signal(ending.asks_with)
-    deadline = time.monotonic() + _GRACE_SECONDS
+    deadline = time.monotonic() + grace
     while any(process.popen.poll() is None for process in processes):
         left = deadline - time.monotonic()
         if left <= 0:
             return
         select.select([signals.pipe], [], [], left)
-        signals.stop()
+        if signals.stop() == signal.SIGINT:
+            return
 
 
 def _well_ended(processes: Sequence[_Process]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Amounts, indices, processes and meshes as text, for messages and pictures."""
+"""Amounts, indices, processes, signals and meshes as text, for messages and pictures."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -101,6 +102,18 @@ def typed_shape(dtype: object, shape: Iterable[int]) -> str:
 def format_mesh(mesh_shape: Mapping[str, int]) -> str:
     """Return the sizes of a mesh, as the command line takes them: ``data=64,model=16``."""
     return printable(",".join(f"{name}={size}" for name, size in mesh_shape.items())) or "no axes"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number if it has none.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal, which has a number only
+        return f"signal {number}"
 
 
 def format_processes(processes: Iterable[int]) -> str:

@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gda.launch.children import Children, Port, environment, is_stopped, signal_name
+from gda.launch.children import Children, Port, environment, is_stopped
 from gda.layout.boundary import set_module
+from gda.layout.text import signal_name
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 from gda.testing.forking import Forked
 

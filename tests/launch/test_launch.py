@@ -548,12 +548,53 @@ def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: 
     finally:
         print("cleaned up")
     """)
-    done = launch("-n", "2", path, cwd=tmp_path, interrupt_after="\n", interrupt_with=number)
+    words = ["-n", 2, "--grace", 2, path]
+    done = launch(*words, cwd=tmp_path, interrupt_after="\n", interrupt_with=number)
     assert done.returncode == code
     pids, cleaned_up = done.stdout.splitlines()
     assert cleaned_up == "[1] cleaned up"
-    assert done.stderr.endswith(f"gda.launch: stopped by {signal.Signals(number).name}\n")
+    assert done.stderr.endswith(
+        f"gda.launch: stopped by {signal.Signals(number).name}; process 0 had not ended and was "
+        "killed (see --grace)\n"
+    )
     assert not any(is_running(int(pid)) for pid in pids.split()[1:])
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_after_a_signal_the_exit_code_is_that_of_the_processes(
+    program: Program, tmp_path: Path, code: int
+) -> None:
+    path = program(f"""
+    import signal
+    def end(*_):
+        time.sleep(3)  # longer than the others may take after a failure
+        print("saved", flush=True)
+        sys.exit({code})
+    signal.signal(signal.SIGTERM, end)
+    open(f"ready{{RANK}}", "w").close()
+    if RANK == 0:
+        while not os.path.exists("ready1"):
+            time.sleep(0.02)
+        os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(300)
+    """)
+    done = launch("-n", "2", path, cwd=tmp_path)
+    assert done.returncode == code
+    assert sorted(done.stdout.splitlines()) == ["[0] saved", "[1] saved"]
+    assert done.stderr == "gda.launch: stopped by SIGTERM\n"
+
+
+def test_a_second_interrupt_kills_at_once(program: Program) -> None:
+    path = program("""
+    import signal
+    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))
+    os.kill(os.getppid(), signal.SIGINT)
+    while True:
+        time.sleep(1)
+    """)
+    done = launch("-n", "1", "--grace", "3000", path)
+    assert done.returncode == 130
+    assert "process 0 had not ended and was killed" in done.stderr
 
 
 def test_signals_ignored_on_entry(program: Program, tmp_path: Path) -> None:

@@ -1,0 +1,385 @@
+"""Signals that end a program: the same answer in all processes, at the same call."""
+
+import faulthandler
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from running import launch, python
+
+import gda
+from gda.multihost import coordination, ending
+from gda.multihost.ending import Ending
+from gda.testing import Pool
+
+TERM, USR1, USR2 = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+Pools = Callable[[int], Pool]
+Found = list[tuple[int, bool, str]]
+
+
+def kill(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+class Log(logging.Handler):
+    """The messages of gda, without those of the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger("gda").addHandler(self)
+        return self.messages
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("gda").removeHandler(self)
+
+
+# Several processes. Their loops have no limit, because one may be far ahead of the other.
+
+
+def train(
+    signals: dict[int, tuple[int, ...]],
+    *,
+    others: tuple[int, ...] = (),
+    after_save: int | None = None,
+    in_step: bool = False,
+    late: int | None = None,
+    thief: bool = False,
+) -> tuple[Found, list[str], list[int]]:
+    """Call ``check`` until an end, and return what was found, the log, and a thief's signals.
+
+    Args:
+      signals: those that each process sends itself at its third call.
+      others: signals that end the program, too.
+      after_save: the process that sends itself SIGTERM after a save.
+      in_step: a call waits for that of the others.
+      late: a process that makes its first call after the signals of the others.
+      thief: replace the handlers at the second call.
+    """
+    found: Found = []
+    stolen: list[int] = []
+    me, call = jax.process_index(), 0
+    actions = [ending._Action(number) for number in (TERM, USR1, USR2)]
+    before = [action._address.value for action in actions]
+    with Log() as messages:
+        waits = Ending((TERM, *others), save_on=(USR2,))
+        service = coordination.service()
+        assert service is not None
+        key = f"test/{waits._folder}"
+        if me == late:
+            service.get(key, 60)
+        while not waits.is_ending:
+            call += 1
+            if call == 2 and thief:
+                signal.signal(TERM, lambda number, _: stolen.append(number))
+            if call == 3:
+                for number in signals.get(me, ()):
+                    kill(number)
+                    service.put(key, b"")
+            if in_step:
+                gda.check_processes_agree(call)
+            if waits.check():
+                found.append((call, waits.is_ending, waits.reason))
+                if not waits.is_ending and me == after_save:
+                    kill(TERM)
+        kill(TERM)  # again, which does nothing
+        assert waits.check()
+        waits.close()
+    if thief:
+        signal.signal(TERM, signal.SIG_DFL)
+        actions[0].write()
+    assert [action.read() for action in actions] == before
+    return found, messages, stolen
+
+
+def agreed(pools: Pools, processes: int, *args: Any, **options: Any) -> Found:
+    """Return what all processes found alike."""
+    (first, *_), *others = pools(processes).run(train, *args, **options)
+    assert all(found == first for found, *_ in others)
+    assert [is_ending for _, is_ending, _ in first] == [False] * (len(first) - 1) + [True]
+    return first
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_signal_to_one_process_ends_all_at_one_call(process_pool: Pools, in_step: bool) -> None:
+    [(_, _, reason)] = agreed(process_pool, 2, {1: (TERM,)}, in_step=in_step)
+    assert reason == "process 1 got SIGTERM"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_process_that_is_busy_before_its_first_call_ends_with_the_others(
+    process_pool: Pools, late: int
+) -> None:
+    [(_, _, reason)] = agreed(process_pool, 2, {1 - late: (TERM,)}, late=late)
+    assert reason == f"process {1 - late} got SIGTERM"
+
+
+def test_signals_to_all_processes_are_one_end(process_pool: Pools) -> None:
+    [(_, _, reason)] = agreed(process_pool, 4, dict.fromkeys(range(4), (TERM, TERM)))
+    assert reason.endswith("got SIGTERM")
+
+
+def test_other_signals_end_too(process_pool: Pools) -> None:
+    [(_, _, reason)] = agreed(process_pool, 2, {0: (USR1, TERM)}, others=(USR1,))
+    assert reason == "process 0 got SIGUSR1; process 0 got SIGTERM"
+
+
+def test_all_save_once_and_go_on(process_pool: Pools) -> None:
+    (first, _, saved), (last, _, ended) = agreed(process_pool, 2, {1: (USR2,)}, after_save=0)
+    assert first < last
+    assert (saved, ended) == ("process 1 got SIGUSR2", "process 0 got SIGTERM")
+
+
+def test_the_log_names_signals_and_processes(process_pool: Pools) -> None:
+    results = process_pool(4).run(train, {1: (TERM,)})
+    line = "process 1 got SIGTERM: all save and end"
+    assert [messages for _, messages, _ in results] == [[line], [line], [], []]
+
+
+def test_a_handler_that_is_replaced_later_is_named_once_and_called_too(
+    process_pool: Pools,
+) -> None:
+    results = process_pool(2).run(train, {1: (TERM,)}, thief=True, in_step=True)
+    assert results[0][0] == results[1][0]
+    for _, messages, stolen in results:
+        replaced, ended = messages
+        assert replaced.endswith(
+            "test_ending.train.<locals>.<lambda> has replaced gda's handler of SIGTERM. A signal "
+            "that came before this call may be lost; from now on gda hears it again, and calls "
+            "that handler too"
+        )
+        assert ended == "process 1 got SIGTERM: all save and end"
+        assert set(stolen) == {TERM}
+
+
+def call_without(process: int) -> str:
+    """Send the others SIGTERM, and return their error; a process makes no call."""
+    ending._LATE_SECONDS = 1
+    waits = Ending()
+    try:
+        if jax.process_index() == process:
+            return ""
+        kill(TERM)
+        while True:
+            waits.check()
+    except gda.LateProcessError as error:
+        return f"{error.processes}: {error}"
+    finally:
+        waits.close()
+        ending._LATE_SECONDS = 300
+
+
+def test_a_process_without_a_call_is_named(process_pool: Pools) -> None:
+    *others, late = process_pool(4).run(call_without, 3)
+    assert late == ""
+    assert len({*others}) == 1
+    assert others[0].startswith("(3,): process ")
+    assert others[0].endswith(
+        " got a signal, and process 3 did not call check() within 1 s, so the processes found no "
+        "common call at which to save. Look for the reason in the output of process 3"
+    )
+
+
+# The launcher passes SIGTERM on to both.
+PROGRAM = """
+import signal, sys, time
+import jax
+from gda.multihost.ending import Ending
+import gda.launch
+jax.config.update("jax_enable_preemption_service", {is_on})
+signal.signal(signal.SIGTERM, lambda *_: None)
+if {is_on}:  # JAX replaces the handler, and in process 0 the program does too
+    ending = Ending()
+gda.launch.initialize()
+if not {is_on}:
+    ending = Ending()
+elif jax.process_index() == 0:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+call = 1
+while not ending.check():
+    if call == 1:
+        gda.check_processes_agree(0)
+        print("ready", flush=True)
+    time.sleep(0.01)
+    call += 1
+print(call, ending.reason, flush=True)
+ending.close()
+gda.check_processes_agree(call)
+jax.distributed.shutdown()
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+def test_a_program_ends_without_the_preemption_service_of_jax(tmp_path: Path, is_on: bool) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(is_on=is_on))
+    words = ["-n", 2, "program.py"]
+    done = launch(*words, cwd=tmp_path, interrupt_after="ready", interrupt_with=TERM)
+    assert done.returncode == 75, done.stderr
+    assert "gda.launch: stopped by SIGTERM" in done.stderr
+    lines = {line[4:] for line in done.stdout.splitlines() if line[4:5].isdecimal()}
+    assert len(lines) == 1
+    assert ("[0] __main__.<lambda> has replaced gda's handler of" in done.stderr) == is_on
+    assert ("[1] libjax_common" in done.stderr) == is_on
+
+
+# One process.
+
+
+def test_one_process_saves_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    waits = Ending(save_on=(USR2,))
+    assert not waits.check()
+    kill(USR2)
+    assert (waits.check(), waits.is_ending, waits.reason) == (True, False, "process 0 got SIGUSR2")
+    assert not waits.check()
+    kill(USR2)
+    kill(TERM)
+    assert not waits.is_ending  # before the call
+    assert (waits.check(), waits.is_ending) == (True, True)
+    assert waits.reason == "process 0 got SIGUSR2; process 0 got SIGTERM"
+    assert waits.check()
+    waits.close()
+    waits.close()
+    assert caplog.messages == [
+        "process 0 got SIGUSR2: all save and go on",
+        "process 0 got SIGUSR2; process 0 got SIGTERM: all save and end",
+    ]
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The calls of a handler of the program for SIGUSR2."""
+    calls: list[int] = []
+    former = signal.signal(USR2, lambda number, _: calls.append(number))
+    yield calls
+    signal.signal(USR2, former)
+
+
+def test_a_former_handler_is_called_and_restored(heard: list[int]) -> None:
+    waits = Ending([USR2])
+    kill(USR2)
+    assert (waits.check(), heard) == (True, [USR2])
+    waits.close()
+    kill(USR2)
+    assert heard == [USR2, USR2]
+
+
+def test_an_interrupt_may_end_a_program_too() -> None:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    waits = Ending([signal.SIGINT])
+    kill(signal.SIGINT)  # without a KeyboardInterrupt
+    assert waits.check()
+    waits.close()
+    assert signal.signal(signal.SIGINT, former) is signal.default_int_handler
+
+
+def test_a_later_handler_may_call_the_first(
+    heard: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = Ending([USR2])
+    former: Any = signal.getsignal(USR2)
+    later: list[int] = []
+
+    def handler(number: int, frame: Any) -> None:
+        later.append(number)
+        former(number, frame)
+
+    signal.signal(USR2, handler)
+    for _ in range(3):
+        assert not waits.check()
+    assert len(caplog.messages) == 1
+    kill(USR2)
+    assert (waits.check(), later) == (True, [USR2])
+    waits.close()
+    assert signal.getsignal(USR2) is handler
+
+
+def test_a_handler_that_is_removed_is_installed_again(
+    heard: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    waits = Ending([USR2])
+    signal.signal(USR2, signal.SIG_DFL)
+    assert not waits.check()
+    assert caplog.messages == [
+        "the system's default has replaced gda's handler of SIGUSR2. A signal that came before "
+        "this call may be lost; from now on gda hears it again"
+    ]
+    kill(USR2)
+    assert (waits.check(), heard) == (True, [])
+    waits.close()
+    assert signal.getsignal(USR2) is signal.SIG_DFL
+
+
+def test_handlers_in_c_are_seen_and_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / "stacks").open("w+") as file:
+        faulthandler.register(USR2, file=file)
+        waits = Ending([USR2])
+        faulthandler.unregister(USR2)
+        faulthandler.register(USR2, file=file)
+        assert not waits.check()
+        assert "has replaced gda's handler of SIGUSR2" in caplog.text
+        kill(USR2)
+        assert waits.check()
+        assert not file.read()
+        waits.close()
+        kill(USR2)
+        file.seek(0)
+        assert "test_handlers_in_c" in file.read()
+        faulthandler.unregister(USR2)
+
+
+def test_two_may_wait_for_one_signal(heard: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Ending([USR2]), Ending(save_on=[USR2])
+    kill(USR2)
+    assert (first.check(), second.check(), heard) == (True, True, [USR2])
+    first.close()
+    kill(USR2)
+    assert second.check()
+    second.close()
+    kill(USR2)
+    assert (first.is_ending, second.is_ending, heard) == (True, False, [USR2] * 3)
+    assert "replaced" not in caplog.text
+
+
+def test_a_thread_hears_no_signal_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Ending] = []
+    thread = threading.Thread(target=lambda: made.append(Ending([TERM], [USR2])))
+    thread.start()
+    thread.join()
+    assert not made[0].check()
+    made[0].close()
+    assert caplog.messages == [
+        "this process does not hear SIGTERM, SIGUSR2: Python handles signals in the main thread "
+        "alone. Make the object that waits for them, such as gda.checkpoint.Run, there"
+    ]
+
+
+FORKED = """
+import os, signal, time, warnings
+from gda.multihost.ending import Ending
+ending = Ending()
+warnings.simplefilter("ignore")  # of JAX, which has threads
+child = os.fork()
+if not child:
+    time.sleep(300)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.wait()[1]), ending.check())
+"""
+
+
+def test_a_forked_worker_ends_as_without_a_handler() -> None:
+    assert python("-c", FORKED).stdout == "-15 False\n"
