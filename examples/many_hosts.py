@@ -13,10 +13,11 @@ import gda.launch
 
 gda.launch.initialize()
 mesh = jax.make_mesh((jax.device_count(),), ("data",))
-rng = np.random.default_rng(seed=jax.process_index())
-rows = rng.normal(size=(64 * jax.local_device_count(), 3)).astype(np.float32)
-x = gda.GlobalArray.from_process_local(rows, mesh, P("data"))
-y = gda.GlobalArray.from_process_local(rows @ np.array([1, 2, 3], np.float32), mesh, P("data"))
+rows = gda.local_rows(mesh, P("data"), 512)  # those of this process
+rng = np.random.default_rng(seed=rows.start)
+inputs = rng.normal(size=(rows.stop - rows.start, 3)).astype(np.float32)
+x = gda.GlobalArray.from_process_local(inputs, mesh, P("data"))
+y = gda.GlobalArray.from_process_local(inputs @ np.array([1, 2, 3], np.float32), mesh, P("data"))
 w = gda.GlobalArray.from_callback((3,), mesh, P(), lambda index: np.zeros(3, np.float32))
 gda.check_processes_agree({"x": x, "y": y, "w": w}, name="before the first step")
 

@@ -1,14 +1,15 @@
 """A training loop over Grain whose batches are on the devices before the step needs them.
 
-python examples/prefetch_grain.py
-python -m gda.launch -n 2 --devices-per-process 4 examples/prefetch_grain.py
+python examples/prefetch_grain.py /tmp/checkpoint
+python -m gda.launch -n 2 --devices-per-process 4 examples/prefetch_grain.py /tmp/checkpoint
 
-Each process loads its own records. The state that is saved after step 3 is that of the batches
-which were trained on, although more had been fetched: training again from there gives the same
-losses.
+Each process loads its own records. The checkpoint after step 3 has the state of the loader of each
+process: that of the batches which were trained on, although more had been fetched. So training
+again from there gives the same losses.
 """
 
 import os
+import sys
 
 # The CPU plays 8 devices; with accelerators, omit this line.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
@@ -51,7 +52,7 @@ def step(w, batch):
 
 
 w = jnp.zeros(WIDTH)
-losses, saved = [], None
+folder, losses = sys.argv[1], []
 with gda.prefetch(load(), mesh, P("data")) as batches:
     for number, batch in enumerate(batches, start=1):
         w, loss = step(w, batch)
@@ -59,13 +60,14 @@ with gda.prefetch(load(), mesh, P("data")) as batches:
         if number == 1:
             print(repr(batch["x"]))
         if number == SAVED_AT:
-            saved = w, batches.get_state()
+            data = gda.checkpoint.PerProcess(batches.get_state())
+            gda.checkpoint.save(folder, {"w": w, "data": data}, overwrite=True)
 print(f"{len(losses)} steps, loss {losses[0]:.3f} to {losses[-1]:.5f}")
 
-assert saved is not None
-w, state = saved
+state = gda.checkpoint.restore(folder, {"w": w, "data": gda.checkpoint.PerProcess(None)})
+w = state["w"]
 with gda.prefetch(load(), mesh, P("data")) as batches:
-    batches.set_state(state)
+    batches.set_state(state["data"].value)  # before the first batch
     again = []
     for batch in batches:
         w, loss = step(w, batch)

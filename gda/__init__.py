@@ -18,6 +18,7 @@ _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
     "PaddedArray": "gda.arrays.padded_array",
     "load_tree": "gda.trees.load",
+    "local_rows": "gda.mesh",
     "prefetch": "gda.trees.batches.prefetch",
     "Prefetched": "gda.trees.batches.prefetch",
     "Shard": "gda.arrays.shard",

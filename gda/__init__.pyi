@@ -5,6 +5,7 @@
 from gda.arrays.global_array import GlobalArray as GlobalArray
 from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
+from gda.mesh import local_rows as local_rows
 from gda.trees.batches.prefetch import prefetch as prefetch
 from gda.trees.batches.prefetch import Prefetched as Prefetched
 from gda.arrays.shard import Shard as Shard
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022
     "GlobalArray",
     "PaddedArray",
     "load_tree",
+    "local_rows",
     "prefetch",
     "Shard",
     "to_numpy",

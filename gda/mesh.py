@@ -30,8 +30,8 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes
-from gda.layout.spec import Index, Shape, SpecLike, check_spec
-from gda.layout.text import counted
+from gda.layout.spec import Index, Shape, SpecLike, check_spec, format_spec
+from gda.layout.text import counted, join_some
 
 MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
 
@@ -118,6 +118,48 @@ def get_shard_indices_replica_ids(
     over = mesh_and_spec(mesh, spec)
     grid = ShardGrid(global_shape, over.mesh.shape, over.spec)
     return dict(zip(devices_of(over.mesh), grid.indices_and_replica_ids(), strict=True))
+
+
+@set_module("gda")
+@public
+def local_rows(mesh: MeshLike, spec: SpecLike | None, size: int) -> slice:
+    """Return the rows of a global batch that the data loader of this process reads.
+
+    Processes whose devices hold the same rows, because a model takes more than one of them, read
+    the same rows. Does not communicate.
+
+    Args:
+      mesh: ``jax.sharding.Mesh``; or a ``NamedSharding``, and ``None`` for the spec.
+      spec: the spec of the batch. Its entries after the first do not matter.
+      size: the rows of the global batch, the same in all processes.
+
+    Returns:
+      one slice with start and stop, for ``prefetch`` and ``GlobalArray.from_process_local``, which
+      take the data of these rows. It is empty if the process has no device of the mesh.
+
+    Raises:
+      ValueError: the rows of this process are not contiguous; or the mesh does not divide them.
+      TypeError: ``mesh`` is not a mesh, or ``size`` not an integer.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'model'))
+    >>> gda.local_rows(mesh, P('data'), 64)  # all of them in a program of one process
+    slice(0, 64, None)
+    """
+    over = mesh_and_spec(mesh, spec)
+    shape = (size, *[0] * (len(tuple(over.spec)) - 1))  # 0 fits any spec
+    grid = ShardGrid(shape, over.mesh.shape, over.spec, process_of=processes_of(over.mesh))
+    rows = grid.view(jax.process_index()).rows
+    if len(rows) > 1:
+        shown = join_some([f"{each.start}:{each.stop}" for each in rows])
+        raise ValueError(
+            f"process {jax.process_index()} reads the rows {shown} of {size}, sharded by "
+            f"{format_spec(grid.spec)} on the mesh {dict(grid.mesh_shape)}, and a data loader "
+            "reads contiguous ones; place the devices of each process side by side in the mesh, "
+            "or give the loader the slices of gda.ShardGrid(..., process_of=...).view(process).rows"
+        )
+    return rows[0] if rows else slice(0, 0)
 
 
 def mesh_grid(

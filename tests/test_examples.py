@@ -122,9 +122,9 @@ def test_padded_vocabulary_trains_as_without_padding() -> None:
     assert done.stdout.endswith("one device without padding has the same losses, norms and table\n")
 
 
-def test_prefetch_grain_continues_with_the_same_losses() -> None:
+def test_prefetch_grain_continues_with_the_same_losses(tmp_path: Path) -> None:
     for processes in (1, 2):
-        done = run("prefetch_grain.py", processes=processes)
+        done = run("prefetch_grain.py", str(tmp_path), processes=processes)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "GlobalArray(shape=(128, 16), dtype=float32, mesh={'data': 8}" in done.stdout
         assert done.stdout.count("continued after step 3: the same 5 losses\n") == processes

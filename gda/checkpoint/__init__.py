@@ -38,13 +38,16 @@ from gda.checkpoint.saving import save_async as save_async
 from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.storage.stores.errors import CorruptionError as CorruptionError
 from gda.storage.stores.errors import SaveError as SaveError
+from gda.trees.per_process import PerProcess as PerProcess
 from gda.trees.records.recorded_tree import ArrayLeaf as ArrayLeaf
+from gda.trees.records.recorded_tree import PerProcessLeaf as PerProcessLeaf
 from gda.trees.records.recorded_tree import Piece as Piece
 from gda.trees.records.recorded_tree import ValueLeaf as ValueLeaf
 
 __all__ = [  # noqa: RUF022
     "save",
     "save_async",
+    "PerProcess",
     "Pending",
     "restore",
     "Run",
@@ -60,6 +63,7 @@ __all__ = [  # noqa: RUF022
     "Contents",
     "ArrayLeaf",
     "ValueLeaf",
+    "PerProcessLeaf",
     "StoredArray",
     "Piece",
     "ChunkGrid",

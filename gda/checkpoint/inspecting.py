@@ -32,10 +32,13 @@ from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
+from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     Path,
+    PerProcessLeaf,
+    ValueLeaf,
     check_keys,
     flatten,
     format_path,
@@ -79,6 +82,8 @@ class Contents:
     def shapes(self) -> Any:
         """Return the saved tree with a ``jax.ShapeDtypeStruct`` for each array.
 
+        Each ``PerProcess`` holds ``None``.
+
         >>> import gda, numpy as np, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     gda.checkpoint.save(folder, {'w': np.zeros((2, 3), np.float32), 'step': 7})
@@ -89,6 +94,8 @@ class Contents:
             jax.ShapeDtypeStruct(*saved_type(leaf), weak_type=leaf.weak_type)
             if isinstance(leaf, ArrayLeaf)
             else leaf.value
+            if isinstance(leaf, ValueLeaf)
+            else PerProcess(None)
             for leaf in self.leaves
         ]
         return unflatten(self.structure, values)
@@ -303,7 +310,7 @@ def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Opt
     problems: list[str] = []
     total = sum(
         sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in manifest.arrays
-    )
+    ) + sum(leaf.nbytes for leaf in manifest.per_process)
     with counting(options.progress, "verify", total) as add:
 
         def finish(nbytes: int, found: list[str]) -> None:
@@ -365,6 +372,9 @@ def _checks(
     for leaf in files.manifest.array_leaves:
         if leaf.key_impl is not None:
             yield partial(_check_leaf, leaf), 0, 0
+    for leaf in files.manifest.per_process:
+        for process, (nbytes, _) in enumerate(leaf.files):
+            yield partial(files.value_of, leaf, process), nbytes, nbytes
     for number, array in enumerate(files.manifest.arrays):
         yield partial(files.check_metadata, number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
@@ -395,8 +405,11 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _described(leaf: Leaf) -> tuple[str, str, str]:
-    if not isinstance(leaf, ArrayLeaf):
+    if isinstance(leaf, ValueLeaf):
         return type(leaf.value).__name__, f"{repr_of(leaf.value):.40}", ""
+    if isinstance(leaf, PerProcessLeaf):
+        processes = counted(len(leaf.files), "process", "processes")
+        return "PerProcess", format_bytes(leaf.nbytes), f"the values of {processes}"
     shape = ",".join(map(str, leaf.shape))
     layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
     kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind

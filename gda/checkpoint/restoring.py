@@ -6,7 +6,8 @@ of the files before they are read; where this process reads alone, before memory
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,9 +36,10 @@ from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.compared_fingerprints import check_fingerprints
-from gda.trees.records.recorded_tree import noting_path
+from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 
 _NAME = "gda.checkpoint.restore"
@@ -66,6 +68,7 @@ def restore(
     cast: bool = False,
     pad: bool = False,
     plain: bool = False,
+    merge: Callable[[list[Any], int], Sequence[Any]] | None = None,
     check_fingerprint: bool = False,
     read_once: bool = False,
     max_workers: int | None = None,
@@ -107,6 +110,11 @@ def restore(
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too.
+      merge: make the values of a ``PerProcess`` if another number of processes saved it, which is
+        an error otherwise. ``merge(values, count)`` takes the list of the saved values, in the
+        order of the processes, and the number of processes now; it returns the new values, one for
+        each process. Every process reads all values and calls it, so its result must not depend on
+        the process.
       check_fingerprint: compute the fingerprint of every restored array, and compare it with the
         recorded one. Communicates.
       read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
@@ -159,9 +167,7 @@ def restore(
     return _Restore(
         store=open_store(path_of(path, timeout), timeout),
         options=Options(max_workers, max_bytes, progress, read_once=read_once),
-        request=Request(
-            like, mesh, specs, at, partial, pad, plain, cast, keeps_missing=missing == "keep"
-        ),
+        request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
         check_fingerprint=check_fingerprint,
         timeout=timeout,
     ).tree()
@@ -201,9 +207,12 @@ class _Restore:
             self.together = processes_together(self.wanted.arrivals)
         if self.check_fingerprint:
             check_provable(self.store.url, self.wanted.arrivals)
-        if self.check_fingerprint or self.options.read_once:
-            self._compare_calls()
         try:
+            # Before the processes meet, so that all hear of a damaged file of one of them.
+            for leaf in self.wanted.per_process:
+                self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf))
+            if self.check_fingerprint or self.options.read_once:
+                self._compare_calls()
             self._read_all(options_for(self.store, self.options))
         except CorruptionError:
             check_not_replaced(self.store, manifest)
@@ -211,6 +220,27 @@ class _Restore:
         if self.check_fingerprint:
             self._compare_fingerprints()
         return self.wanted.tree()
+
+    def _value_of(self, leaf: PerProcessLeaf) -> Any:
+        """Return the value of this process; of other processes than now, they are merged."""
+        merge, here = self.request.merge, jax.process_index()
+        saved, count = len(leaf.files), jax.process_count()
+        if saved == count or merge is None:
+            return self.files.value_of(leaf, here)
+        values = [self.files.value_of(leaf, process) for process in range(saved)]
+        with noting_path(leaf.path):
+            merged = merge(values, count)
+            if len(merged) != count:
+                raise ValueError(
+                    f"merge returned {len(merged)} values for {count} processes; return one for "
+                    "each process"
+                )
+        if here == 0:
+            where = f"{format_path(leaf.path)} of {self.store.url}"
+            logging.getLogger("gda").info(
+                "%s: merged the values of %d processes for %d", where, saved, count
+            )
+        return merged[here]
 
     def _compare_calls(self) -> None:
         arguments = {

@@ -78,6 +78,7 @@ def save(
         maps, ``zarr.Array``, ``h5py.Dataset``, TensorStore, tensors of ``open_safetensors``, and
         other objects with shape, dtype and slices. Each process reads and writes its share of
         their blocks, which consist of whole chunks of the source. The values are not compared.
+        A ``PerProcess`` has a value that may differ between processes.
       overwrite: replace the present checkpoint. It stays complete until the new one is.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first

@@ -23,7 +23,7 @@ from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
 from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, ValueLeaf
-from gda.trees.records.saved_leaves import SavedLeaf, saved_leaves
+from gda.trees.records.saved_leaves import saved_leaves
 
 _INDEX = ".safetensors.index.json"
 
@@ -93,7 +93,7 @@ def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
             records.append(ValueLeaf(path, repr(leaf)))
         else:
             (saved,) = saved_leaves([(path, leaf)], Options())
-            records.append(saved.record if isinstance(saved, SavedLeaf) else saved)
+            records.append(saved if isinstance(saved, ValueLeaf) else saved.record)
     return records
 
 

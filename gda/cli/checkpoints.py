@@ -102,7 +102,7 @@ def _document(contents: Contents) -> dict[str, Any]:
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
     from gda.storage.stores.errors import repr_of
-    from gda.trees.records.recorded_tree import ValueLeaf
+    from gda.trees.records.recorded_tree import PerProcessLeaf, ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
         value = leaf.value
@@ -111,6 +111,9 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
         if not (is_short or is_finite or isinstance(value, str)):
             value = value.hex() if isinstance(value, bytes) else repr_of(value)
         return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
+    if isinstance(leaf, PerProcessLeaf):
+        sizes = [nbytes for nbytes, _ in leaf.files]
+        return {"path": list(leaf.path), "kind": "PerProcess", "nbytes_of_processes": sizes}
     entry: dict[str, Any] = {
         "path": list(leaf.path),
         "kind": leaf.kind,

@@ -19,7 +19,13 @@ from gda.layout.processes import Processes
 from gda.layout.spec import Shape, SpecEntry
 from gda.layout.strict_json import parse_json
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, RecordedTree, check_structure
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    PerProcessLeaf,
+    RecordedTree,
+    check_structure,
+)
 
 _MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000
@@ -130,6 +136,8 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
         )
         deadline.check(peer)
         check_structure(catalog.structure, [leaf.path for leaf in catalog.leaves])
+        if any(isinstance(leaf, PerProcessLeaf) for leaf in catalog.leaves):
+            raise ValueError("it has values of single processes")
         for process in catalog.servers:
             Address.of(process.address)
         known = {*range(len(catalog.servers))}

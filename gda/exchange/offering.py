@@ -26,6 +26,7 @@ from gda.storage.options import Options
 from gda.trees.records.recorded_tree import ValueLeaf, flatten, format_path, noting_path
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
+    SavedPerProcess,
     check_same_values,
     kept,
     saved_leaves,
@@ -55,7 +56,7 @@ def offer(
     accelerator copies its blocks to pinned memory of the host.
 
     Args:
-      tree: as for ``gda.checkpoint.save``, without sources.
+      tree: as for ``gda.checkpoint.save``, without sources and ``PerProcess``.
       address: ``host:port`` that the first process listens on, and that pullers are given. With
         port 0 the system chooses one. Each other process listens on the address by which it reaches
         the first one, on a port that the system chooses. By default all listen on 127.0.0.1, which
@@ -244,7 +245,15 @@ def _step(*args: Any, **options: Any) -> Any:
 def _held(tree: Any) -> HeldTree:
     """Return the tree with the blocks of this process, which nothing can change any more."""
     structure, flat = flatten(tree)
-    leaves = saved_leaves(flat, Options(), are_held=True)
+    leaves: list[SavedLeaf | ValueLeaf] = []
+    for leaf in saved_leaves(flat, Options(), are_held=True):
+        if isinstance(leaf, SavedPerProcess):
+            with noting_path(leaf.record.path):
+                raise TypeError(
+                    "a PerProcess cannot be offered, because each process has a value of its own; "
+                    "omit it"
+                )
+        leaves.append(leaf)
     arrays = [leaf for leaf in leaves if isinstance(leaf, SavedLeaf)]
     for leaf in arrays:
         if leaf.is_source:

@@ -41,6 +41,7 @@ from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
+from gda.trees.per_process import PerProcess
 from gda.trees.records.compared_fingerprints import check_fingerprints
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
@@ -128,6 +129,11 @@ def pull(
     check_token(token)
     if not isinstance(name, str | None):
         raise TypeError(f"name must be a text, not {name!r:.80}")
+    if any(isinstance(leaf, PerProcess) for leaf in jax.tree.leaves(like)):
+        raise TypeError(
+            "like has a PerProcess, and no offer has one; take it from a checkpoint, and omit it "
+            "here"
+        )
     cast = None if dtype is None else dtype_of_floats(dtype)
     if verify and cast is not None:
         raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")

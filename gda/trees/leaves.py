@@ -18,6 +18,7 @@ from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
 from gda.storage.sources import is_group, slices
+from gda.trees.per_process import PerProcess
 
 Keys = tuple[Any, ...]  # of JAX: the path of a leaf
 
@@ -56,11 +57,13 @@ def is_array(leaf: object) -> bool:
 
 
 def is_value(leaf: object) -> bool:
-    """Return True if a leaf is a number of Python or NumPy, a string, or ``None``, and no array.
+    """Return True if a leaf is a number, a string, ``None`` or a ``PerProcess``, and no array.
 
     Functions of trees leave such leaves as they are, without a spec.
     """
-    return leaf is None or isinstance(leaf, int | float | complex | str | bytes | np.generic)
+    return leaf is None or isinstance(
+        leaf, int | float | complex | str | bytes | np.generic | PerProcess
+    )
 
 
 def is_source(leaf: Any) -> bool:

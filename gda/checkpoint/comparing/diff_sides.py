@@ -21,11 +21,21 @@ from gda.layout.spec import Index, Shape
 from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
+from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, flatten, saved_type, subtree
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    ValueLeaf,
+    flatten,
+    saved_type,
+    subtree,
+)
 from gda.trees.records.saved_leaves import (
     Block,
     SavedLeaf,
+    SavedPerProcess,
     check_same_values,
     saved_leaves,
     values_of,
@@ -90,35 +100,50 @@ class GivenSide:
         self._all = saved_leaves(flatten(tree)[1], Options(max_bytes=2 * _PART_BYTES))
         self.leaves: dict[Path, Leaf] = {}
         self._arrays: dict[Path, SavedLeaf] = {}
+        self._files: dict[Path, SavedPerProcess] = {}
         for leaf in self._all:
-            record = leaf.record if isinstance(leaf, SavedLeaf) else leaf
+            record = leaf if isinstance(leaf, ValueLeaf) else leaf.record
             path = _compared_path(at + record.path, by_name)
             self.leaves[path] = replace(record, path=path)
             if isinstance(leaf, SavedLeaf):
                 self._arrays[path] = leaf
+            if isinstance(leaf, SavedPerProcess):
+                self._files[path] = leaf
 
     def record_fingerprints(self, paths: Collection[Path]) -> None:
-        """Compute the fingerprints of arrays. All processes must call it, with the same paths."""
+        """Compute the fingerprints of arrays, and the checksums of what each process has by itself.
+
+        All processes must call it, with the same paths.
+        """
         arrays = [self._arrays[path] for path in paths]
 
         def work() -> dict[str, Any]:
             begun = [leaf.begin_sums() for leaf in arrays]
             values = values_of(self._all) if jax.process_count() > 1 else {}
-            return {"values": values, "sums": [sums.result().tolist() for sums in begun]}
+            return {
+                "values": values,
+                "sums": [sums.result().tolist() for sums in begun],
+                "files": [size_and_crc(leaf.data) for leaf in self._files.values()],
+            }
 
-        def decide(parts: dict[int, Any]) -> list[str]:
+        def decide(parts: dict[int, Any]) -> tuple[list[str], list[Any]]:
             check_same_values([part["values"] for part in parts.values()])
             shares = [part["sums"] for part in parts.values()]
-            return [
+            digests = [
                 digest_of(*saved_type(leaf.record), of_all)
                 for leaf, of_all in zip(arrays, zip(*shares, strict=True), strict=True)
             ]
+            return digests, [*zip(*[part["files"] for part in parts.values()], strict=True)]
 
         what = "comparing fingerprints of a tree with a checkpoint"
         done = all_do(work, decide=decide, what=what, timeout=600)
-        for path, digest in zip(paths, done.decision, strict=True):
+        digests, files = done.decision
+        for path, digest in zip(paths, digests, strict=True):
             leaf: Any = self.leaves[path]
             self.leaves[path] = replace(leaf, fingerprint=digest)
+        for path, of_all in zip(self._files, files, strict=True):
+            leaf = self.leaves[path]
+            self.leaves[path] = replace(leaf, files=tuple(map(tuple, of_all)))
 
     def parts(self, path: Path) -> Iterator[ComparedPart]:
         """Yield the parts of an array that this process compares: all processes, each once."""

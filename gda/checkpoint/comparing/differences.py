@@ -11,7 +11,14 @@ from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
 from gda.storage.stores.errors import repr_of
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, format_path
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    PerProcessLeaf,
+    ValueLeaf,
+    format_path,
+)
 
 _MOST_ROWS = 20  # of each kind of difference, in the text
 _MOST_LETTERS = 60  # of a value, in the text
@@ -140,12 +147,17 @@ class Differences:
 
 
 def are_of_one_type(a: Leaf, b: Leaf) -> bool:
-    """Return True if two leaves have the same shape and dtype, or are values of one type."""
+    """Return True if two leaves have the same shape and dtype, or are values of one type.
+
+    Of values that each process has by itself, as many processes must have one.
+    """
     if isinstance(a, ArrayLeaf) and isinstance(b, ArrayLeaf):
         return (a.shape, a.dtype, a.key_impl) == (b.shape, b.dtype, b.key_impl)
-    if isinstance(a, ArrayLeaf) or isinstance(b, ArrayLeaf):
-        return False
-    return type(a.value) is type(b.value)
+    if isinstance(a, PerProcessLeaf) and isinstance(b, PerProcessLeaf):
+        return len(a.files) == len(b.files)
+    if isinstance(a, ValueLeaf) and isinstance(b, ValueLeaf):
+        return type(a.value) is type(b.value)
+    return False
 
 
 def differences_of(
@@ -193,12 +205,16 @@ def _is_same(a: Leaf, b: Leaf) -> bool | None:
         if a.fingerprint is None or b.fingerprint is None:
             return None
         return a.fingerprint == b.fingerprint
+    if isinstance(a, PerProcessLeaf) and isinstance(b, PerProcessLeaf):
+        return a.files == b.files
     return _text(a) == _text(b)  # not ==: NaN is the same as NaN, and 0.0 is not -0.0
 
 
 def _text(leaf: Leaf) -> str:
-    if not isinstance(leaf, ArrayLeaf):
+    if isinstance(leaf, ValueLeaf):
         return repr_of(leaf.value)
+    if isinstance(leaf, PerProcessLeaf):
+        return f"the values of {counted(len(leaf.files), 'process', 'processes')}"
     text = typed_shape(leaf.dtype.name, leaf.shape)
     return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
 

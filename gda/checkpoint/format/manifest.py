@@ -25,7 +25,7 @@ from gda.layout.indices import Tiling, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
 from gda.storage.stores.checksums import Bytes
-from gda.trees.records.recorded_tree import Piece, RecordedTree
+from gda.trees.records.recorded_tree import PerProcessLeaf, Piece, RecordedTree
 
 _LEVEL = 1  # of zstd
 
@@ -262,6 +262,15 @@ class Manifest(RecordedTree):
         return piece.array, piece.offset // self.arrays[piece.array].chunk_shape[0]
 
     @property
+    def per_process(self) -> list[PerProcessLeaf]:
+        """The leaves that each process has by itself."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, PerProcessLeaf)]
+
+    def file_of(self, leaf: PerProcessLeaf, process: int) -> str:
+        """Return the name of the file of a process."""
+        return f"{self.data}/{leaf.name}.{process}"
+
+    @property
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every file but that of the manifest."""
         yield f"{self.data}/zarr.json", self.group[0]
@@ -270,6 +279,9 @@ class Manifest(RecordedTree):
             for chunk in range(array.grid.num_chunks):
                 name = f"{self.data}/{array.name}/{array.grid.key(chunk)}"
                 yield name, array.nbytes_of_file(chunk)
+        for leaf in self.per_process:
+            for process, (nbytes, _) in enumerate(leaf.files):
+                yield self.file_of(leaf, process), nbytes
 
 
 def group_of(arrays: Iterable[StoredArray]) -> bytes:

@@ -30,7 +30,15 @@ from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, Piece, ValueLeaf, check_structure
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    PerProcessLeaf,
+    Piece,
+    ValueLeaf,
+    check_structure,
+)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -162,6 +170,7 @@ def _without_collections() -> Iterator[None]:
 # To JSON. Floats that JSON does not have, and complex numbers, are written as strings.
 
 _KEYS = {"crcs": "crc32c"}  # of fields with another name in the file
+_PER_PROCESS = "PerProcess"  # the kind of a leaf
 
 
 def _for_json(record: Any) -> Any:
@@ -177,6 +186,8 @@ def _for_json(record: Any) -> Any:
         for name, key, default, *_ in _fields_of(type(record))
         if (value := getattr(record, name)) is not default
     }
+    if isinstance(record, PerProcessLeaf):
+        entry["kind"] = _PER_PROCESS
     if isinstance(record, StoredArray):
         entry["crc32c"] = np.asarray(record.crcs, ">u4").tobytes().hex()
     elif isinstance(record, ArrayLeaf) and record.array is None:
@@ -241,6 +252,8 @@ def _manifest(body: Any) -> Manifest:
         if isinstance(leaf, ArrayLeaf):
             _check_stored(f".leaves[{number}]", leaf, manifest.arrays)
     _check_shared_out(manifest.array_leaves, manifest.arrays)
+    if len({len(leaf.files) for leaf in manifest.per_process}) > 1:
+        raise _Invalid(": two leaves have the files of different numbers of processes")
     return manifest
 
 
@@ -315,6 +328,8 @@ def _leaf(value: Any) -> Leaf:
             return _record(ValueLeaf, value | {"value": _VALUES[kind][1](value.get("value"))})
         except (ValueError, TypeError, OverflowError):
             raise _Invalid(f".value is not a {kind}") from None
+    if kind == _PER_PROCESS:
+        return _record(PerProcessLeaf, value)
     leaf = _record(ArrayLeaf, value)
     if (leaf.array is None) != ("pieces" in value):
         raise _Invalid(" has neither an array nor pieces, or both")
@@ -382,6 +397,12 @@ def _size_and_crc(values: Any, most_bytes: int) -> tuple[int, int]:
     return nbytes, crc
 
 
+def _files(values: Any) -> tuple[tuple[int, int], ...]:
+    if not _list(values):
+        raise ValueError
+    return tuple([_size_and_crc(each, _MOST_CHUNK_BYTES) for each in values])
+
+
 def _mesh(value: Any) -> dict[str, int]:
     for size in _of(dict)(value).values():
         _number(size)
@@ -423,6 +444,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
     "dtype": ("the name of a dtype", recorded_dtype),
+    "files": ("a size and a CRC-32C for each process", _files),
     "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
     "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),

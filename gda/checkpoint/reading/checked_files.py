@@ -26,7 +26,8 @@ from gda.storage.stores.checksums import Bytes
 from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_tree import format_path
+from gda.trees.per_process import from_bytes
+from gda.trees.records.recorded_tree import PerProcessLeaf, format_path
 
 T = TypeVar("T")
 
@@ -175,13 +176,31 @@ class Files:
     def check_group(self) -> None:
         """Raise ``CorruptionError`` unless the ``zarr.json`` of the group is undamaged."""
         name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
+        self._document("the group of all arrays", name, expected)
+
+    def value_of(self, leaf: PerProcessLeaf, process: int) -> Any:
+        """Return the value of a process; raise ``CorruptionError`` if its file is damaged."""
+        what = f"value {format_path(leaf.path)} of process {process}"
+        name = self.manifest.file_of(leaf, process)
+        return self._document(what, name, leaf.files[process], from_bytes)
+
+    def _document(
+        self,
+        what: str,
+        name: str,
+        expected: tuple[int, int],
+        read: Callable[[bytes], Any] = lambda data: data,
+    ) -> Any:
+        """Return what ``read`` makes of a file with the expected size and checksum."""
         try:
-            found = self.store.read(name, expected[0])
-            what = None if checksums.size_and_crc(found) == expected else "is damaged"
+            data = self.store.read(name, expected[0])
+            _check_size(len(data), expected[0])
+            if checksums.size_and_crc(data) == expected:
+                return read(data)
+            problem = "is damaged"
         except (*_GONE, ValueError) as error:
-            what = "is missing" if isinstance(error, _GONE) else str(error)
-        if what is not None:
-            raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
+            problem = "is missing" if isinstance(error, _GONE) else str(error)
+        raise CorruptionError(f"{what}: {self.store.join(name)} {problem}")
 
     def load(self, where: Chunk, out: Bytes) -> None:
         """Read a chunk into contiguous memory; raise ``CorruptionError`` if it is damaged."""

@@ -18,12 +18,20 @@ from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import typed_shape
-from gda.storage.sources import HasReader, Source
+from gda.storage.sources import HasReader, Source, Unreadable
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import lazy
-from gda.trees.records.recorded_tree import ArrayLeaf, format_path, unflatten
+from gda.trees.per_process import PerProcess
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    PerProcessLeaf,
+    ValueLeaf,
+    format_path,
+    unflatten,
+)
 
 AnyArray = np.ndarray[Any, Any]
 
@@ -50,7 +58,8 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     Returns:
       the tree as it was saved, with a ``gda.storage.LazyArray`` for each array, whatever its
         container was. Typed PRNG keys are a ``jax.Array`` of keys on one device. Numbers, strings
-        and ``None`` are values.
+        and ``None`` are values. A ``PerProcess`` has the value of this process, if as many
+        processes saved it; the use of another one is an error.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
@@ -79,18 +88,24 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:
     """Return the saved tree with a ``LazyArray`` for each array.
 
-    PRNG keys and numbers of NumPy, which no source gives, are read.
+    PRNG keys and numbers of NumPy, which no source gives, and values of this process are read.
     """
     chunks = ChunkCache(Files(store, manifest), _CACHE_OF_TREE_BYTES)
-    values = [
-        _value_of(SavedArray(leaf, chunks)) if isinstance(leaf, ArrayLeaf) else leaf.value
-        for leaf in manifest.leaves
-    ]
-    return unflatten(manifest.structure, values)
+    return unflatten(manifest.structure, [_value_of(leaf, chunks) for leaf in manifest.leaves])
 
 
-def _value_of(source: SavedArray) -> Any:
-    leaf = source.leaf
+def _value_of(leaf: Leaf, chunks: ChunkCache) -> Any:
+    if isinstance(leaf, ValueLeaf):
+        return leaf.value
+    if isinstance(leaf, PerProcessLeaf):
+        saved, count = len(leaf.files), jax.process_count()
+        if saved == count:
+            return PerProcess(chunks.files.value_of(leaf, jax.process_index()))
+        return Unreadable(
+            f"{format_path(leaf.path)} has the values of {saved} processes, and this program has "
+            f"{count}; restore the checkpoint with merge="
+        )
+    source = SavedArray(leaf, chunks)
     if leaf.key_impl is None and leaf.kind != "number":
         return lazy(source)
     data: Any = source.block(index_at((0,) * len(leaf.shape), leaf.shape))

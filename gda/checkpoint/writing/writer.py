@@ -30,13 +30,15 @@ from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
 from gda.storage.options import Options, counting
+from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_tree import Leaf, Piece, ValueLeaf, saved_type
+from gda.trees.records.recorded_tree import Leaf, Path, Piece, ValueLeaf, saved_type
 from gda.trees.records.saved_leaves import (
     Block,
     Keyed,
     SavedLeaf,
+    SavedPerProcess,
     is_on_accelerator,
     kept,
     to_host,
@@ -53,7 +55,7 @@ PACK_BYTES = 4 * 2**20  # of a chunk
 class Share:
     """The part of this process in the save of a tree: every leaf, and sums that are begun."""
 
-    leaves: Sequence[SavedLeaf | ValueLeaf]
+    leaves: Sequence[SavedLeaf | ValueLeaf | SavedPerProcess]
     sums: Mapping[int, PendingSums] = field(default_factory=dict)  # over its blocks, by leaf
 
     @cached_property
@@ -231,6 +233,11 @@ class Writer:
         )
         total = sum(leaf.written_bytes for leaf in share.large)
         total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
+        files = [
+            self._write_file(number, leaf)
+            for number, leaf in enumerate(share.leaves)
+            if isinstance(leaf, SavedPerProcess)
+        ]
         written = self._written(documents, chunks, total)
         of_array: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for each in written:
@@ -248,6 +255,7 @@ class Writer:
                 for piece in [placed.piece]
             ],
             "sums": _sums(sums, written),
+            "files": files,
         }
 
     # The arrays on disk.
@@ -255,8 +263,7 @@ class Writer:
     def _array_of(self, leaf: SavedLeaf) -> StoredArray:
         """Return the array on disk of a large leaf."""
         record = leaf.record
-        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, record.path))).strip(".")
-        name = f"{leaf.number:05}.{words[:80]}".rstrip(".")
+        name = _name_of(leaf.number, record.path)
         chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
         return StoredArray.planned(name, record.shape, chunk_shape, record.dtype, self.codec)
 
@@ -349,6 +356,12 @@ class Writer:
         self.store.flush()
         return written
 
+    def _write_file(self, number: int, leaf: SavedPerProcess) -> tuple[int, int]:
+        """Write the value of this process; return size and checksum of its file."""
+        name = _name_of(number, leaf.record.path)
+        self.store.write(f"{self.data}/{name}.{jax.process_index()}", leaf.data)
+        return size_and_crc(leaf.data)
+
     def _write_document(self, array: StoredArray) -> None:
         self.store.write(f"{self.data}/{array.name}/zarr.json", array.document)
 
@@ -388,18 +401,22 @@ class Writer:
                 shapes = tuple(shape), tuple(chunk_shape)
                 pack = StoredArray.planned(name, *shapes, np.dtype(dtype), self.codec)
                 arrays.append(_with_chunks(pack, chunks))
-        leaves = [
-            replace(
+        files = zip(*[part["files"] for part in parts], strict=True)
+
+        def record_of(number: int, leaf: SavedLeaf | ValueLeaf | SavedPerProcess) -> Leaf:
+            if isinstance(leaf, ValueLeaf):
+                return leaf
+            if isinstance(leaf, SavedPerProcess):
+                name = _name_of(number, leaf.record.path)
+                return replace(leaf.record, name=name, files=tuple(map(tuple, next(files))))
+            return replace(
                 leaf.record,
                 fingerprint=self._digest(leaf, parts),
-                array=place.get(leaf.number),
-                pieces=tuple(pieces.get(leaf.number, ())),
+                array=place.get(number),
+                pieces=tuple(pieces.get(number, ())),
             )
-            if isinstance(leaf, SavedLeaf)
-            else leaf
-            for leaf in share.leaves
-        ]
-        return tuple(arrays), tuple(leaves)
+
+        return tuple(arrays), tuple(map(record_of, itertools.count(), share.leaves))
 
     def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
         if not self.fingerprints:
@@ -418,6 +435,12 @@ class Writer:
         if size != nbytes:
             where = self.store.join(name)
             raise SaveError(f"{where} was changed: it has {size} bytes, not {nbytes}; save again")
+
+
+def _name_of(number: int, path: Path) -> str:
+    """Return the name of the files of a leaf; the number makes it unique."""
+    words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, path))).strip(".")
+    return f"{number:05}.{words[:80]}".rstrip(".")
 
 
 def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:

@@ -123,7 +123,34 @@ class ValueLeaf:
     value: bool | int | float | complex | str | bytes
 
 
-Leaf = ArrayLeaf | ValueLeaf
+@set_module("gda.checkpoint")
+@dataclass(frozen=True, slots=True)
+class PerProcessLeaf:
+    """A ``PerProcess`` of the saved tree; ``Contents.leaves`` has them.
+
+    Attributes:
+      path: the keys and indices that lead to it.
+      name: the name of its files below the directory of the data, without ``.`` and the process.
+      files: size and CRC-32C of the file of each process.
+
+    >>> import gda, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'data': gda.checkpoint.PerProcess([5])})
+    ...     gda.checkpoint.inspect(folder).leaves
+    (PerProcessLeaf(path=('data',), name='00000.data', files=((4, 1684551297),)),)
+    """
+
+    path: Path
+    name: str
+    files: tuple[tuple[int, int], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(nbytes for nbytes, _ in self.files)
+
+
+Leaf = ArrayLeaf | ValueLeaf | PerProcessLeaf
 
 
 @dataclass(frozen=True)

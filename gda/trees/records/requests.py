@@ -6,7 +6,7 @@ the recorded tree is found here, before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
+from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
@@ -40,6 +41,7 @@ from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     Path,
+    PerProcessLeaf,
     RecordedTree,
     ValueLeaf,
     checked_path,
@@ -67,6 +69,7 @@ class Request:
     plain: bool
     cast: bool = False
     keeps_missing: bool = False
+    merge: Callable[[list[Any], int], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
         """Raise unless the arguments fit each other."""
@@ -102,6 +105,8 @@ class RequestedTree:
 
     Attributes:
       arrivals: its arrays, in order.
+      per_process: its values that each process has by itself.
+      values: these values, by path, for the caller to fill.
     """
 
     def __init__(
@@ -110,6 +115,8 @@ class RequestedTree:
         self._request, self._structure = request, tree.structure
         self._leaves, self._definition = leaves, definition  # that of ``like``, if there is one
         self.arrivals = [leaf for leaf in leaves if isinstance(leaf, Arrival)]
+        self.per_process = [leaf for leaf in leaves if isinstance(leaf, PerProcessLeaf)]
+        self.values: dict[Path, PerProcess] = {}
 
     @property
     def layouts(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -117,8 +124,15 @@ class RequestedTree:
         return {"/".join(map(str, each.record.path)): each.shared_layout for each in self.arrivals}
 
     def tree(self) -> Any:
-        """Return the tree, when its arrays have arrived."""
-        values = [leaf.value if isinstance(leaf, Arrival) else leaf for leaf in self._leaves]
+        """Return the tree, when its arrays have arrived and ``values`` has the others."""
+        values = [
+            self.values[leaf.path]
+            if isinstance(leaf, PerProcessLeaf)
+            else leaf.value
+            if isinstance(leaf, Arrival)
+            else leaf
+            for leaf in self._leaves
+        ]
         if self._definition is not None:
             return jax.tree.unflatten(self._definition, values)
         tree = unflatten(self._structure, values, self._request.at)
@@ -168,7 +182,7 @@ def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
-    if isinstance(leaf, ValueLeaf) or leaf.kind == "number":
+    if not isinstance(leaf, ArrayLeaf) or leaf.kind == "number":
         return None
     return jax.ShapeDtypeStruct(*saved_type(leaf))
 
@@ -193,6 +207,8 @@ def _leaves_by_layouts(
             place = None if layouts is None else layouts.place_of(leaf.path[len(at) :])
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
+            elif isinstance(leaf, PerProcessLeaf):
+                results.append(_of_as_many(request, leaf))
             elif leaf.kind == "number":
                 results.append(number_arrival(leaf, leaf.dtype))
             elif layouts is not None and place is None:
@@ -211,6 +227,18 @@ def _leaves_by_layouts(
         )
         raise ValueError(f"{what}: {join_some(problems)}")
     return results
+
+
+def _of_as_many(request: Request, leaf: PerProcessLeaf) -> PerProcessLeaf:
+    """Return the leaf; raise unless this program has as many processes, or can merge values."""
+    saved, count = len(leaf.files), jax.process_count()
+    if saved != count and request.merge is None:
+        raise ValueError(
+            f"it has the values of {saved} processes, and this program has {count}; pass merge=, a "
+            f"function that takes the list of the {saved} values and {count}, and returns {count} "
+            "values"
+        )
+    return leaf
 
 
 def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arrival:
@@ -324,6 +352,13 @@ def _parts_with(paths: Sequence[Path], recorded: dict[Path, Leaf]) -> list[Path]
 def _leaf_like(
     request: Request, tree: RecordedTree, leaf: Leaf, like: Any, place: MeshAndSpec | None
 ) -> Any:
+    if isinstance(leaf, PerProcessLeaf):
+        if not isinstance(like, PerProcess):
+            raise ValueError(
+                f"it has a value for each process, and like has {_in_words(like)}; put a "
+                "gda.checkpoint.PerProcess there"
+            )
+        return _of_as_many(request, leaf)
     casts = request.cast
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):

@@ -43,7 +43,15 @@ from gda.trees.leaves import (
     is_source,
     note_function,
 )
-from gda.trees.records.recorded_tree import ArrayLeaf, Path, ValueLeaf, format_path, noting_path
+from gda.trees.per_process import PerProcess, to_bytes
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Path,
+    PerProcessLeaf,
+    ValueLeaf,
+    format_path,
+    noting_path,
+)
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
@@ -107,15 +115,22 @@ class SavedLeaf(NamedTuple):
         return begin_blocks(blocks, self.grid)
 
 
+class SavedPerProcess(NamedTuple):
+    """A ``PerProcess`` of the tree, and the bytes of its value in this process."""
+
+    record: PerProcessLeaf  # a save adds name and files
+    data: bytes
+
+
 def saved_leaves(
     leaves: Iterable[tuple[Path, Any]], options: Options, *, are_held: bool = False
-) -> list[SavedLeaf | ValueLeaf]:
-    """Return every leaf of a tree as it is saved; copies and reads nothing.
+) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
+    """Return every leaf of a tree as it is saved; reads nothing, and copies each ``PerProcess``.
 
     On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
     ``are_held`` is that of ``written_arrays``.
     """
-    given: list[_Given | ValueLeaf] = []
+    given: list[_Given | ValueLeaf | SavedPerProcess] = []
     reading = None
     for path, leaf in leaves:
         with noting_path(path):
@@ -134,7 +149,7 @@ def saved_leaves(
         )
     )
     return [
-        each if isinstance(each, ValueLeaf) else _saved(number, each.record, next(written))
+        _saved(number, each.record, next(written)) if isinstance(each, _Given) else each
         for number, each in enumerate(given)
     ]
 
@@ -193,7 +208,7 @@ def _has_pinned_memory(device: Any) -> bool:
     return _PINNED in [memory.kind for memory in device.addressable_memories()]
 
 
-def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
+def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict[str, str]:
     """Return, by path, text or checksum of what must be the same in all processes.
 
     Of a source, shape, dtype and blocks; not the values, of which each process reads some.
@@ -202,6 +217,8 @@ def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
     for leaf in leaves:
         if isinstance(leaf, ValueLeaf):
             values[format_path(leaf.path)] = f"{repr_of(leaf.value):.200}"
+        elif isinstance(leaf, SavedPerProcess):
+            continue
         elif leaf.is_source:
             values[format_path(leaf.record.path)] = str(leaf.own)
         elif leaf.own is not None:
@@ -233,7 +250,7 @@ class _Given(NamedTuple):
     grid: ShardGrid | None
 
 
-def _given(path: Path, given: Any) -> _Given | ValueLeaf:
+def _given(path: Path, given: Any) -> _Given | ValueLeaf | SavedPerProcess:
     leaf = held_by(given)
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
@@ -247,9 +264,12 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf:
         )
     if type(leaf) in _VALUES:
         return ValueLeaf(path, leaf)
+    if isinstance(leaf, PerProcess):
+        return SavedPerProcess(PerProcessLeaf(path, "", ()), to_bytes(leaf.value))
     error = TypeError(
         f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
-        "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, sources, numbers, strings and bytes"
+        "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, sources, numbers, strings, bytes "
+        "and PerProcess"
     )
     note_function(error, leaf)
     raise error
