@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import functools
 import json
+import logging
 import os
 import threading
 import time
@@ -36,6 +37,7 @@ Decide = Callable[[dict[int, bytes]], bytes]
 
 END_OF = "end of "
 _SECONDS_AT_EXIT = 5.0
+_BETWEEN_LINES = 60.0  # seconds, about processes that are awaited
 _SECONDS_FOR_ANSWERS = 5.0  # of the service, after the timeout of a meeting
 
 _FOLDER = "gda/multihost/meeting"
@@ -237,8 +239,12 @@ class _Meeting:
 
         # Few meetings last until a second thread starts, which looks while the first one waits.
         coming = in_thread("gda-meeting", lambda: self._come(entry))
+        next_line = time.monotonic() + _BETWEEN_LINES
         while not is_done(coming):
             answer(in_thread("gda-look", lambda: self._look(coming)))
+            if time.monotonic() > next_line:
+                next_line += _BETWEEN_LINES
+                answer(in_thread("gda-look", self._log_late))
         return answer(in_thread("gda-meeting", lambda: self._decision(coming, decide)))
 
     def _come(self, entry: bytes) -> bytes:
@@ -259,6 +265,13 @@ class _Meeting:
         # A process may end, or go on to another meeting, when this one has taken place.
         if (describe := self._failure_seen()) and not is_done(coming):
             raise self._failed(describe)
+
+    def _log_late(self) -> None:
+        """Log which processes are awaited, in the first of those that wait."""
+        waiting = {process for group in self._waiting().values() for process in group}
+        if waiting and min(waiting) == jax.process_index():
+            late = format_processes({*self.processes} - waiting)
+            logging.getLogger("gda").warning("%s: still waiting for %s", self.what, late)
 
     def _decision(self, coming: Future[bytes], decide: Decide) -> bytes:
         try:

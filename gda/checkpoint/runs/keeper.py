@@ -74,6 +74,12 @@ class Keeper:
                     f"{url} has later steps than {only}: {format_numbers(later)}; call "
                     f"run.rollback({only}, newest={later[-1]}) first"
                 )
+        of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
+        if max(of_orbax, default=-1) > max(steps, default=-1):
+            raise ValueError(
+                f"Orbax saved step {of_orbax[-1]} in {url}: convert it with gda convert into the "
+                f"folder {name_of(of_orbax[-1])} of another run, and resume that one"
+            )
         remove_left_over(self.folder, self._claimed())
         return [[number, each.name] for number, each in steps.items()]
 
@@ -120,7 +126,7 @@ class Keeper:
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
         is_whole = not self.links or self.keeping.is_milestone(number, before)
-        return "" if is_whole or newest is None or newest.is_of_orbax else newest.name
+        return "" if is_whole or newest is None else newest.name
 
     def before_commit(self, step: StepSave) -> None:
         """Write the metrics, and look if the run is still this program's."""

@@ -89,10 +89,8 @@ def summary(path: Any, timeout: float) -> RunSummary:
 
 def _summary(folder: RunFolder, number: int, step: StepFolder) -> StepSummary:
     path = below(folder.path, step.name)
-    saved, nbytes, shared = "", 0, 0
-    if not step.is_of_orbax:
-        contents = inspect(path, timeout=folder.timeout)
-        saved, nbytes = str(contents.about.get("saved", "")), contents.nbytes
+    contents = inspect(path, timeout=folder.timeout)
+    saved, nbytes, shared = str(contents.about.get("saved", "")), contents.nbytes, 0
     if not folder.store().is_remote:
         nbytes, shared = _bytes_below(str(path))
     return StepSummary(number, saved, nbytes, shared, folder.metrics(step.name), step.is_held)
@@ -114,7 +112,7 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike, *, fingerprint
     folder = RunFolder(path, timeout)
     problems: list[str] = []
     nbytes = 0
-    complete = {n: each for n, each in folder.complete().items() if not each.is_of_orbax}
+    complete = folder.complete()
     for number, each in complete.items():
         place = below(folder.path, each.name)
         try:

@@ -83,13 +83,8 @@ def remove_left_over(folder: RunFolder, owner: Owner) -> None:
 
 
 def remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
-    """Remove the steps after ``last``; a kill at any moment leaves them removed, or the intent.
-
-    Raises ``ValueError`` if one of them is of Orbax: nothing is removed then.
-    """
+    """Remove the steps after ``last``; a kill at any moment leaves them removed, or the intent."""
     later = {n: each for n, each in folder.listed().items() if n > last and each.is_complete}
-    if foreign := [number for number, each in later.items() if each.is_of_orbax]:
-        raise ValueError(f"{folder.url}: Orbax saved {_steps(foreign)}; move them elsewhere first")
     begun = time.monotonic()
     folder.set_ends(owner, last)
     for each in later.values():

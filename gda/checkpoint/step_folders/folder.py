@@ -85,8 +85,7 @@ class StepFolder(NamedTuple):
 
     @property
     def is_complete(self) -> bool:
-        is_whole = manifest_json.NAME in self.files or self.is_of_orbax
-        return is_whole and _DAMAGED not in self.files
+        return manifest_json.NAME in self.files and _DAMAGED not in self.files
 
     @property
     def is_begun(self) -> bool:

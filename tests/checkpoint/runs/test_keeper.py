@@ -1,0 +1,140 @@
+"""Runs on object stores, two programs, kills at any moment, and the log of who is late."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import tensorstore as ts
+from running import USUAL
+from s3_server import ENVIRONMENT, Server, spec_of
+from training import check, state_of, train
+from trials import Trials, tried
+
+import gda
+from gda.checkpoint import Run, SaveError
+from gda.multihost import meeting
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch, Server() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(params=["memory", "s3"])
+def place(request: pytest.FixtureRequest) -> Any:
+    if request.param == "memory":
+        return ts.KvStore.open("memory://").result() / "runs/a/"
+    server = request.getfixturevalue("server")
+    return spec_of(server.port, server.bucket())
+
+
+def test_a_run_on_an_object_store(place: Any) -> None:
+    run = Run(place, every=10, keep=2, keep_every=50, keep_best=(1, "loss"))
+    assert run.resume(state_of(0))[1] == 0
+    for step in range(10, 71, 10):
+        run.save(step, state_of(step), metrics={"loss": abs(step - 30)})
+    run.close()
+    assert run.steps() == [30, 50, 60, 70]
+    store = gda.storage.stores.opening.open_store(place, 10)
+    assert {*store.entries()} == {"run.json", *(f"{s:08d}" for s in run.steps())}
+    key = next(n for n in store.entries("00000070") if n.startswith("data-"))
+    leaf = next(n for n in store.entries(f"00000070/{key}") if n != "zarr.json")
+    store.replace(f"00000070/{key}/{leaf}/c", b"x")
+    for file in store.entries(f"00000070/{key}/{leaf}"):
+        if file != "zarr.json":
+            store.replace(f"00000070/{key}/{leaf}/{file}", b"x")
+    run = Run(place, every=10, keep=2)
+    state, step = run.resume(state_of(0))
+    check(state, 60)
+    assert run.steps() == [30, 50, 60]
+    train(run, step, 70)  # in place of the damaged one
+    run.close()
+    assert Run(place, every=10).resume(state_of(0))[1] == 70
+    assert run.steps() == [60, 70]
+    assert Run(place, every=1).rollback(60, newest=70)
+    assert [*gda.checkpoint.follow(place, timeout=0)] == [60]
+
+
+def test_the_newer_program_takes_over_on_an_object_store(place: Any) -> None:
+    old, new = Run(place, every=10, keep=2), Run(place, every=10, keep=2)
+    old.resume(state_of(0))
+    train(old, 0, 20)
+    old.wait()
+    train(new, new.resume(state_of(0))[1], 40)
+    with pytest.raises(SaveError, match="took over"):
+        old.save(30, state_of(30))
+    new.close()
+    assert new.steps() == [30, 40]
+    for step in new.steps():
+        gda.checkpoint.verify(new.path(step))
+
+
+PROGRAM = """
+import sys
+from training import state_of
+from gda.checkpoint import Run
+run = Run(sys.argv[1], every=1, keep=1)
+state, step = run.resume(state_of(0))
+for step in range(step + 1, step + 1000):
+    run.save(step, state_of(step))
+    if step % 2:
+        run.wait()
+        print(step, flush=True)
+"""
+
+
+@tried("a run is killed while it saves and removes", sample=2, full=200)
+def test_a_run_that_is_killed_has_the_step_that_was_durable(tmp_path: Path, trials: Trials) -> None:
+    for _ in range(trials.most):
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, tmp_path],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **USUAL, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ) as program:
+            assert program.stdout is not None
+            durable = int(program.stdout.readline())
+            time.sleep(trials.chance.uniform(0, 0.3))
+            os.kill(program.pid, signal.SIGKILL)
+            durable = max([durable, *map(int, program.stdout.read().split())])
+        run = Run(tmp_path, every=1, keep=1)
+        state, step = run.resume(state_of(0))
+        assert step >= durable
+        check(state, step)
+        assert {each.name for each in tmp_path.iterdir()} - {f"{s:08d}" for s in run.steps()} == {
+            *{"run.json", ".lock"}
+        }
+        run.save(step + 1, state_of(step + 1), now=True)
+        run.close()
+        assert run.steps() == [step + 1]
+        trials.count("killed")
+
+
+def test_a_folder_of_orbax_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "100").mkdir()
+    (tmp_path / "100/_CHECKPOINT_METADATA").write_text("{}")
+    with pytest.raises(ValueError, match="Orbax saved step 100 in .*: convert it with gda convert"):
+        Run(tmp_path, every=10).resume({})
+
+
+@pytest.mark.processes(2)
+def test_processes_that_are_awaited_are_named(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "_BETWEEN_LINES", 0.1)
+    run = Run(shared_tmp_path, every=10)
+    if jax.process_index() == 1:
+        time.sleep(1.5)
+    assert run.steps() == []
+    lines = [each for each in caplog.messages if "still waiting for process 1" in each]
+    assert bool(lines) == (jax.process_index() == 0)

@@ -1,0 +1,76 @@
+"""The commands on the folder of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gda
+from gda.checkpoint import Run
+from gda.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with Run(tmp_path, every=10, keep_best=(1, "loss")) as run:
+        for step in (10, 20, 30):
+            run.save(step, {"w": np.full(4, step)}, metrics={"loss": abs(step - 20)})
+    return tmp_path
+
+
+def test_inspect_lists_the_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hold", str(folder), "10"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(folder)]) == 0
+    heading, *rows, owner = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["step", "age", "size", "shared", "metrics", "kept", "by"]
+    assert [row.split()[0] for row in rows] == ["10", "20", "30"]
+    assert [row.endswith("hold") for row in rows] == [True, False, False]
+    assert "loss 10" in rows[0]
+    assert owner.startswith("written by ")
+    assert main(["inspect", str(folder), "--json"]) == 0
+    document: Any = json.loads(capsys.readouterr().out)
+    assert [each["metrics"] for each in document["steps"]] == [
+        {"loss": 10},
+        {"loss": 0},
+        {"loss": 10},
+    ]
+    assert document["owner"]["best"] == ["loss", False]
+
+
+def test_a_step_is_named_by_its_number_or_place(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in [("@10", 10), ("@latest", 30), ("@best", 20)]:
+        assert gda.checkpoint.restore(f"{folder}{name}")["w"][0] == value
+        assert main(["inspect", f"{folder}{name}"]) == 0
+        assert f"{folder}/000000{value}/data-" in capsys.readouterr().out
+    assert main(["diff", f"{folder}@best", f"{folder}@20"]) == 0
+    assert main(["diff", f"{folder}@10", f"{folder}@20"]) == 1
+    assert main(["verify", f"{folder}@latest"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", f"{folder}@40"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"gda: {folder} has no step 40; it has the steps 10, 20, 30\n"
+
+
+def test_verify_reads_all_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder} is whole: 3 steps, 96 B\n"
+    for step in (10, 30):
+        (chunk,) = (folder / f"000000{step}").glob("data-*/*/c*")
+        chunk.write_bytes(chunk.read_bytes()[::-1])
+    assert main(["verify", str(folder)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["step 10", "step 30"]
+
+
+def test_rollback_removes_the_later_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollback", str(folder), "10"]) == 0
+    assert capsys.readouterr().out == "removed 20, 30; the run goes on at step 10\n"
+    assert main(["rollback", str(folder), "10"]) == 0
+    assert capsys.readouterr().out == "nothing to do\n"
+    assert Run(folder, every=10).steps() == [10]
+    assert main(["rollback", str(folder), "5"]) == 2
