@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks import accelerator
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing, models
+from benchmarks.checkpoint import checkpoints, comparing, linking, models
 from benchmarks.compiled import rehearsing
 from benchmarks.exchange import two_programs
 from benchmarks.layout import index_math, resharding
@@ -38,7 +38,12 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
         "Memory": memory.WORKS,
         "Many hosts": hosts.WORKS,
         "Replicas": replicas.works(quick),
-        "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
+        "Checkpoints": [
+            *checkpoints.works(quick),
+            *models.works(quick),
+            *comparing.works(quick),
+            *linking.works(quick),
+        ],
         "Two programs": two_programs.works(quick),
         "Safetensors": safetensors_out.works(quick),
         "Sources": sources_out.works(quick),

@@ -71,7 +71,7 @@ Arguments = tuple[Any, ...]
 Works = Mapping[str, Callable[..., None]]
 Join = Callable[[int, int, int], None]
 
-STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "listdir")
+STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "listdir", "link")
 
 
 class Disk:

@@ -105,7 +105,7 @@ def _values(scale: Scale) -> list[Block]:
     return [rng.standard_normal(shape, np.float32) for _ in range(scale.arrays)]
 
 
-def _tree(scale: Scale, spec: PartitionSpec) -> Tree:
+def arrays_of(scale: Scale, spec: PartitionSpec) -> Tree:
     """Return the arrays of this scale, equal in every process."""
     tree = {}
     for name, like in _like(scale, spec).items():
@@ -180,7 +180,7 @@ DECODED = "TensorStore, each chunk decoded once into warm memory"
 _FILE_BYTES = 32 * MIB
 
 
-def _blocks(scale: Scale) -> list[Block]:
+def blocks_of(scale: Scale) -> list[Block]:
     """Return the bytes of all arrays in parts of equal size, at most those of a file."""
     values = _values(scale)
     if values[0].nbytes < _FILE_BYTES:
@@ -189,7 +189,7 @@ def _blocks(scale: Scale) -> list[Block]:
 
 
 def sides_that_save(scale: Scale, ways: Sequence[str]) -> list[Side]:
-    tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
+    tree, blocks, scratch = arrays_of(scale, ROWS), blocks_of(scale), Scratch()
 
     def side(way: str) -> Side:
         own = WAYS[way].own(tree)
@@ -205,7 +205,7 @@ def sides_that_save(scale: Scale, ways: Sequence[str]) -> list[Side]:
 
 
 def sides_that_restore(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[Side]:
-    tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
+    tree, blocks, scratch = arrays_of(scale, ROWS), blocks_of(scale), Scratch()
     like, raw = _like(scale, spec), scratch.another()
 
     def side(way: str) -> Side:
@@ -231,7 +231,7 @@ def sides_that_restore(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -
 
 
 def _opening_orbax(scale: Scale) -> list[Side]:
-    scratch, tree = Scratch(), _tree(scale, ROWS)
+    scratch, tree = Scratch(), arrays_of(scale, ROWS)
     path = scratch.another()
     WAYS[ORBAX].save(path, tree)
     delete(tree)
@@ -247,7 +247,7 @@ def _opening_orbax(scale: Scale) -> list[Side]:
 
 
 def sides_that_begin(scale: Scale, ways: Sequence[str]) -> list[Side]:
-    tree, scratch = _tree(scale, ROWS), Scratch()
+    tree, scratch = arrays_of(scale, ROWS), Scratch()
 
     def side(begin: Callable[[Path, Tree], Callable[[], object]]) -> Side:
         return Side(lambda path: begin(path, tree), scratch.fresh, done=lambda wait: wait())
@@ -284,7 +284,7 @@ def _pool() -> Pool:
 
 @cache
 def _replicated(scale: Scale) -> Tree:
-    return _tree(scale, WHOLE)
+    return arrays_of(scale, WHOLE)
 
 
 def save_seconds(way: str, path: Path, scale: Scale) -> float:
@@ -317,7 +317,7 @@ def _saving_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
             times_itself=True,
         )
 
-    return [*map(side, ways), Side(partial(write, blocks=_blocks(scale)), scratch.fresh)]
+    return [*map(side, ways), Side(partial(write, blocks=blocks_of(scale)), scratch.fresh)]
 
 
 def _restoring_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
@@ -334,7 +334,7 @@ def _restoring_in_processes(scale: Scale, ways: Sequence[str]) -> list[Side]:
         )
 
     sides, raw = [side(way) for way in ways], scratch.another()
-    write(raw, _blocks(scale))
+    write(raw, blocks_of(scale))
     return [*sides, Side(partial(read, raw), scratch.keep)]
 
 
@@ -366,7 +366,7 @@ def measure_peaks(way: str, scale: Scale) -> dict[str, int]:
 
 def _phases(way: str, scale: Scale) -> dict[str, int]:
     scratch = Scratch()
-    path, tree = scratch.another(), _tree(scale, ROWS)
+    path, tree = scratch.another(), arrays_of(scale, ROWS)
     _values.cache_clear()
     peaks = {"save": peak_of(lambda: WAYS[way].save(path, tree))}
     delete(tree)

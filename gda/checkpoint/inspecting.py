@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.sources import Unreadable
 from gda.storage.stores import checksums
+from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import LazyArray
@@ -100,6 +102,22 @@ class Contents:
         ]
         return unflatten(self.structure, values)
 
+    @property
+    def shared_nbytes(self) -> int:
+        """Bytes of its files in a directory that have several hard links: see ``base`` of ``save``.
+
+        Looks at every file when it is asked for.
+        """
+        if not os.path.isdir(self.data):
+            return 0
+        folder = FileStore(self.data)
+        return sum(
+            array.nbytes_of_file(chunk)
+            for array in self.arrays
+            for chunk in range(array.grid.num_chunks)
+            if folder.num_links(f"{array.name}/{array.grid.key(chunk)}") > 1
+        )
+
     def __str__(self) -> str:
         return "\n".join([*table(self.rows), *self.summary])
 
@@ -113,7 +131,9 @@ class Contents:
         """The total and the origin, for people: two lines."""
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
         leaves = counted(len(self.leaves), "leaf", "leaves")
-        total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
+        shared = self.shared_nbytes
+        links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
+        total = f"{leaves}, {format_bytes(self.nbytes)}{links}; {about:.200}"
         return [total, f"zarr arrays: {self.data}"] if self.data else [total]
 
 

@@ -23,7 +23,9 @@ import jax
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
 from gda.checkpoint.pending import Pending
+from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import BEGUN
+from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
@@ -33,8 +35,8 @@ from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
-from gda.storage.stores.directory import LOCK
-from gda.storage.stores.errors import CorruptionError, SaveError
+from gda.storage.stores.directory import LOCK, FileStore
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
@@ -54,6 +56,7 @@ def save(
     tree: Any,
     *,
     overwrite: bool = False,
+    base: Any = None,
     compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
@@ -80,6 +83,13 @@ def save(
         their blocks, which consist of whole chunks of the source. The values are not compared.
         A ``PerProcess`` has a value that may differ between processes.
       overwrite: replace the present checkpoint. It stays complete until the new one is.
+      base: the path of another complete checkpoint, such as the one before. An array of 1 MiB or
+        more that is equal to the one at the same place of its tree, in the same chunks, becomes
+        hard links to the files there: it takes no space and no time to write. Fingerprints, shapes,
+        dtypes and compression are compared before the values leave their devices. Sources, and all
+        that cannot be linked, are written: files of another file system or user, or with a changed
+        size, or changed after that checkpoint was complete. An object store has no links: there
+        everything is written.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
@@ -99,6 +109,8 @@ def save(
 
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      CheckpointNotFoundError: ``base`` has no complete checkpoint.
+      ValueError: ``base`` with ``fingerprint=False``.
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
       OSError: a file cannot be written; the message names it.
@@ -122,9 +134,10 @@ def save(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, progress, retry)
-    with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
+    with Save("gda.checkpoint.save", path, base, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
         saving.begin(tree)
+        saving.link()
         saving.write()
         saving.commit()
 
@@ -137,6 +150,7 @@ def save_async(
     tree: Any,
     *,
     overwrite: bool = False,
+    base: Any = None,
     compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
@@ -152,6 +166,10 @@ def save_async(
     pinned memory of the host, as much as this process writes, and NumPy arrays are copied at once.
     All of it is free again when the save is over. Sources are read in the background: keep them
     open and unchanged until ``result`` returns.
+
+    With ``base``, the caller waits on accelerators until the devices have computed the arrays and
+    the fingerprints of those that ``base`` has in this shape, and until the files of equal ones are
+    linked: only the others are copied. On CPU it does not wait for that.
 
     A failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
     it logs the failure again, and under ``gda.launch`` it fails. A program that ends finishes its
@@ -171,15 +189,21 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
-    return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
+    save = Save("gda.checkpoint.save_async", path, base, agreed, options, timeout)
+    return in_background(save, tree)
 
 
 def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: None) -> Pending:
     """Begin a save, whose thread calls ``after`` when the checkpoint is complete."""
+    # An accelerator then copies only what is written. On CPU nothing is copied, and the sums need
+    # not hold the caller.
+    links_first = save.has_base and jax.default_backend() != "cpu"
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(save)
         saving.check_same_call(tree)
-        saving.begin(tree, keeps=True)
+        saving.begin(tree, keeps=not links_first)
+        if links_first:
+            saving.link(keeps=True)
         pending = Pending(saving.store.url)
         save.held_until = time.monotonic()
         # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
@@ -206,9 +230,9 @@ def check_codec(compression: Any) -> None:
 class Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
-    Each of ``check_same_call``, ``begin``, ``write`` and ``commit`` is a step that all processes do
-    together: all succeed, or all raise. The context keeps other saves out, and after an error it
-    removes the new data.
+    Each of ``check_same_call``, ``begin``, ``link``, ``write`` and ``commit`` is a step that all
+    processes do together: all succeed, or all raise. The context keeps other saves out, and after
+    an error it removes the new data.
 
     Args:
       name: of the public function.
@@ -219,35 +243,50 @@ class Save:
     claim: _Claim  # after begin(): the new directory
     _writer: Writer
     _share: Share
+    _base_manifest: Manifest
+    _links: Links | None  # after begin(): None if nothing can be linked; after link() too
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
     held_until: float  # of a save in the background: when its caller goes on
-    nbytes: int  # after commit(), in process 0: of all chunks
-    seconds: Sequence[float]  # after write(), in process 0: that each process wrote
+    # After write(), in process 0:
+    linked_nbytes: int
+    seconds: Sequence[float]  # that each process wrote
+    nbytes: int  # after commit(), in process 0: of all chunks, written and linked
 
     def __init__(
         self,
         name: str,
         path: Any,
+        base: Any,
         agreed: dict[str, Any],
         options: Options,
         timeout: float,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
         check_codec(agreed["compression"])
+        if base is not None and not agreed["fingerprint"]:
+            raise ValueError(
+                "base is compared by fingerprints, and fingerprint is False; omit one of the two"
+            )
         self.store = open_store(path, timeout)
+        self._base = None if base is None else open_store(base, timeout)
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
         self._lock = contextlib.ExitStack()
         self._has_begun = False
         self._may_be_committed = False  # True as soon as the new manifest may be there
 
+    @property
+    def has_base(self) -> bool:
+        return self._base is not None
+
     def __enter__(self) -> Self:
         return self
 
     def check_same_call(self, tree: Any) -> None:
         """Check that all processes save the same tree; the first step, with nothing slow before."""
-        arguments = {"path": self.store.url, **self._agreed}
+        base = None if self._base is None else self._base.url
+        arguments = {"path": self.store.url, "base": base, **self._agreed}
         seconds = min(self._timeout, timeout_of_checks())
         try:
             check_same_call(self._name, tree, arguments, timeout=seconds)
@@ -271,10 +310,16 @@ class Save:
             # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
             options=options_for(self.store, self._options, least=4),
         )
+        self._links = None
+        # An object store has no links.
+        if isinstance(self._base, FileStore) and isinstance(self.store, FileStore):
+            self._links = Links(self._writer, self.store, self._base, self._base_manifest)
         self._has_begun = True
 
     def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
         """Return what process 0 compares, and from process 0 the new directory."""
+        if self._base is not None:
+            self._base_manifest = load_complete(self._base)
         self._structure, leaves = flatten(tree)
         self._share = Share(saved_leaves(leaves, self._options))
         values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
@@ -287,9 +332,34 @@ class Save:
             self._share = self._share.kept(self._agreed["fingerprint"])
         return {"values": values, "data": data}
 
+    def link(self, keeps: bool = False) -> None:
+        """Link the arrays that are those of the base; then no block of them is left to write.
+
+        ``keeps`` is that of ``begin``. Does nothing without a base, and when it is called again.
+        """
+        links, self._links = self._links, None
+        if links is None:
+            return
+
+        def compare() -> dict[str, Any]:
+            self._share, part = links.compared(self._share)
+            return part
+
+        def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
+            return links.unchanged(self._share, [*parts.values()])
+
+        def link() -> None:
+            self._share = links.linked(self._share, unchanged)
+            if keeps:
+                self._share = self._share.kept(fingerprints=True)
+
+        unchanged = self._together("comparing", compare, decide).decision
+        self._together("linking", link)
+
     def finish(self) -> None:
         """Do the rest of the steps, and leave the context."""
         with self:
+            self.link()
             self.write()
             self.commit()
 
@@ -297,10 +367,13 @@ class Save:
         """Write the chunks of this process."""
         self._parts = self._together("writing", self._write).parts
         self.seconds = [part.pop("seconds") for part in self._parts]
+        self.linked_nbytes = sum(part.pop("linked") for part in self._parts)
 
     def _write(self) -> dict[str, Any]:
         begun = time.monotonic()
-        return {**self._writer.write(self._share), "seconds": time.monotonic() - begun}
+        part = self._writer.write(self._share)
+        linked = sum(each.nbytes for each in self._share.linked)
+        return {**part, "linked": linked, "seconds": time.monotonic() - begun}
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""
@@ -351,7 +424,7 @@ class Save:
             timeout=self._timeout,
             # All processes raise the same error if a caller may want to catch it.
             failed=SaveError,
-            shared=(FileExistsError, DisagreementError),
+            shared=(FileExistsError, CheckpointNotFoundError, DisagreementError),
         )
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:

@@ -241,10 +241,12 @@ class Files:
             array = self.manifest.arrays[number]
             key = "zarr.json" if chunk is None else array.grid.key(chunk)
             part = "its metadata" if chunk is None else f"chunk {key}"
-            file = self.store.join(self.name(array, key))
-            leaves = self.leaves_of(number, chunk)
+            name = self.name(array, key)
+            leaves, links = self.leaves_of(number, chunk), self.store.num_links(name)
+            if links > 1:
+                what += f"; the file has {links} hard links, so verify what shares it too"
             kind = MissingFileError if isinstance(error, _GONE) else CorruptionError
-            raise kind(f"{leaves}, {part}: {file} {what}") from None
+            raise kind(f"{leaves}, {part}: {self.store.join(name)} {what}") from None
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
         """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""

@@ -141,9 +141,10 @@ class Keeper:
         slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)
         log.info(
             "saved step %d of %s: held %.3f s, of them %.3f s for the save before; complete after "
-            "%.1f s; %s written; process %d was slowest, %.1f s",
+            "%.1f s; %s written, %s linked; process %d was slowest, %.1f s",
             *(step.number, self.folder.url, save.held_until - step.begun, step.waited),
-            *(seconds, format_bytes(save.nbytes), slowest, save.seconds[slowest]),
+            *(seconds, format_bytes(save.nbytes - save.linked_nbytes)),
+            *(format_bytes(save.linked_nbytes), slowest, save.seconds[slowest]),
         )
         if self.on_complete is not None:
             self._hooks = [each for each in self._hooks if not each.done()]

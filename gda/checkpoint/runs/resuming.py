@@ -19,8 +19,6 @@ _BETWEEN_LOOKS = 0.5
 
 log = logging.getLogger("gda")
 
-Damaged = Literal["set aside", "raise"]
-
 
 class Resumed(NamedTuple):
     """A step that all processes have read, and the damage of newer ones, by step."""
@@ -35,7 +33,7 @@ def read_newest(
     names: Mapping[int, str],
     read: Callable[[str], Any],
     *,
-    damaged: Damaged,
+    damaged: Literal["set aside", "raise"],
     reads_together: bool,
 ) -> Resumed:
     """Read the newest step that no process finds damaged; communicates.

@@ -22,7 +22,7 @@ from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave
 from gda.checkpoint.runs.keeping import Keep, Keeping
 from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
-from gda.checkpoint.runs.resuming import LATE_SECONDS, Damaged, read_newest
+from gda.checkpoint.runs.resuming import LATE_SECONDS, read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, check_codec, in_background
 from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import (
@@ -136,7 +136,9 @@ class Run:
         self._agreed = {"overwrite": False, "compression": compression, "fingerprint": fingerprint}
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
-        self._keeper = Keeper(self._folder, keeping, unchanged == "link", on_complete)
+        self._keeper = Keeper(
+            self._folder, keeping, unchanged == "link" and fingerprint, on_complete
+        )
         self._is_owned = False
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._newest: int | None = None  # the newest step, complete or being saved
@@ -158,13 +160,13 @@ class Run:
         *,
         step: int | None = None,
         start_from: Any = None,
-        damaged: Damaged = "set aside",
+        damaged: Literal["set aside", "raise"] = "set aside",
         at: Iterable[str | int] = (),
         partial: bool = False,
         missing: Literal["error", "keep"] = "error",
         cast: bool = False,
         read_once: bool = False,
-        merge: Any = None,
+        merge: Callable[[list[Any], int], Sequence[Any]] | None = None,
     ) -> tuple[Any, int]:
         """Return the newest saved state and its step, or the given state and 0 if there is none.
 
@@ -198,9 +200,7 @@ class Run:
         self._finish()
         self._own(wanted, resumes=True)
         options: dict[str, Any] = {"at": tuple(at), "partial": partial, "missing": missing}
-        options |= {"cast": cast, "read_once": read_once, "timeout": self._timeout}
-        if merge is not None:
-            options["merge"] = merge
+        options |= {"cast": cast, "read_once": read_once, "merge": merge, "timeout": self._timeout}
         begun, url = time.monotonic(), self._folder.url
         if not self._names:
             self._is_at(0, None)
@@ -548,7 +548,8 @@ class Run:
         save = Save(
             "gda.checkpoint.Run.save",
             below(self._folder.path, name_of(number)),
-            self._agreed | _linked_to(base and below(self._folder.path, base)),
+            below(self._folder.path, base) if base else None,
+            self._agreed,
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
@@ -615,11 +616,6 @@ class Run:
     def _end(self) -> None:
         if self._ending is not None:
             self._ending.close()
-
-
-def _linked_to(base: Any) -> dict[str, Any]:
-    """Return the option of a save whose unchanged arrays are linked to those of a step."""
-    return {}  # {"base": base or None} when saves take it
 
 
 class _Running(NamedTuple):

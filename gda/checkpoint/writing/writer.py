@@ -57,6 +57,7 @@ class Share:
 
     leaves: Sequence[SavedLeaf | ValueLeaf | SavedPerProcess]
     sums: Mapping[int, PendingSums] = field(default_factory=dict)  # over its blocks, by leaf
+    linked: Sequence[Written] = ()  # of blocks that the leaves no longer have
 
     @cached_property
     def small(self) -> list[SavedLeaf]:
@@ -82,9 +83,11 @@ class Share:
             leaf
             for leaf in self.large
             if any(is_on_accelerator(block.data) for block in leaf.blocks)
+            and leaf.number not in self.sums
         ]
         sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators if fingerprints}
-        return Share([kept(x) if isinstance(x, SavedLeaf) else x for x in self.leaves], sums)
+        leaves = [kept(x) if isinstance(x, SavedLeaf) else x for x in self.leaves]
+        return replace(self, leaves=leaves, sums={**self.sums, **sums})
 
 
 # The chunks that this process writes. Any thread may call data() and sums(), one after the other.
@@ -193,7 +196,7 @@ def _place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
     return within(index_at(start, shape), begin)
 
 
-class _Written(NamedTuple):
+class Written(NamedTuple):
     """A chunk in the store: its array, its number, checksum and size, and sums over leaves."""
 
     array: str
@@ -223,7 +226,7 @@ class Writer:
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
         sums = dict(share.sums)
-        arrays = {leaf.number: self._array_of(leaf) for leaf in share.large}
+        arrays = {leaf.number: self.array_of(leaf) for leaf in share.large}
         packs = self._packs_of(share.small)
         documents = [pack.array for pack in packs]
         if jax.process_index() == 0:
@@ -238,7 +241,7 @@ class Writer:
             for number, leaf in enumerate(share.leaves)
             if isinstance(leaf, SavedPerProcess)
         ]
-        written = self._written(documents, chunks, total)
+        written = [*share.linked, *self._written(documents, chunks, total)]
         of_array: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for each in written:
             of_array[each.array].append((each.number, each.crc, each.nbytes))
@@ -260,12 +263,16 @@ class Writer:
 
     # The arrays on disk.
 
-    def _array_of(self, leaf: SavedLeaf) -> StoredArray:
+    def array_of(self, leaf: SavedLeaf) -> StoredArray:
         """Return the array on disk of a large leaf."""
         record = leaf.record
         name = _name_of(leaf.number, record.path)
         chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
         return StoredArray.planned(name, record.shape, chunk_shape, record.dtype, self.codec)
+
+    def name(self, array: StoredArray, chunk: int) -> str:
+        """Return the name of the file of a chunk."""
+        return f"{self.data}/{array.name}/{array.grid.key(chunk)}"
 
     def _packs_of(self, leaves: Iterable[SavedLeaf]) -> list[Pack]:
         """Return the packs of this process, with the blocks that it writes of small arrays."""
@@ -329,16 +336,16 @@ class Writer:
 
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
-    ) -> list[_Written]:
+    ) -> list[Written]:
         """Write the ``zarr.json`` of arrays, and chunks; return the chunks."""
-        written: list[_Written] = []
+        written: list[Written] = []
         of_documents = (
             tasks.Task(array.metadata[0], functools.partial(self._write_document, array))
             for array in documents
         )
         with counting(self.options.progress, "save", total) as add:
 
-            def finish(chunk: _Chunk, one: _Written) -> None:
+            def finish(chunk: _Chunk, one: Written) -> None:
                 chunk.release()
                 written.append(one)
                 array = chunk.array
@@ -370,15 +377,15 @@ class Writer:
         compressing = chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
         return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
 
-    def _write_chunk(self, chunk: _Chunk) -> _Written:
+    def _write_chunk(self, chunk: _Chunk) -> Written:
         data = chunk.data()
         sums = chunk.sums(data) if self.fingerprints else {}
         payload = data.reshape(-1).view(np.uint8)
         if self.codec == "zstd":
             payload = compress(payload)
         array, number = chunk.array, chunk.number
-        crc = self.store.write_sealed(f"{self.data}/{array.name}/{array.grid.key(number)}", payload)
-        return _Written(array.name, number, crc, payload.nbytes, sums)
+        crc = self.store.write_sealed(self.name(array, number), payload)
+        return Written(array.name, number, crc, payload.nbytes, sums)
 
     # All processes.
 
@@ -391,7 +398,7 @@ class Writer:
         for leaf in share.large:
             place[leaf.number] = len(arrays)
             chunks = [part["arrays"][str(leaf.number)] for part in parts]
-            arrays.append(_with_chunks(self._array_of(leaf), itertools.chain(*chunks)))
+            arrays.append(_with_chunks(self.array_of(leaf), itertools.chain(*chunks)))
         pieces: dict[int, list[Piece]] = {}
         for part in parts:
             for number, pack, offset, start, shape in part["pieces"]:
@@ -450,7 +457,7 @@ def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
     return [(block.start, block.data.shape, (block,)) for block in leaf.blocks]
 
 
-def _sums(large: Mapping[int, PendingSums], written: Iterable[_Written]) -> dict[int, list[int]]:
+def _sums(large: Mapping[int, PendingSums], written: Iterable[Written]) -> dict[int, list[int]]:
     """Return the share of this process in the fingerprint of each leaf."""
     small: dict[int, list[Words]] = {}
     for each in written:

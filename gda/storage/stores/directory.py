@@ -75,6 +75,25 @@ class FileStore:
             _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
 
+    def link(self, name: str, base: FileStore, source: str, nbytes: int, before: str) -> bool:
+        """Make a new file a hard link to ``source`` of another store; return False if that fails.
+
+        The source must have its size, and must not have changed after ``before``, another file of
+        that store, was written.
+        """
+        path, at = self._inside(name), base._inside(source)
+        self._make_directory(os.path.dirname(path))
+        try:
+            found = os.lstat(at)  # a link to a symbolic link would depend on where it is
+            is_same = stat.S_ISREG(found.st_mode) and found.st_size == nbytes
+            if not is_same or found.st_mtime_ns > os.stat(base._inside(before)).st_mtime_ns:
+                return False
+            # May fail for many reasons: EMLINK, EPERM, EXDEV, ENOSYS, EOPNOTSUPP.
+            os.link(at, path)
+        except OSError:
+            return False
+        return True
+
     def flush(self) -> None:
         """Make everything durable that was written through this object."""
         with self._guard:
@@ -162,6 +181,13 @@ class FileStore:
         path = self._inside(name)
         with _about(path):
             return _size_at(path)
+
+    def num_links(self, name: str) -> int:
+        """Return the number of hard links of a file, 0 if there is none; an object store has 1."""
+        try:
+            return os.stat(self._inside(name)).st_nlink
+        except OSError:
+            return 0
 
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         """Return the names in a directory, by default at the top level.

@@ -143,6 +143,9 @@ class KvStore:
     def size(self, name: str) -> int | None:
         return None
 
+    def num_links(self, name: str) -> int:
+        return 1
+
     def entries(self, directory: str = "", known: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
         if directory:

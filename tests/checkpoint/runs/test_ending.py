@@ -1,0 +1,105 @@
+"""Runs of a program that is being ended, and of one whose arrays mostly stay the same."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from training import check, state_of, train
+
+import gda
+from gda.checkpoint import PerProcess, Run
+
+
+@pytest.mark.processes(2, devices=2)
+def test_all_processes_save_at_the_same_step_when_one_is_ended(shared_tmp_path: Path) -> None:
+    run = Run(shared_tmp_path, every=1000)
+    state, step = run.resume(state_of(0))
+    while step < 5000 and not run.is_ending:
+        step += 7
+        if step == 70 and jax.process_index() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        is_saved = run.save(step, state_of(step))
+    assert run.is_ending
+    assert is_saved
+    assert run.steps()[-1] == step  # complete, without a wait
+    assert not run.save(step, state)
+    run.close(step, state_of(step))
+    state, again = Run(shared_tmp_path, every=1000).resume(state_of(0))
+    assert again == step
+    check(state, step)
+
+
+def test_a_signal_in_the_evaluation_lets_the_next_call_save(tmp_path: Path) -> None:
+    with Run(tmp_path, every=100, save_on=[signal.SIGUSR2]) as run:
+        assert not run.save(1, state_of(1))
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert not run.check()
+        assert run.save(2, state_of(2))
+        assert not run.is_ending
+        assert not run.save(3, state_of(3))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert run.check()
+        assert run.check()
+        assert run.save(4, state_of(4))
+        assert run.steps() == [2, 4]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_save_that_will_not_be_complete_in_time_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(tmp_path, every=10, grace=0.001) as run:
+        train(run, 0, 10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not run.save(11, state_of(11))
+        assert run.is_ending
+        run.close(11, state_of(11))
+        assert run.steps() == [10]
+    assert any(
+        each.startswith(f"step 11 of {tmp_path} is not saved: a save takes ")
+        for each in caplog.messages
+    )
+
+
+@pytest.mark.processes(2, devices=2)
+def test_the_state_of_each_process_comes_back_to_it(shared_tmp_path: Path) -> None:
+    mine = {"n": 0, "rows": PerProcess({"next": 100 * jax.process_index()})}
+    with Run(shared_tmp_path, every=1) as run:
+        run.save(1, mine)
+    like = {"n": 0, "rows": PerProcess(None)}
+    state, _ = Run(shared_tmp_path, every=1).resume(like)
+    assert state["rows"].value == {"next": 100 * jax.process_index()}
+
+
+def test_unchanged_arrays_are_linked_but_in_the_steps_that_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gda")
+    frozen = jnp.asarray(np.random.default_rng(0).random((512, 1024), np.float32))
+    with Run(tmp_path, every=1, keep=2, keep_every=4) as run:
+        for step in range(1, 7):
+            run.save(step, {"frozen": frozen, "w": jnp.full(8, step)})
+        run.wait()
+        lines = [each for each in caplog.messages if each.startswith("saved step")]
+        assert ["2.0 MiB linked" in each for each in lines] == [
+            *(False, True, True, False, True, True)  # the first, and a multiple of 4
+        ]
+    assert run.steps() == [4, 5, 6]
+    for step in run.steps():
+        gda.checkpoint.verify(run.path(step))
+
+
+def test_all_arrays_are_written_if_the_user_wants_it(tmp_path: Path) -> None:
+    frozen = jnp.ones((512, 1024))
+    options: Any = {"every": 1, "unchanged": "write"}
+    with Run(tmp_path, **options) as run:
+        for step in (1, 2):
+            run.save(step, {"frozen": frozen})
+    chunks = [each for each in tmp_path.glob("*/data-*/*/*") if each.stat().st_size > 2**20]
+    assert [each.stat().st_nlink for each in chunks] == [1, 1]

@@ -1,0 +1,460 @@
+"""Saves with a base: what did not change is linked, and each checkpoint is whole by itself."""
+
+import errno
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from damaged import flip, limit_sizes
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from kill_program import Arguments, Disk
+from meshes import batch, cut, mesh_of
+from trials import Trials, tried
+
+import gda
+from gda import checkpoint
+from gda.arrays.fingerprints import fingerprint as fingerprints
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError
+from gda.storage.stores import directory
+from gda.testing import Pool
+from gda.trees import written_blocks
+from gda.trees.records import saved_leaves
+
+FROZEN, TRAINED = batch(64, 8), batch(16, 8)
+
+
+@pytest.fixture(autouse=True)
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of 256 bytes or more have files of their own, of at most 128 bytes."""
+    limit_sizes(monkeypatch, 256, 128, 128)
+
+
+def tree_at(step: int, mesh: Mesh) -> dict[str, Any]:
+    return {
+        "frozen": cut(FROZEN, mesh, P("x")),
+        "trained": cut(TRAINED + step, mesh, P("x", "y")),
+        "numpy": batch(40, 4),
+        "padded": gda.PaddedArray.from_source(batch(61, 7), mesh, P("x")),
+        "half": jax.device_put(FROZEN.astype(jnp.bfloat16), NamedSharding(mesh, P(None, "y"))),
+        "keys": jax.random.split(jax.random.key(0), 64),
+        "small": np.arange(3),
+        "step": step,
+    }
+
+
+LINKED = {"frozen", "numpy", "padded", "half", "keys"}
+
+
+def files_of(path: Path) -> dict[str, list[os.stat_result]]:
+    """Return the files of the chunks of each array, by the name of the array."""
+    found: dict[str, list[os.stat_result]] = {}
+    for file in path.glob("data-*/*/c*"):
+        found.setdefault(file.parent.name.split(".")[1], []).append(file.stat())
+    return found
+
+
+def linked_in(path: Path) -> set[str]:
+    """Return the arrays whose files are all shared; no other has one that is."""
+    found = files_of(path)
+    for name, files in found.items():
+        assert len({file.st_nlink > 1 for file in files}) == 1, name
+    return {name for name, files in found.items() if files[0].st_nlink > 1}
+
+
+def check_holds(path: Path, tree: dict[str, Any]) -> None:
+    """The checkpoint has the values of a tree, in every file and by every fingerprint."""
+    checkpoint.verify(path, fingerprints=True)
+    found = checkpoint.restore(path)
+    for name, given in tree.items():
+        if name == "keys":
+            given, found[name] = map(jax.random.key_data, (given, found[name]))
+        elif isinstance(given, gda.GlobalArray | gda.PaddedArray):
+            given = given.gather()
+        np.testing.assert_array_equal(found[name], given, name)
+
+
+def save_async(path: Path, tree: Any, **options: Any) -> None:
+    checkpoint.save_async(path, tree, **options).result()
+
+
+@pytest.mark.parametrize(
+    ("save", "compression"), [(checkpoint.save, None), (save_async, "zstd")], ids=["save", "async"]
+)
+def test_what_did_not_change_is_linked_and_each_checkpoint_is_whole(
+    mesh: Mesh, tmp_path: Path, save: Callable[..., None], compression: str | None
+) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    before, after = tree_at(1, mesh), tree_at(2, mesh)
+    save(first, before, compression=compression)
+    save(second, after, base=first, compression=compression)
+    assert linked_in(second) == LINKED
+    check_holds(first, before)
+    check_holds(second, after)
+    found = checkpoint.diff(first, second)
+    assert [leaf.path for leaf in found.of_other_content] == [("step",), ("trained",)]
+    assert checkpoint.inspect(second).about.keys() == checkpoint.inspect(first).about.keys()
+    shutil.rmtree(first)
+    assert linked_in(second) == set()
+    check_holds(second, after)
+
+
+def test_a_linked_checkpoint_is_copied_as_any_other(mesh: Mesh, tmp_path: Path) -> None:
+    tree = tree_at(1, mesh)
+    checkpoint.save(tmp_path / "1", tree)
+    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
+    subprocess.run(["cp", "-r", tmp_path / "2", tmp_path / "copy"], check=True)
+    (tmp_path / "unpacked").mkdir()
+    packed = ["tar", "-cf", tmp_path / "2.tar", "-C", tmp_path, "2"]
+    subprocess.run(packed, check=True)
+    unpacking = ["tar", "-xf", tmp_path / "2.tar", "-C", tmp_path / "unpacked"]
+    subprocess.run(unpacking, check=True)
+    shutil.rmtree(tmp_path / "1")
+    shutil.rmtree(tmp_path / "2")
+    for copy in (tmp_path / "copy", tmp_path / "unpacked" / "2"):
+        check_holds(copy, tree)
+
+
+def test_a_checkpoint_may_be_the_base_of_the_one_that_replaces_it(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    checkpoint.save(tmp_path, tree_at(1, mesh))
+    before = {name: {file.st_ino for file in files} for name, files in files_of(tmp_path).items()}
+    checkpoint.save(tmp_path, tree_at(2, mesh), base=tmp_path, overwrite=True)
+    after = {name: {file.st_ino for file in files} for name, files in files_of(tmp_path).items()}
+    assert {name for name in after if after[name] == before[name]} == LINKED
+    check_holds(tmp_path, tree_at(2, mesh))
+
+
+def test_ten_saves_write_what_is_trained(mesh: Mesh, tmp_path: Path) -> None:
+    """Two are kept; the bytes of a save are those that no checkpoint before it has."""
+    frozen = cut(batch(64, 32), mesh, P("x"))
+    checkpoint.save(tmp_path / "0", {"frozen": frozen, "trained": TRAINED})
+    known = {file.st_ino for files in files_of(tmp_path / "0").values() for file in files}
+    for step in range(1, 10):
+        path = tmp_path / f"{step}"
+        tree = {"frozen": frozen, "trained": TRAINED + step}
+        checkpoint.save(path, tree, base=tmp_path / f"{step - 1}")
+        if step > 1:
+            shutil.rmtree(tmp_path / f"{step - 2}")
+        files = [file for files in files_of(path).values() for file in files]
+        written = sum(file.st_size for file in files if file.st_ino not in known)
+        assert written <= TRAINED.nbytes + 4 * 4
+        known.update(file.st_ino for file in files)
+    checkpoint.verify(tmp_path / "8")
+    checkpoint.verify(tmp_path / "9")
+
+
+DIFFERENT: dict[str, Callable[[jax.Array], Any]] = {
+    "one element": lambda x: x.at[-1, -1].add(1),
+    "the first element": lambda x: x.at[0, 0].add(1),
+    "its shape": lambda x: x.reshape(32, 16),
+    "its dtype": lambda x: x.view(np.int32),
+    "its chunks": lambda x: jax.device_put(
+        np.asarray(x), NamedSharding(x.sharding.mesh, P(None, "y"))
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_an_array_of_which_anything_changed_is_written(
+    auto_mesh: Mesh, tmp_path: Path, what: str
+) -> None:
+    frozen = jax.device_put(FROZEN, NamedSharding(auto_mesh, P("x")))
+    checkpoint.save(tmp_path / "1", {"w": frozen})
+    tree = {"w": DIFFERENT[what](frozen)}
+    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
+    assert linked_in(tmp_path / "2") == set()
+    check_holds(tmp_path / "2", tree)
+
+
+def test_sources_other_codecs_and_arrays_without_a_fingerprint_are_written(
+    tmp_path: Path,
+) -> None:
+    np.save(tmp_path / "w.npy", FROZEN)
+    tree = {"w": np.load(tmp_path / "w.npy", mmap_mode="r")}
+    checkpoint.save(tmp_path / "1", tree)
+    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
+    checkpoint.save(tmp_path / "3", {"w": FROZEN}, base=tmp_path / "1", compression="zstd")
+    checkpoint.save(tmp_path / "4", {"w": FROZEN}, fingerprint=False)
+    checkpoint.save(tmp_path / "5", {"w": FROZEN}, base=tmp_path / "4")
+    for number in range(1, 6):
+        assert linked_in(tmp_path / f"{number}") == set()
+        checkpoint.verify(tmp_path / f"{number}", fingerprints=number != 4)
+
+
+ERRORS = {errno.EMLINK: 5, errno.EPERM: 0, errno.EXDEV: 0, errno.ENOSYS: 0, errno.EOPNOTSUPP: 0}
+
+
+@pytest.mark.parametrize(("number", "after"), ERRORS.items(), ids=map(errno.errorcode.get, ERRORS))
+def test_what_cannot_be_linked_is_written(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, after: int
+) -> None:
+    """Also if some files of a block could be linked."""
+    tree: dict[str, Any] = {"frozen": cut(FROZEN, auto_mesh, P("x")), "numpy": TRAINED}
+    links, link = [], os.link
+
+    def refuses(source: str, path: str) -> None:
+        links.append(path)
+        if len(links) > after:
+            raise OSError(number, os.strerror(number), source, None, path)
+        link(source, path)
+
+    checkpoint.save(tmp_path / "1", tree)
+    monkeypatch.setattr(directory.os, "link", refuses)
+    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1", max_workers=1)
+    assert len(links) > after
+    blocks = sum(file.st_nlink > 1 for files in files_of(tmp_path / "2").values() for file in files)
+    assert blocks <= after
+    check_holds(tmp_path / "2", tree)
+
+
+def shortened(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def flipped(file: Path) -> None:
+    file.write_bytes(flip(file.read_bytes(), 5))
+
+
+def written_later(file: Path) -> None:
+    flipped(file)
+    os.utime(file, ns=(time.time_ns() + 10**9,) * 2)
+
+
+def symbolic(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("damage", [shortened, written_later, Path.unlink, symbolic])
+def test_a_file_of_the_base_that_changed_is_written(
+    auto_mesh: Mesh, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    """And with it its block; the other blocks are linked."""
+    tree = {"frozen": cut(FROZEN, auto_mesh, P("x"))}
+    checkpoint.save(tmp_path / "1", tree)
+    damage(next(tmp_path.glob("1/data-*/*.frozen/c.6.0")))
+    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
+    files = {file.name: file.stat().st_nlink for file in tmp_path.glob("2/data-*/*.frozen/c*")}
+    assert files.pop("c.6.0") == 1
+    assert sum(links == 1 for links in files.values()) < len(files) / 2
+    check_holds(tmp_path / "2", tree)
+
+
+def test_damage_in_a_shared_file_shows_in_each_checkpoint_and_says_so(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    tree = {"frozen": cut(FROZEN, auto_mesh, P())}
+    paths = [tmp_path / "1", tmp_path / "2", tmp_path / "3"]
+    checkpoint.save(paths[0], tree)
+    for base, path in itertools.pairwise(paths):
+        checkpoint.save(path, tree, base=base)
+    file = sorted(paths[2].glob("data-*/*.frozen/c*"))[0]
+    flipped(file)
+    for path in paths:
+        with pytest.raises(CorruptionError, match="has 3 hard links, so verify what shares it too"):
+            checkpoint.verify(path)
+    name = re.escape(str(file))
+    message = (
+        rf"array \['frozen'\], chunk c\.\d+\.0: {name} is damaged: its CRC-32C is [0-9a-f]{{8}}, "
+        r"not [0-9a-f]{8}; the file has 3 hard links, so verify what shares it too$"
+    )
+    with pytest.raises(CorruptionError, match=message):
+        checkpoint.restore(paths[2])
+
+
+def test_inspect_tells_own_and_shared_bytes(auto_mesh: Mesh, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "1", {"frozen": FROZEN, "trained": TRAINED})
+    assert checkpoint.inspect(tmp_path / "1").shared_nbytes == 0
+    after = {"frozen": FROZEN, "trained": TRAINED + 1}
+    checkpoint.save(tmp_path / "2", after, base=tmp_path / "1")
+    shared = checkpoint.inspect(tmp_path / "2")
+    assert shared.shared_nbytes == sum(file.st_size for file in files_of(tmp_path / "2")["frozen"])
+    assert shared.summary[0].startswith(
+        "2 leaves, 2.5 KiB (2.1 KiB in files with several hard links); "
+    )
+    shutil.rmtree(tmp_path / "2")
+    assert shared.shared_nbytes == 0
+
+
+def test_files_keep_the_permissions_of_a_group(tmp_path: Path) -> None:
+    umask = os.umask(0o002)
+    try:
+        checkpoint.save(tmp_path / "1", {"w": FROZEN})
+        checkpoint.save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1")
+    finally:
+        os.umask(umask)
+    assert linked_in(tmp_path / "2") == {"w"}
+    assert {file.st_mode & 0o777 for file in files_of(tmp_path / "2")["w"]} == {0o664}
+
+
+def test_no_fingerprint_is_computed_twice(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {name: cut(FROZEN + i, auto_mesh, P("x")) for i, name in enumerate("ab")}
+    checkpoint.save(tmp_path / "1", tree)
+    begun: list[Any] = []
+    begin = fingerprints.begin_blocks
+
+    def counted(blocks: Any, grid: Any) -> Any:
+        begun.append(grid)
+        return begin(blocks, grid)
+
+    monkeypatch.setattr(saved_leaves, "begin_blocks", counted)
+    checkpoint.save(
+        tmp_path / "2", {**tree, "b": cut(FROZEN * 2, auto_mesh, P("x"))}, base=tmp_path / "1"
+    )
+    assert linked_in(tmp_path / "2") == {"a"}
+    assert len(begun) == 2
+
+
+def test_an_accelerator_copies_only_what_changed(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the arrays may be deleted when the call returns."""
+    devices = {*auto_mesh.devices.flat}
+    for module in (written_blocks, saved_leaves):
+        monkeypatch.setattr(module, "is_host", lambda device: device not in devices)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    copied: list[int] = []
+    keep = saved_leaves._kept
+
+    def counted(block: saved_leaves.Block) -> Any:
+        copied.append(block.data.nbytes)
+        return keep(block)
+
+    monkeypatch.setattr(saved_leaves, "_kept", counted)
+    frozen, trained = (cut(x, auto_mesh, P("x")) for x in (FROZEN, TRAINED))
+    checkpoint.save(tmp_path / "1", {"frozen": frozen, "trained": trained})
+    after = cut(TRAINED + 1, auto_mesh, P("x"))
+    tree = {"frozen": frozen, "trained": after}
+    pending = checkpoint.save_async(tmp_path / "2", tree, base=tmp_path / "1")
+    frozen.array.delete()
+    after.array.delete()
+    pending.result()
+    assert sum(copied) == TRAINED.nbytes
+    assert linked_in(tmp_path / "2") == {"frozen"}
+    check_holds(tmp_path / "2", {"frozen": FROZEN, "trained": TRAINED + 1})
+
+
+@pytest.mark.parametrize("save", [checkpoint.save, checkpoint.save_async])
+def test_a_base_must_be_there_and_needs_fingerprints(
+    tmp_path: Path, save: Callable[..., Any]
+) -> None:
+    message = re.escape(f"there is no checkpoint at {tmp_path / '1'}: no such directory")
+    with pytest.raises(CheckpointNotFoundError, match=message):
+        save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1")
+    message = "base is compared by fingerprints, and fingerprint is False; omit one of the two"
+    with pytest.raises(ValueError, match=message):
+        save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1", fingerprint=False)
+    assert not (tmp_path / "2").exists()
+
+
+def test_an_object_store_gets_everything_written(tmp_path: Path) -> None:
+    import tensorstore as ts
+
+    store = ts.KvStore.open({"driver": "memory"}).result()
+    checkpoint.save(store / "1/", {"w": FROZEN})
+    checkpoint.save(store / "2/", {"w": FROZEN}, base=store / "1/")
+    checkpoint.save(tmp_path / "3", {"w": FROZEN}, base=store / "2/")
+    checkpoint.save(store / "4/", {"w": FROZEN}, base=tmp_path / "3")
+    for path in (store / "2/", tmp_path / "3", store / "4/"):
+        np.testing.assert_array_equal(checkpoint.restore(path)["w"], FROZEN)
+        checkpoint.verify(path)
+
+
+class Dead(BaseException):
+    """The file system of a process that has ended."""
+
+
+@tried("a process ends at a step of a save with a base", sample=3)
+def test_a_save_that_dies_leaves_its_base_whole(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
+) -> None:
+    tree = tree_at(1, auto_mesh)
+    checkpoint.save(tmp_path / "1", tree)
+
+    def dies(is_first: bool, name: str, arguments: Arguments) -> None:
+        raise Dead
+
+    def save(path: Path, disk: Disk) -> None:
+        disk.install(monkeypatch.setattr)
+        try:
+            checkpoint.save(path, tree, base=tmp_path / "1", overwrite=True, max_workers=1)
+        finally:
+            Disk().install(monkeypatch.setattr)
+
+    whole = Disk()
+    save(tmp_path / "whole", whole)
+    assert "link" in [name for name, _ in whole.steps]
+    for at in trials.of(range(len(whole.steps))):
+        path = tmp_path / f"at {at}"
+        with pytest.raises(Dead):
+            save(path, Disk(dies, at))
+        trials.count("new" if checkpoint.exists(path) else "none")
+        check_holds(tmp_path / "1", tree)
+        save(path, Disk())
+        assert linked_in(path) == LINKED | {"trained"}
+        check_holds(path, tree)
+
+
+# Several processes.
+
+
+def save_twice(folder: Path, unlinkable: int | None) -> None:
+    """Save with a base; one process cannot link."""
+    with pytest.MonkeyPatch.context() as patch:
+        limit_sizes(patch, 256, 128, 128)
+        mesh = mesh_of({"x": 8})
+        frozen = cut(FROZEN, mesh, P("x"))
+        partly = FROZEN.copy()
+        partly[-1, -1] += 1  # of the last process
+        tree = {"frozen": frozen, "partly": frozen, "numpy": FROZEN}
+        checkpoint.save(folder / "1", tree)
+        if jax.process_index() == unlinkable:
+            patch.setattr(directory.os, "link", _refuses)
+        tree["partly"] = cut(partly, mesh, P("x"))
+        checkpoint.save_async(folder / "2", tree, base=folder / "1").result()
+
+
+def _refuses(source: str, path: str) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM), source, None, path)
+
+
+@pytest.mark.parametrize("unlinkable", [None, 1])
+def test_processes_decide_alike_and_one_that_cannot_link_writes_its_own(
+    tmp_path: Path, process_pool: Callable[..., Pool], unlinkable: int | None
+) -> None:
+    process_pool(2, devices=4).run(save_twice, tmp_path, unlinkable)
+    links = {
+        name: [file.st_nlink for file in files] for name, files in files_of(tmp_path / "2").items()
+    }
+    assert set(links["partly"]) == {1}
+    assert set(links["numpy"]) == {2 if unlinkable is None else 1}  # process 1 writes it
+    assert links["frozen"].count(1) == (0 if unlinkable is None else len(links["frozen"]) / 2)
+    partly = FROZEN.copy()
+    partly[-1, -1] += 1
+    check_holds(tmp_path / "2", {"frozen": FROZEN, "partly": partly, "numpy": FROZEN})
+    check_holds(tmp_path / "1", {"frozen": FROZEN, "partly": FROZEN, "numpy": FROZEN})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_another_base_in_one_process_is_an_error_in_all(shared_tmp_path: Path) -> None:
+    checkpoint.save(shared_tmp_path / "1", {"w": FROZEN})
+    base = shared_tmp_path / f"{jax.process_index() + 1}"
+    with pytest.raises(gda.DisagreementError, match="base"):
+        checkpoint.save(shared_tmp_path / "3", {"w": FROZEN}, base=base)
+    with pytest.raises(CheckpointNotFoundError):
+        checkpoint.save(shared_tmp_path / "3", {"w": FROZEN}, base=shared_tmp_path / "2")
+    assert not (shared_tmp_path / "3").exists()
