@@ -263,6 +263,9 @@ class RunFolder:
                 with store.replacing(_RUN, _json(mine), version):
                     pass
             else:
+                for name in store.entries():
+                    if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
+                        store.remove(name)
                 self._write(mine)
         return mine
 
