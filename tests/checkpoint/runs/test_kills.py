@@ -174,7 +174,7 @@ def train_and_kill(training: Training, number: int, trials: Trials) -> None:
         error.add_note(program.note())
         program.end()
         raise
-    trials.count("ended in time" if how == "SIGTERM" else "newest durable or later")
+    trials.count("ended in time" if how == "SIGTERM" else "resumed")
 
 
 @tried("a process, all or the launcher of a training are killed", sample=2, full=60)
