@@ -19,6 +19,7 @@ VALUES = [
     *[gda.Collectives((COLLECTIVE,), {"x": 2}), gda.Traffic(1, 128), gda.Retry(OSError)],
     *[gda.GlobalArray, gda.checkpoint.ChunkGrid((8,), (4,))],
     gda.checkpoint.ValueLeaf(("step",), 1),
+    gda.checkpoint.PerProcess((1, None)),
 ]
 ERRORS = [
     *[gda.LayoutUnknownError, gda.DoesNotFitError, gda.DisagreementError, gda.LateProcessError],

@@ -68,8 +68,11 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.runs import overview
 
     if options.item is None and overview.is_run(options.path, options.timeout):
-        run = overview.summary(options.path, options.timeout)
-        print_json(run.to_dict()) if options.json else print(run)
+        document = overview.document_of(options.path, options.timeout)
+        if options.json:
+            print_json(document)
+        else:
+            print(*overview.lines_of(document), sep="\n")
         return OK
     contents = contents_at(options.path, timeout=options.timeout, item=options.item)
     if options.json:

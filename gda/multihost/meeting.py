@@ -268,6 +268,8 @@ class _Meeting:
 
     def _log_late(self) -> None:
         """Log which processes are awaited, in the first of those that wait."""
+        if jax.process_index() not in self.processes[:2]:  # the payloads may be many
+            return
         waiting = {process for group in self._waiting().values() for process in group}
         if waiting and min(waiting) == jax.process_index():
             late = format_processes({*self.processes} - waiting)

@@ -208,7 +208,7 @@ class Run:
                 log.info("%s has no step yet: the training begins", url)
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
-            source = self._told("start_from", lambda: _text_or_none(path_of(start_from, 60)))
+            source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
             state = restore(source or start_from, state, **options)
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
@@ -464,11 +464,10 @@ class Run:
 
     def _own(self, only: int | None, *, resumes: bool) -> None:
         """Become the owner of the folder, list its steps, and hear signals from now on."""
-        if self._ending is None:
-            self._ending = Ending(*self._signals)
         what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
         self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
         self._check_is_one_folder()
+        self._hears()
         self._is_owned = True
 
     def _check_is_one_folder(self) -> None:
@@ -603,14 +602,18 @@ class Run:
 
     # The end.
 
-    def _look(self) -> None:
-        """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
+    def _hears(self) -> Ending:
+        """Return what hears signals, from the first call on."""
         if self._ending is None:
             self._ending = Ending(*self._signals)
-        was_ending = self._ending.is_ending
-        if self._ending.check() and not was_ending:
+        return self._ending
+
+    def _look(self) -> None:
+        """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
+        was_ending = self.is_ending
+        if self._hears().check() and not was_ending:
             self._is_asked = True
-            if self._ending.is_ending:
+            if self.is_ending:
                 self._announced = time.monotonic()
 
     def _end(self) -> None:
@@ -631,5 +634,5 @@ def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:
         raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, not {value!r}")
 
 
-def _text_or_none(path: Any) -> str | None:
+def _text_of(path: Any) -> str | None:
     return path if isinstance(path, str) else None

@@ -223,7 +223,7 @@ class RunFolder:
     # Metrics.
 
     def metrics(self, name: str) -> dict[str, float]:
-        return _floats(self._read(f"{name}/{_METRICS}"))
+        return self._read(f"{name}/{_METRICS}")
 
     def record(self, name: str, metrics: Mapping[str, float]) -> None:
         """Add metrics of a step to those that it has."""
@@ -267,6 +267,7 @@ class RunFolder:
                     if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
                         store.remove(name)
                 self._write(mine)
+                store.flush()  # the entry of a new folder
         return mine
 
     def check_owner(self, mine: Owner) -> None:
@@ -312,14 +313,6 @@ class RunFolder:
 
 def _json(owner: Owner) -> bytes:
     return json.dumps(asdict(owner)).encode()
-
-
-def _floats(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if _is_number(value)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _now() -> str:

@@ -137,7 +137,7 @@ class PerProcessLeaf:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     gda.checkpoint.save(folder, {'data': gda.checkpoint.PerProcess([5])})
     ...     gda.checkpoint.inspect(folder).leaves
-    (PerProcessLeaf(path=('data',), name='00000.data', files=((4, 1684551297),)),)
+    (PerProcessLeaf(path=('data',), name='00000.data', files=((4, 1605819030),)),)
     """
 
     path: Path

@@ -20,6 +20,7 @@ from gda.checkpoint import PerProcess, Run
 def test_all_processes_save_at_the_same_step_when_one_is_ended(shared_tmp_path: Path) -> None:
     run = Run(shared_tmp_path, every=1000)
     state, step = run.resume(state_of(0))
+    is_saved = False
     while step < 5000 and not run.is_ending:
         step += 7
         if step == 70 and jax.process_index() == 1:
