@@ -132,9 +132,14 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    agreed = {
+        "overwrite": overwrite,
+        "base": base,
+        "compression": compression,
+        "fingerprint": fingerprint,
+    }
     options = Options(max_workers, max_bytes, progress, retry)
-    with Save("gda.checkpoint.save", path, base, agreed, options, timeout) as saving:
+    with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
         saving.begin(tree)
         saving.link()
@@ -187,23 +192,22 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    agreed = {
+        "overwrite": overwrite,
+        "base": base,
+        "compression": compression,
+        "fingerprint": fingerprint,
+    }
     options = Options(max_workers, max_bytes, retry=retry)
-    save = Save("gda.checkpoint.save_async", path, base, agreed, options, timeout)
-    return in_background(save, tree)
+    return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
 
 def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: None) -> Pending:
     """Begin a save, whose thread calls ``after`` when the checkpoint is complete."""
-    # An accelerator then copies only what is written. On CPU nothing is copied, and the sums need
-    # not hold the caller.
-    links_first = save.has_base and jax.default_backend() != "cpu"
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(save)
         saving.check_same_call(tree)
-        saving.begin(tree, keeps=not links_first)
-        if links_first:
-            saving.link(keeps=True)
+        saving.begin(tree, keeps=True)
         pending = Pending(saving.store.url)
         save.held_until = time.monotonic()
         # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
@@ -242,43 +246,41 @@ class Save:
 
     claim: _Claim  # after begin(): the new directory
     _writer: Writer
+    nbytes_linked: int = 0  # after link(): by all processes
     _share: Share
     _base_manifest: Manifest
-    _links: Links | None  # after begin(): None if nothing can be linked; after link() too
+    _links: Links | None  # after begin(); None if nothing can be linked, and after link()
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
     held_until: float  # of a save in the background: when its caller goes on
-    # After write(), in process 0:
-    linked_nbytes: int
-    seconds: Sequence[float]  # that each process wrote
+    seconds: Sequence[float]  # after write(), in process 0: that each process wrote
     nbytes: int  # after commit(), in process 0: of all chunks, written and linked
 
     def __init__(
         self,
         name: str,
         path: Any,
-        base: Any,
         agreed: dict[str, Any],
         options: Options,
         timeout: float,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
         check_codec(agreed["compression"])
+        base = agreed.get("base")
         if base is not None and not agreed["fingerprint"]:
             raise ValueError(
                 "base is compared by fingerprints, and fingerprint is False; omit one of the two"
             )
         self.store = open_store(path, timeout)
         self._base = None if base is None else open_store(base, timeout)
+        self._linkable = None  # an object store has no links
+        if isinstance(self.store, FileStore) and isinstance(self._base, FileStore):
+            self._linkable = self.store, self._base
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
         self._lock = contextlib.ExitStack()
         self._has_begun = False
         self._may_be_committed = False  # True as soon as the new manifest may be there
-
-    @property
-    def has_base(self) -> bool:
-        return self._base is not None
 
     def __enter__(self) -> Self:
         return self
@@ -286,7 +288,7 @@ class Save:
     def check_same_call(self, tree: Any) -> None:
         """Check that all processes save the same tree; the first step, with nothing slow before."""
         base = None if self._base is None else self._base.url
-        arguments = {"path": self.store.url, "base": base, **self._agreed}
+        arguments = {"path": self.store.url, **self._agreed, "base": base}
         seconds = min(self._timeout, timeout_of_checks())
         try:
             check_same_call(self._name, tree, arguments, timeout=seconds)
@@ -299,7 +301,11 @@ class Save:
 
         With ``keeps``, the caller may do anything with the arrays afterwards.
         """
-        data = self._together("beginning", partial(self._begin, tree, keeps), _check_begun).decision
+        # An accelerator then copies only what is written. On CPU nothing is copied, and the sums
+        # need not hold the caller.
+        links_first = self._linkable is not None and jax.default_backend() != "cpu"
+        begin = partial(self._begin, tree, keeps and not links_first)
+        data = self._together("beginning", begin, _check_begun).decision
         if jax.process_index() != 0:
             self.claim = _Claim(data, ())
         self._writer = Writer(
@@ -311,10 +317,11 @@ class Save:
             options=options_for(self.store, self._options, least=4),
         )
         self._links = None
-        # An object store has no links.
-        if isinstance(self._base, FileStore) and isinstance(self.store, FileStore):
-            self._links = Links(self._writer, self.store, self._base, self._base_manifest)
+        if self._linkable is not None:
+            self._links = Links(self._writer, *self._linkable, self._base_manifest)
         self._has_begun = True
+        if keeps and links_first:
+            self.link(keeps=True)
 
     def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
         """Return what process 0 compares, and from process 0 the new directory."""
@@ -348,13 +355,15 @@ class Save:
         def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
             return links.unchanged(self._share, [*parts.values()])
 
-        def link() -> None:
+        def link() -> int:
             self._share = links.linked(self._share, unchanged)
             if keeps:
                 self._share = self._share.kept(fingerprints=True)
+            return sum(each.nbytes for each in self._share.linked)
 
         unchanged = self._together("comparing", compare, decide).decision
-        self._together("linking", link)
+        done = self._together("linking", link, lambda parts: sum(parts.values()))
+        self.nbytes_linked = done.decision
 
     def finish(self) -> None:
         """Do the rest of the steps, and leave the context."""
@@ -367,13 +376,10 @@ class Save:
         """Write the chunks of this process."""
         self._parts = self._together("writing", self._write).parts
         self.seconds = [part.pop("seconds") for part in self._parts]
-        self.linked_nbytes = sum(part.pop("linked") for part in self._parts)
 
     def _write(self) -> dict[str, Any]:
         begun = time.monotonic()
-        part = self._writer.write(self._share)
-        linked = sum(each.nbytes for each in self._share.linked)
-        return {**part, "linked": linked, "seconds": time.monotonic() - begun}
+        return {**self._writer.write(self._share), "seconds": time.monotonic() - begun}
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""

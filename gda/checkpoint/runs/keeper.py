@@ -125,7 +125,8 @@ class Keeper:
             self.folder.remove_rest(there.name)
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
-        is_whole = not self.links or self.keeping.is_milestone(number, before)
+        is_linkable = self.links and not self.folder.store().is_remote
+        is_whole = not is_linkable or self.keeping.is_milestone(number, before)
         return "" if is_whole or newest is None else newest.name
 
     def before_commit(self, step: StepSave) -> None:
@@ -143,8 +144,8 @@ class Keeper:
             "saved step %d of %s: held %.3f s, of them %.3f s for the save before; complete after "
             "%.1f s; %s written, %s linked; process %d was slowest, %.1f s",
             *(step.number, self.folder.url, save.held_until - step.begun, step.waited),
-            *(seconds, format_bytes(save.nbytes - save.linked_nbytes)),
-            *(format_bytes(save.linked_nbytes), slowest, save.seconds[slowest]),
+            *(seconds, format_bytes(save.nbytes - save.nbytes_linked)),
+            *(format_bytes(save.nbytes_linked), slowest, save.seconds[slowest]),
         )
         if self.on_complete is not None:
             self._hooks = [each for each in self._hooks if not each.done()]

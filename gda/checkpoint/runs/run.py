@@ -547,8 +547,7 @@ class Run:
         save = Save(
             "gda.checkpoint.Run.save",
             below(self._folder.path, name_of(number)),
-            below(self._folder.path, base) if base else None,
-            self._agreed,
+            self._agreed | {"base": below(self._folder.path, base) if base else None},
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorstore as ts
 from damaged import flip, limit_sizes
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -319,14 +320,19 @@ def test_no_fingerprint_is_computed_twice(
     assert len(begun) == 2
 
 
+@pytest.fixture
+def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All devices are accelerators to gda."""
+    for module in (written_blocks, saved_leaves):
+        monkeypatch.setattr(module, "is_host", lambda device: False)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+
+@pytest.mark.usefixtures("accelerators")
 def test_an_accelerator_copies_only_what_changed(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the arrays may be deleted when the call returns."""
-    devices = {*auto_mesh.devices.flat}
-    for module in (written_blocks, saved_leaves):
-        monkeypatch.setattr(module, "is_host", lambda device: device not in devices)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     copied: list[int] = []
     keep = saved_leaves._kept
 
@@ -348,6 +354,18 @@ def test_an_accelerator_copies_only_what_changed(
     check_holds(tmp_path / "2", {"frozen": FROZEN, "trained": TRAINED + 1})
 
 
+@pytest.mark.usefixtures("accelerators")
+def test_a_store_without_links_keeps_all_that_an_accelerator_has(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    frozen, path = cut(FROZEN, auto_mesh, P("x")), ts.KvStore.open({"driver": "memory"}).result()
+    checkpoint.save(tmp_path, {"frozen": frozen})
+    pending = checkpoint.save_async(path, {"frozen": frozen}, base=tmp_path)
+    frozen.array.delete()
+    pending.result()
+    np.testing.assert_array_equal(checkpoint.restore(path)["frozen"], FROZEN)
+
+
 @pytest.mark.parametrize("save", [checkpoint.save, checkpoint.save_async])
 def test_a_base_must_be_there_and_needs_fingerprints(
     tmp_path: Path, save: Callable[..., Any]
@@ -362,8 +380,6 @@ def test_a_base_must_be_there_and_needs_fingerprints(
 
 
 def test_an_object_store_gets_everything_written(tmp_path: Path) -> None:
-    import tensorstore as ts
-
     store = ts.KvStore.open({"driver": "memory"}).result()
     checkpoint.save(store / "1/", {"w": FROZEN})
     checkpoint.save(store / "2/", {"w": FROZEN}, base=store / "1/")
