@@ -27,10 +27,13 @@ def train(folder: str, devices: str, sent: str, at: str) -> int:
     sharding = NamedSharding(Mesh(np.array(jax.devices("cpu")), ("data",)), P("data"))
     angles = jax.device_put(jnp.linspace(-3, 3, 256), sharding)
 
+    def loss_of(w):
+        waves = jnp.sin(angles[:, None] * jnp.arange(1, 17))
+        return ((waves @ w - jnp.sign(angles)) ** 2).mean()
+
     @jax.jit
     def train_step(w, momentum):
-        waves = jnp.sin(angles[:, None] * jnp.arange(1, 17))
-        loss, gradient = jax.value_and_grad(lambda w: ((waves @ w - jnp.sign(angles)) ** 2).mean())(w)
+        loss, gradient = jax.value_and_grad(loss_of)(w)
         momentum = 0.9 * momentum + gradient
         return (w - 0.05 * momentum, momentum), loss
 

@@ -161,7 +161,7 @@ def train_and_kill(training: Training, number: int, trials: Trials) -> None:
     back = back_to(training, trials) if chance.random() < 0.2 else []
     full = []
     if how == "SIGKILL" and chance.random() < 0.4:
-        full = [chance.randrange(processes), chance.randrange(200)]
+        full = [chance.randrange(processes), chance.randrange(40)]
     program = training.start(processes, 10**9, back, full)
     try:
         # A signal ends a program in time if it comes after the run was made.
