@@ -116,7 +116,8 @@ class Keeper:
             return None
         folders = self.folder.listed()
         if (there := folders.get(number)) is not None:
-            if there.is_complete or not there.is_begun:
+            # An empty folder is what a kill leaves before begun.json is there, or after it is gone.
+            if there.is_complete or (there.files and not there.is_begun):
                 raise FileExistsError(
                     f"{self.folder.url}/{there.name} has files that this run did not begin; move "
                     "them elsewhere"

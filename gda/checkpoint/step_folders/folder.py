@@ -8,6 +8,7 @@ communicates: one process calls it, and tells the others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import os
@@ -289,8 +290,13 @@ class RunFolder:
         """Write the first file of a step."""
         begun = {"run": mine.run, "generation": mine.generation}
         store = self.store()
-        store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
-        store.flush()
+        try:
+            store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
+            store.flush()
+        except OSError:  # without this file, no run would remove the folder
+            with contextlib.suppress(OSError):
+                store.remove(name)
+            raise
 
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if an incomplete step was begun by this run, in this or a former program."""

@@ -198,5 +198,7 @@ def check_folder(training: Training, last: int) -> None:
     assert all(training.loss(best) <= training.loss(step) for step in training.durable - {0})
     for step in steps:
         verify(run.path(step))
-    names = {*os.listdir(training.path)} - {"run.json", LOCK}
+    # A kill may leave an empty folder, which the save of that step takes.
+    places = [each for each in training.path.iterdir() if each.is_file() or any(each.iterdir())]
+    names = {each.name for each in places} - {"run.json", LOCK}
     assert names == {f"{step:08}" for step in steps}

@@ -477,6 +477,33 @@ def test_a_save_that_failed_is_raised_by_the_next(tmp_path: Path, full_disk: Any
     assert run.steps() == [10, 31]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_step_whose_save_failed_at_its_first_file_may_be_saved_again(
+    tmp_path: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = FileStore.write
+
+    class Killed(BaseException):
+        pass
+
+    def refuse(self: FileStore, name: str, data: Any) -> Any:
+        if name.endswith("begun.json"):
+            os.mkdir(tmp_path / name.partition("/")[0])
+            raise Killed if is_killed else OSError(28, "No space left on device", name)
+        return write(self, name, data)
+
+    run, _ = resumed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "write", refuse)
+        with pytest.raises(Killed if is_killed else OSError):
+            train(run, 0, 10)
+    assert (tmp_path / "00000010").exists() == is_killed
+    run, step = resumed(tmp_path)
+    train(run, step, 10)
+    run.close()
+    assert run.steps() == [10]
+
+
 def test_a_training_may_go_on_after_a_save_that_failed(
     tmp_path: Path, full_disk: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
