@@ -192,7 +192,7 @@ def sums_everywhere_again(x):
     specs.append(jax.typeof(x).sharding.spec)
     sums = x.sum(axis=1)
     specs.append(jax.typeof(sums).sharding.spec)
-    gda.show(sums)
+    gda.show(sums.shape, jax.typeof(sums).sharding)
     return jax.sharding.reshard(sums, NamedSharding(explicit, P()))
 
 

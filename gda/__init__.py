@@ -85,9 +85,8 @@ _MODULE_OF = {
     "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
     "Advice": "gda.compiled.report.advice",
-    # Test, and use other libraries.
+    # Test, and read code of others.
     "testing": "gda.testing",
-    "libraries": "gda.arrays.libraries",
     "compat": "gda.trees.batches.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
@@ -125,16 +124,12 @@ _UNLISTED = {
     "Advice",
 }
 
-_MODULES = {"checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"}
+_MODULES = {"checkpoint", "compat", "launch", "show", "storage", "testing"}
 
 # Names that JAX had for the same in 2022, and former ones.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
     name: f"compat.{name}"
-    for name in (
-        *("host_local_array_to_global_array", "global_array_to_host_local_array"),
-        *("host_to_global_array", "host_to_global_device_array", "global_to_host_array"),
-        *("with_sharding_constraint", "DataPartitionType"),
-    )
+    for name in ("host_local_array_to_global_array", "global_array_to_host_local_array")
 }
 
 __all__ = [name for name in _MODULE_OF if name not in _UNLISTED]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -80,7 +80,6 @@ from gda.compiled.report.advice import Advice as Advice
 
 # Test, and use other libraries.
 from gda import testing as testing
-from gda.arrays import libraries as libraries
 from gda.trees.batches import compat as compat
 
 # The names of GlobalDeviceArray.
@@ -136,9 +135,8 @@ __all__ = [  # noqa: RUF022
     "rehearse",
     "assert_fits",
     "compare_rehearsals",
-    # Test, and use other libraries.
+    # Test, and read code of others.
     "testing",
-    "libraries",
     # The names of GlobalDeviceArray.
     "get_shard_shape",
     "get_shard_indices",

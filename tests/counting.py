@@ -1,4 +1,4 @@
-"""A source that counts what is read of it."""
+"""A source that counts what is read of it, and a target that counts what is written to it."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,10 @@ import numpy as np
 
 
 class Counting:
-    """A source that counts how often each element is read, and where; its chunks are read whole."""
+    """A source or target that counts how often each element is read or written, and where.
+
+    The chunks of a source are read whole. ``before`` is called with each index before its block.
+    """
 
     def __init__(self, data: np.ndarray, chunks: Any = None) -> None:
         self.data, self.shape, self.dtype = data, data.shape, data.dtype
@@ -33,6 +36,16 @@ class Counting:
             self.threads.add(threading.current_thread().name)
             self.counts[tuple(whole)] += 1
         return self.data[index]
+
+    def __setitem__(self, index: Any, value: np.ndarray) -> None:
+        self.before(index)
+        assert isinstance(value, np.ndarray)
+        assert (value.shape, value.dtype) == (self.data[index].shape, self.dtype)
+        with self._guard:
+            self.asked.append(index)
+            self.threads.add(threading.current_thread().name)
+            self.counts[index] += 1
+            self.data[index] = value
 
     @property
     def most_bytes(self) -> int:

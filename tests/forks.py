@@ -4,7 +4,9 @@ import json
 import os
 import queue
 import signal
+import statistics
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from kill_program import values_of
 from running import USUAL
+from trials import Trials
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
@@ -49,6 +52,47 @@ def check_clean(path: Path) -> None:
     names = {name for name in os.listdir(path) if not name.startswith("data-")}
     assert names == {LOCK, "manifest.json"}
     assert len(os.listdir(path)) == 3
+
+
+class Killing:
+    """Processes that save again and again until they are killed at a random moment.
+
+    Attributes:
+      num_in_save: how often that was in the middle of a save.
+    """
+
+    def __init__(self, forks: "Forks", do: str, processes: int = 1, is_one: bool = False) -> None:
+        self._forks, self._do, self._processes, self._is_one = forks, do, processes, is_one
+        self._seconds = [0.1]  # that saves took
+        self.num_in_save = 0
+
+    def kill(self, trials: Trials, first: int, **arguments: Any) -> tuple[int, int | None]:
+        """Kill once; return the generations that were begun last and ended last, if one ended."""
+        chance = trials.chance
+        pids = self._forks.start(self._do, self._processes, first=first, **arguments)
+        lines = [self._forks.line()]
+        # Saves take their time, and in a process that has just started the first takes longer.
+        time.sleep(chance.uniform(0, 2 * statistics.median(self._seconds[-20:])))
+        if self._is_one:
+            os.kill(pids.pop(chance.randrange(len(pids))), signal.SIGKILL)
+            time.sleep(chance.uniform(0, 0.02))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        lines += self._forks.rest()
+        begun = max(int(line[1]) for line in lines if line[0] == "begin")
+        ended = max([int(line[1]) for line in lines if line[0] == "end"], default=None)
+        self._seconds += [float(line[2]) for line in lines if line[0] == "end"]
+        self.num_in_save += begun != ended
+        return begun, ended
+
+    def check(self, trials: Trials) -> None:
+        """Check that many were in a save, or nothing was tested. A few may all be between two."""
+        assert self.num_in_save > trials.most / 3 or trials.most < 20
+
+
+def count_kill(trials: Trials, begun: int, ended: int | None, found: int | None) -> None:
+    """Count a trial by the save whose tree was found afterwards."""
+    trials.count("between saves" if begun == ended else "old" if found == ended else "new")
 
 
 class Forks:

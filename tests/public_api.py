@@ -25,7 +25,6 @@ MODULES = [
     "gda.checkpoint",
     "gda.compat",
     "gda.launch",
-    "gda.libraries",
     "gda.show",
     "gda.storage",
     "gda.testing",

@@ -6,7 +6,6 @@ import re
 import subprocess
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from running import fresh_python
@@ -16,7 +15,6 @@ from benchmarks.layout.index_math import _all_devices
 from benchmarks.less import LESS
 from benchmarks.measuring import Measuring
 from benchmarks.pages import (
-    losses,
     pages,
     picture_of,
     with_losses,
@@ -32,7 +30,6 @@ pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 LOST = {"gda": 3.0, "JAX": 2.0}
-SVG = "{http://www.w3.org/2000/svg}"
 RAW = "raw read into fresh memory"
 
 
@@ -105,30 +102,6 @@ def test_pages_and_pictures_are_those_of_the_results() -> None:
             assert f"](../docs/pictures/{path.name})" in results.read_text()
 
 
-def test_a_picture_has_the_fastest_rival_below_gda_and_bars_in_proportion() -> None:
-    work = Work("read", list)
-    results = measured(work, {"gda": 2, "slow": 4, RAW: 1, "fast": 1.6})
-    root = ElementTree.fromstring(picture_of(results, [work], {"read": "Read"}))
-    said = ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
-    assert said == [
-        *("Read", "gda", "2.00 s", "fast", "1.60 sgda: 1.25 times slower"),
-        *("slow", "4.00 sgda: 2.00 times faster"),
-        *(RAW, "1.00 sgda: 2.00 times slower"),
-    ]
-    bars = [float(each.attrib["width"]) for each in root.iter(f"{SVG}rect")]
-    assert [bar / max(bars) for bar in bars] == pytest.approx([0.5, 0.4, 1, 0.25])
-    assert "Read, fast: 1.60 s" in root.attrib["aria-label"]
-
-
-def test_a_loss_is_to_the_fastest_way_that_does_the_same() -> None:
-    work = Work("read", list)
-    for seconds, faster in [
-        ({"gda": 2, RAW: 1, "JAX": 3}, []),
-        ({"gda": 2, RAW: 1, "JAX": 1.5, "Orbax": 1.4}, [(work, "Orbax")]),
-    ]:
-        assert list(losses(measured(work, seconds), [work])) == faster
-
-
 def test_a_loss_that_the_page_does_not_explain_stands_under_others() -> None:
     works = [Work("read", list), Work("write", list)]
     results = {work.name: each for work in works for each in measured(work, LOST).values()}
@@ -178,22 +151,6 @@ def test_rounds_end_when_the_ratio_is_settled_or_the_time_is_over() -> None:
     assert len(hasty) == 5
     (late,) = measure([Side(lambda: next(values), times_itself=True)], seconds=100, until=0.0)
     assert len(late) == 1
-
-
-def test_a_target_is_compared_with_the_rival() -> None:
-    work = Work("sum", list, {"JAX": Faster(2)}, limit=Within(3))
-    rival, limit = rows_of(work, {"gda": 2e-3, "JAX": 3e-3})
-    assert (rival[4], rival[5], rival[7]) == ("1.50 times faster", "2 times faster", "**no**")
-    assert (limit[5], limit[7]) == ("3 ms at most", "yes")
-
-
-def test_a_section_has_the_fastest_rival_of_each_work() -> None:
-    work = Work("sum", list, {"JAX": Faster(2), "loop": None, RAW: None})
-    rows = rows_of(work, {"gda": 1, "JAX": 3, "loop": 0.5, RAW: 0.1})
-    assert [(row[2], row[4], row[5]) for row in rows] == [
-        ("JAX", "3.00 times faster", "2 times faster"),
-        ("loop", "2.00 times slower", ""),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,6 @@ def constrain(w: World, **others: Any) -> None:
     gda.constrain(**{"x": w.tree, "spec": P(None, "x"), **others})
 
 
-def with_sharding_constraint(w: World, **others: Any) -> None:
-    with jax.set_mesh(w.mesh):
-        gda.compat.with_sharding_constraint(**{"x": w.tree, "shardings": P(None, "x"), **others})
-
-
 def global_array_to_host_local_array(w: World, **others: Any) -> None:
     given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
     gda.compat.global_array_to_host_local_array(**given | others)
@@ -106,11 +101,6 @@ def from_device_buffers(w: World, **others: Any) -> None:
     buffers = [jax.device_put(batch(1, 2), device) for device in jax.local_devices()]
     given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x"), "device_buffers": buffers}
     gda.GlobalArray(**given | others)
-
-
-def host_to_global_array(w: World, **others: Any) -> None:
-    with jax.set_mesh(w.mesh):
-        gda.compat.host_to_global_array(**{"host_arrays": batch(4, 2), **others})
 
 
 def ones(index: Any) -> np.ndarray:
@@ -192,10 +182,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
         ({"spec": P("y")}, ValueError),
     ],
     constrain: [({"spec": P("y")}, ValueError), ({"spec": {"z": P()}}, ValueError)],
-    with_sharding_constraint: [
-        ({"shardings": P("y")}, ValueError),
-        ({"shardings": 3}, TypeError),
-    ],
     global_array_to_host_local_array: [
         ({"pspecs": P("y")}, ValueError),
         ({"global_mesh": 3}, TypeError),
@@ -219,7 +205,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     from_batched_callback: [({"mesh": 3}, TypeError), ({"data_callback": 3}, TypeError)],
     from_process_local: [({"mesh": 3}, TypeError), ({"spec": P("y")}, ValueError)],
     from_device_buffers: [({"device_buffers": []}, ValueError), ({"mesh": 3}, TypeError)],
-    host_to_global_array: [({"partition": 3}, NotImplementedError)],
 }
 CHECKING = [*CASES][[*CASES].index(from_callback) :]  # they communicate to check
 

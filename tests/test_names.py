@@ -108,7 +108,7 @@ def test_a_module_says_that_its_names_are_provisional(name: str) -> None:
     assert is_marked != is_stable("gda", name)
 
 
-MODULES_OF_GDA = ["checkpoint", "compat", "launch", "libraries", "show", "storage", "testing"]
+MODULES_OF_GDA = ["checkpoint", "compat", "launch", "show", "storage", "testing"]
 
 
 @pytest.mark.parametrize("name", [*MODULES_OF_GDA, "testing.strategies"])

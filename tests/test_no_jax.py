@@ -27,10 +27,9 @@ check({*HEAVY, "rich", "numpy"})
 
 MODEL = "--tree examples/transformer_7b.json"
 ARRAY = "--shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data"
-PLAN = f"plan {ARRAY} --process 0 --locate 1,1"
-RESHARD = f"reshard {ARRAY} --to-spec _,data"
-check({*HEAVY, "rich"}, f"plan {MODEL}", f"reshard {MODEL} --to-mesh data=12,model=4")
-check(HEAVY, PLAN, f"{PLAN} --json", RESHARD, f"{RESHARD} --json")
+PLAN = f"plan {ARRAY} --devices-per-process 8"
+check({*HEAVY, "rich"}, f"plan {MODEL}")
+check(HEAVY, PLAN, f"{PLAN} --json")
 check(HEAVY, "plan --shape 1 --spec x", code=2)
 
 gda.ShardGrid((8,), {"x": 4}, ("x",)).starts

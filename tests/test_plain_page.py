@@ -41,7 +41,6 @@ CALLS = [
     "gda.check_processes_agree(x)", "gda.memory(x=x)", "gda.explaining_oom(x=x)",
     "gda.layouts(x)", "gda.assert_sharded(x)",
     "gda.reshard_tree(x, mesh, P('y'))", "gda.constrain(x, P('y'))",
-    "gda.compat.with_sharding_constraint(x, P('y'))",
     "gda.jit(f)(x)", "gda.collectives(f, x)", "gda.assert_collectives(f, x, allow={})",
     "gda.rehearse(f, x)", "gda.assert_fits(f, x, max_bytes=2**20)", "gda.abstract(x, mesh, P())",
     "gda.store(x, targets)",
@@ -52,8 +51,6 @@ CALLS = [
     "gda.GlobalArray.from_source(x, mesh, P('x'))",
     "gda.compat.host_local_array_to_global_array(x, mesh, P())",
     "gda.compat.global_array_to_host_local_array(x, mesh, P())",
-    "gda.compat.host_to_global_array(x)", "gda.compat.host_to_global_device_array(x)",
-    "gda.compat.global_to_host_array(x)",
 ]  # fmt: skip
 
 # Functions of shapes, paths and settings.

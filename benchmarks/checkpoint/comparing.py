@@ -1,4 +1,4 @@
-"""The comparison of two checkpoints: by their manifests, and by their elements."""
+"""The comparison of two checkpoints: by their manifests."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.checkpoint.checkpointers import read
-from benchmarks.checkpoint.checkpoints import READ
 from benchmarks.pairs import Side
-from benchmarks.work import Faster, Within, Work
+from benchmarks.work import Within, Work
 from gda import checkpoint
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, StoredArray, chunk_shape_of
 from gda.trees.records.recorded_tree import ArrayLeaf, flatten
 
 JSON = "json.loads of both manifests"
-WHOLE = "restore both, compare in NumPy"
 SHAPE = (8192, 3072)  # 96 MiB, in chunks of 12 MiB
 
 
@@ -87,49 +84,14 @@ def _by_manifests(leaves: int) -> list[Side]:
     return sides
 
 
-def _by_elements(arrays: int, side: int) -> list[Side]:
-    sides = _Sides()
-    folder = _folder(sides)
-    rng = np.random.default_rng(0)
-    a = {f"w{i}": rng.standard_normal((side, side), np.float32) for i in range(arrays)}
-    b = {name: np.where(data > 1, data + np.float32(1e-3), data) for name, data in a.items()}
-    for name, tree in (("a", a), ("b", b)):
-        checkpoint.save(folder / name, tree)
-
-    def ours() -> list[int]:
-        found = checkpoint.diff(folder / "a", folder / "b", values=True)
-        return [leaf.elements.count for leaf in found.of_other_content if leaf.elements]
-
-    def whole() -> list[int]:
-        x, y = (checkpoint.restore(folder / name) for name in "ab")
-        counts = []
-        for name in x:
-            difference = np.abs(x[name] - y[name])
-            relative = difference / np.maximum(np.abs(x[name]), np.abs(y[name]))
-            counts.append(int(np.count_nonzero(difference)))
-            _ = np.argmax(difference), np.argmax(relative)
-        return counts
-
-    assert ours() == whole()
-    sides += [Side(ours), Side(whole), Side(partial(read, folder))]
-    return sides
-
-
 def works(quick: bool) -> list[Work]:
     """Return the works; if ``quick``, with small checkpoints."""
-    leaves, side = (100, 256) if quick else (10_000, 4096)
+    leaves = 100 if quick else 10_000
     return [
         Work(
             "diff of two checkpoints of 1 TB, 10,000 leaves, by their manifests",
             partial(_by_manifests, leaves),
             {JSON: None},
             Within(1000),
-        ),
-        Work(
-            "diff of the elements of two checkpoints of 256 MiB",
-            partial(_by_elements, 4, side),
-            {WHOLE: Faster(1), READ: None},
-            raw=READ,
-            seconds=6,
         ),
     ]

@@ -590,8 +590,8 @@ class Container:
             if not is_all_here(array):
                 raise RuntimeError(
                     f"this process does not hold every block of {self!r}; g.gather() gives the "
-                    "whole value to every process, and gda.compat.global_to_host_array(g) to each "
-                    "its own rows; for a jax.Array x, g is gda.GlobalArray.from_array(x)"
+                    "whole value to every process, and g.local_shards has the blocks of this one; "
+                    "for a jax.Array x, g is gda.GlobalArray.from_array(x)"
                 )
         value = np.asarray(array)
         if self._shape_if_padded is not None:

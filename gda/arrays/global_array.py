@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import PartitionSpec
 
-from gda.arrays import libraries
 from gda.arrays.construction import from_callbacks, from_process_local
 from gda.arrays.construction.blocks import check_in_callback, data_callbacks
 from gda.arrays.container import Container
@@ -620,4 +619,3 @@ jax.export.register_pytree_node_serialization(
     deserialize_auxdata=lambda _: (),
     from_children=lambda aux_data, children: GlobalArray(array=children[0]),
 )
-libraries.register(GlobalArray)

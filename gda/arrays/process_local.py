@@ -15,8 +15,6 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.bits import without_padding
-from gda.arrays.buffers import aligned_empty
-from gda.arrays.dtypes import is_extended
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
@@ -86,35 +84,11 @@ def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
     return all(size == padded or (ways == 1 and size > padded) for size, padded, ways in sides)
 
 
-def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndarray[Any, Any]:
-    """Return the local array of this process: a new NumPy array, each block in it once.
-
-    The inverse of ``array_from_process_local``. Never communicates between processes. ``grid`` is
-    needed for an array with padding: the padded one, with processes. Raises ``ValueError`` if the
-    blocks of this process do not form a regular grid, or if it has none.
-    """
-    if is_extended(array.dtype):
-        raise TypeError(
-            f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
-        )
-    if array.is_fully_addressable:
-        whole = () if grid is None else tuple(map(slice, grid.global_shape))
-        return np.array(np.asarray(array)[whole])
-    grid = grid_of_array(array) if grid is None else grid
-    view = grid.view(jax.process_index())
-    value = aligned_empty(view.local_shape, array.dtype)
-    blocks = distinct_shards(array, grid).values()
-    for block in blocks:
-        block.copy_to_host_async()
-    for index, block in zip(view.local_indices, blocks, strict=True):
-        value[index] = block
-    return value
-
-
 def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
-    The array is sharded by ``spec`` over ``mesh``. Raises as ``process_local_of``.
+    The array is sharded by ``spec`` over ``mesh``. Raises ``ValueError`` if the blocks of this
+    process do not form a regular grid, or if it has none.
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)
@@ -133,7 +107,7 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     If this process's devices form a subcube of the mesh, it is that spec over ``mesh.local_mesh``.
     Else it is over a mesh of those devices with an axis ``'dim0'`` for dimension 0 if it is
     sharded, and so on, and an axis ``'replica'``. If more of them hold some of the blocks than
-    others, those devices are omitted. Raises as ``process_local_of``.
+    others, those devices are omitted. Raises as ``local_array_of``.
     """
     grid, view = grid_of(global_shape, mesh, spec), view_of(global_shape, mesh, spec)
     view.check_regular()

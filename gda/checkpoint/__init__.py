@@ -21,7 +21,6 @@ from typing import Any
 from gda.checkpoint.comparing.diff import diff as diff
 from gda.checkpoint.comparing.differences import Differences as Differences
 from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
-from gda.checkpoint.comparing.elements import ElementDifferences as ElementDifferences
 from gda.checkpoint.format.manifest import ChunkGrid as ChunkGrid
 from gda.checkpoint.format.manifest import StoredArray as StoredArray
 from gda.checkpoint.inspecting import Contents as Contents
@@ -59,7 +58,6 @@ __all__ = [  # noqa: RUF022
     "diff",
     "Differences",
     "LeafDifference",
-    "ElementDifferences",
     "Contents",
     "ArrayLeaf",
     "ValueLeaf",

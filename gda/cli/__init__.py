@@ -1,7 +1,7 @@
 """The command line ``gda``: plans, rehearsals, checkpoints and other files of trees.
 
-``plan`` and ``reshard`` answer from shapes, meshes and specs alone: they import no JAX and touch no
-device. ``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
+``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
+``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
 checkpoint, safetensors files or an Orbax run, ``diff`` at two; ``convert`` makes one of another.
 ``python -m gda`` is the same command.
 
@@ -9,10 +9,9 @@ A subcommand has two functions: one adds its arguments to a parser, one runs it 
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
-``plans`` and ``reshards``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``;
-``checkpoints``; ``convert``; ``functions`` (of the user); ``facts`` (output). What
-they print is computed elsewhere: plans and moves by ``gda.planning``, whose ``notation`` also reads
-the texts of options and files.
+``plans``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``; ``checkpoints``;
+``convert``; ``functions`` (of the user); ``facts`` (output). What they print is computed elsewhere:
+plans by ``gda.planning``, whose ``notation`` also reads the texts of options and files.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
-from gda.cli.reshards import add_reshard
 from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
 _COMMANDS = (
-    *(add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
+    *(add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
     *(add_rollback, add_hold),
 )
 
@@ -46,7 +44,6 @@ _EPILOG = """\
 examples:
   gda plan --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
   gda plan --tree examples/transformer_7b.json --devices-per-process 8
-  gda reshard --shape 8192x8192 --dtype f32 --mesh x=8 --spec x --to-spec _,x
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
   gda diff runs/a@100 runs/a@latest
@@ -61,8 +58,7 @@ exit code:
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
-_WITH_NUMBERS = ("--shape", "--process", "--locate", "--mesh", "--to-mesh")
-_DEVICES_PER_PROCESS = ("--devices-per-process", "--to-devices-per-process")
+_WITH_NUMBERS = ("--shape", "--mesh", "--devices-per-process")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -152,10 +148,10 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with ``--locate -1,2`` as ``--locate=-1,2``."""
+    """Yield the arguments, with ``--shape -1,2`` as ``--shape=-1,2``."""
     rest = iter(argv)
     for word in rest:
-        if word in (*_WITH_NUMBERS, *_DEVICES_PER_PROCESS):
+        if word in _WITH_NUMBERS:
             value = next(rest, None)
             if value is not None and re.match(r"-[0-9]", value):
                 yield f"{word}={value}"

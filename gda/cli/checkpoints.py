@@ -181,11 +181,6 @@ def add_diff(commands: Any) -> None:
     parser.add_argument("a", metavar="A", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument(
-        "--values",
-        action="store_true",
-        help="read the arrays that differ; print how many elements do, and the largest difference",
-    )
-    parser.add_argument(
         "--at",
         metavar="PATH",
         help="compare only the subtree there, such as params/layers/0",
@@ -204,10 +199,8 @@ def diff(options: argparse.Namespace) -> int:
         differences = differences_at(
             options.a,
             options.b,
-            values=options.values,
             at=_keys(options),
             timeout=options.timeout,
-            progress=options.values and shows_progress(),
             item=options.item,
         )
     except KeyError as error:

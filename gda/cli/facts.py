@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from gda.layout.tables import lines_of_rows, table, text_width, wrap
 from gda.layout.text import counted, format_bytes, printable
-from gda.planning.planned_array import LISTED, PlannedArray
+from gda.planning.planned_array import PlannedArray
 
 _LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
 _INDENT = " " * 12
@@ -57,29 +57,15 @@ def two_tables(
     return lines
 
 
-def table_of_some(
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    count: int,
-    one: str,
-    *,
-    right: Container[str],
-) -> list[str]:
-    """Return a table of the first of ``count`` rows, and the line for those that it omits."""
-    lines = table([header, *rows], right=right, width=terminal_width())
-    return [*lines, *left_out(len(rows), count, one, LISTED)]
-
-
-def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> list[str]:
+def left_out(shown: int, count: int, one: str) -> list[str]:
     """Return the line for the rows that a table omits; none if it has all of ``count``.
 
-    ``one`` is the word for a row, ``in_json`` the most that ``--json`` lists, if not all.
+    ``one`` is the word for a row.
     """
     if shown == count:
         return []
-    what = "them" if in_json is None or count <= in_json else f"{in_json:,}"
     more = counted(count - shown, f"more {one}", f"more {one}{'es' if one.endswith('s') else 's'}")
-    return [f"… {more}; --json lists {what}"]
+    return [f"… {more}; --json lists them"]
 
 
 def picture_lines(array: PlannedArray) -> list[str]:

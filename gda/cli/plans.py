@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
@@ -16,14 +15,12 @@ from gda.cli.commands import (
     add_command,
     print_json,
     read_given,
-    read_option,
 )
 from gda.cli.facts import (
     facts,
     held_and_distinct,
     left_out,
     picture_lines,
-    table_of_some,
     two_tables,
 )
 from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
@@ -32,25 +29,21 @@ from gda.layout.spec import format_spec
 from gda.layout.text import (
     counted,
     format_bytes,
-    format_index,
     format_mesh,
     format_shape,
 )
 from gda.planning.device_kinds import DeviceKind, kind_named
 from gda.planning.notation.mesh_and_spec import parse_mesh
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.numbers import parse_number, parse_point
+from gda.planning.notation.numbers import parse_number
 from gda.planning.planned_array import PlannedArray, padding_words
 
 if TYPE_CHECKING:
     from gda.planning.memory import ModelMemory
     from gda.planning.model import ModelPlan
 
-_DEVICES_SHOWN = 16
 _ROWS_SHOWN = 10
-_AXES_AS_COLUMNS = 4
-_COORDINATES = "mesh coordinates"  # the column of more axes
-_OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
+_OF_ONE_ARRAY = ("shape", "dtype", "spec")
 _NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
 _EPILOG = """\
@@ -69,7 +62,7 @@ the file of a model, for --tree:
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
-           --spec data,model --devices-per-process 8 --process 17 --locate 5,7
+           --spec data,model --devices-per-process 8
   gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y --json
   gda plan --tree model.json --mesh data=16,model=4 --devices-per-process 8
   gda plan --tree model.json --device v5e --optimizer adam
@@ -80,20 +73,6 @@ def add_plan(commands: Any) -> None:
     description = "Show the blocks and bytes of each device of a mesh; no device is needed."
     parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_layout_options(parser)
-    parser.add_argument(
-        "--process",
-        metavar="P",
-        action="append",
-        default=[],
-        help="show the blocks that this process holds, reads and writes; may be repeated",
-    )
-    parser.add_argument(
-        "--locate",
-        metavar="ELEMENT",
-        action="append",
-        default=[],
-        help="show the devices that hold an element such as 5,7; may be repeated",
-    )
     parser.add_argument(
         "--device",
         metavar="KIND",
@@ -112,48 +91,13 @@ def plan(options: argparse.Namespace) -> int:
     if options.device is not None or options.optimizer is not None:
         raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
     array = read_array(options, _NEEDED)
-    processes = [_read_process(text, array) for text in options.process]
-    elements = [_read_element(text, array) for text in options.locate]
     if options.json:
-        print_json(document_of(array, processes, elements))
+        print_json(document_of(array))
         return OK
     print(*_summary(array), sep="\n")
-    for process in processes:
-        print("", *_process_lines(array, process), sep="\n")
-    for element in elements:
-        print("", *_element_lines(array, element), sep="\n")
     if not options.no_picture:
         print("", *picture_lines(array), sep="\n")
     return OK
-
-
-def _read_process(text: str, array: PlannedArray) -> int:
-    process = read_option("--process", text, parse_number)
-    if process >= array.num_processes:
-        last = array.num_processes - 1
-        which = f"processes 0 to {last:,}" if last else "process 0 only"
-        raise MistakesError(
-            f"--process: there is no process {process}; the mesh "
-            f"{format_mesh(array.grid.mesh_shape)} has {which}; --devices-per-process divides it"
-        )
-    return process
-
-
-def _read_element(text: str, array: PlannedArray) -> tuple[int, ...]:
-    element = read_option("--locate", text, parse_point)
-    shape = array.grid.global_shape
-    if len(element) != len(shape):
-        raise MistakesError(
-            f"--locate: element {element} has {counted(len(element), 'coordinate')}, but shape "
-            f"{shape} has {counted(len(shape), 'dimension')}; give one for each"
-        )
-    for dimension, (coordinate, size) in enumerate(zip(element, shape, strict=True)):
-        if coordinate >= size:
-            raise MistakesError(
-                f"--locate: element {element} is outside the shape {shape}: dimension {dimension} "
-                + (f"goes from 0 to {size - 1}" if size else "has size 0, so there is no element")
-            )
-    return element
 
 
 def _summary(array: PlannedArray) -> list[str]:
@@ -188,71 +132,6 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
     distinct = (int(size) * array.dtype.itemsize for size in (elements.min(), elements.max()))
     return f"{held_and_distinct(held, distinct)} ({number})"
-
-
-def _process_lines(array: PlannedArray, process: int) -> list[str]:
-    from gda.planning.array import about_process
-
-    about = about_process(array, process, limit=_DEVICES_SHOWN)
-    first, count = process * about["num_devices"], about["num_devices"]
-    which = f"device {first}" if count == 1 else f"devices {first} to {first + count - 1}"
-    lines = facts(
-        [
-            ("process", f"{process}, of {which}"),
-            ("holds", format_bytes(about["nbytes_on_devices"])),
-            ("reads", _bytes_of_blocks(about["nbytes_read"], about["num_blocks"])),
-            ("writes", _bytes_of_blocks(about["nbytes_written"], about["num_blocks_written"])),
-        ]
-    )
-    unmarked = {block["block"] for block in about["blocks"] if block["is_written"]}
-    cells = []
-    for device in about["devices"]:
-        block = device["block"]
-        mark = "written" if block in unmarked else ""
-        unmarked.discard(block)
-        index = format_index(array.grid.block_index(block))
-        cells.append([str(device["replica_id"]), index, mark])
-    right = {"device", "replica", *array.grid.mesh_shape}
-    return [*lines, "", *_device_lines(array, about, ["replica", "block", ""], cells, right)]
-
-
-def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
-    from gda.planning.array import about_element
-
-    about = about_element(array, element, limit=_DEVICES_SHOWN)
-    lines = facts(
-        [
-            ("element", format_shape(element)),
-            ("block", format_index(array.grid.block_index(about["block"]))),
-            ("offset", f"{format_shape(about['offset'])} within the block"),
-            ("held by", counted(about["num_devices"], "device")),
-        ]
-    )
-    cells = [[str(each["process"]), str(each["replica_id"])] for each in about["devices"]]
-    right = {"device", "process", "replica", *array.grid.mesh_shape, _COORDINATES}
-    return [*lines, "", *_device_lines(array, about, ["process", "replica"], cells, right)]
-
-
-def _device_lines(
-    array: PlannedArray,
-    about: Mapping[str, Any],
-    header: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    right: Container[str],
-) -> list[str]:
-    """Return the table of some devices; ``header`` and ``cells`` are those beside the place."""
-    mesh, rows = array.grid.mesh_shape, []
-    axes = [*mesh] if len(mesh) <= _AXES_AS_COLUMNS else [_COORDINATES]
-    for device, others in zip(about["devices"], cells, strict=True):
-        at = [str(coordinate) for coordinate in device["coordinates"]]
-        at = at if len(mesh) <= _AXES_AS_COLUMNS else [",".join(at)]
-        rows.append([str(device["device"]), *at, *others])
-    header = ["device", *axes, *header]
-    return table_of_some(header, rows, about["num_devices"], "device", right=right)
-
-
-def _bytes_of_blocks(nbytes: int, blocks: int) -> str:
-    return f"{format_bytes(nbytes)} in {counted(blocks, 'block')}"
 
 
 # A model.

@@ -103,7 +103,7 @@ def add_rehearse(commands: Any) -> None:
     )
     several.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two meshes, side by side")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", metavar="FILE", help="write a picture of each rehearsal")
+    parser.add_argument("--html", metavar="FILE", help="write all tables as a page")
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def rehearse(options: argparse.Namespace) -> int:
     if failed and (is_one or options.compare):
         raise MistakesError(*failed[0].lines)
     if options.html:
-        from gda.compiled.report.rehearsal_page import page_of
+        from gda.compiled.report.rehearsal_text import page_of
 
         Path(options.html).write_text(page_of(rehearsals), encoding="utf-8")
     if options.compare:

@@ -12,8 +12,7 @@ from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.rehearsal_page import element_of
-from gda.compiled.report.rehearsal_text import lines_of
+from gda.compiled.report.rehearsal_text import html_of, lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
 from gda.planning.device_kinds import DeviceSpeeds, speeds_of_device
@@ -224,7 +223,7 @@ class Rehearsal:
         return "\n".join(lines_of(self))
 
     def _repr_html_(self) -> str:
-        return element_of(self)
+        return html_of(self)
 
 
 def traffic_of(

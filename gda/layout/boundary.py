@@ -27,7 +27,6 @@ _SUCCESSOR_OF = {
     "mesh_axes": "spec",
     "in_axis_resources": "in_specs",
     "out_axis_resources": "out_specs",
-    "axis_resources": "shardings",
 }
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 

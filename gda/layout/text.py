@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
+from os.path import commonprefix
 
 MOST_NAMED = 8  # the most differences that a message names
+MOST_CHARACTERS = 640  # of them, which leave room for the places in a message of 1,000
 
 # The most runs of numbers that are all written; of more, the first ones and the number of the rest.
 _MOST_RUNS = 8
@@ -33,11 +36,41 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
-def join_some(parts: Sequence[str]) -> str:
-    """Return the first few of many parts of a message, and the number of the others."""
-    more = len(parts) - MOST_NAMED
-    shown = [*parts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
-    return "; ".join(shown)
+def join_some(parts: Sequence[str], most: float = math.inf) -> str:
+    """Return the first few of many parts of a message, and the number of the others.
+
+    Of several parts, as many are shown as ``most`` characters hold, but always the first.
+    """
+    shown = [*parts[:MOST_NAMED]]
+    while len(shown) > 1 and len("; ".join(shown)) > most:
+        shown.pop()
+    more = len(parts) - len(shown)
+    return "; ".join([*shown, *([f"and {more} more"] if more else [])])
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text without its middle if it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
+
+
+def where_they_differ(texts: Sequence[str], most: int) -> list[str]:
+    """Return texts that differ, each with at most ``most`` characters from about where they do.
+
+    Of texts of several lines it is the first line that differs, with its number.
+    """
+    if any("\n" in text for text in texts):
+        lines = [text.split("\n") for text in texts]
+        at = next(i for i, each in enumerate(zip_longest(*lines)) if len({*each}) > 1)
+        found = [of[at].strip() if at < len(of) else "the end" for of in lines]
+        return [f"line {at + 1:,}: {each}" for each in where_they_differ(found, most)]
+    if max(map(len, texts)) <= most:
+        return [*texts]
+    start = max(len(commonprefix(texts)) - most // 3, 0)  # noqa: RUF071
+    windows = [text[start : start + most - 2] for text in texts]
+    return [
+        f"{'…' * (start > 0)}{window}{'…' * (start + most - 2 < len(text))}"
+        for window, text in zip(windows, texts, strict=True)
+    ]
 
 
 def listed(words: Sequence[str]) -> str:

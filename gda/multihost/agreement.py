@@ -12,25 +12,38 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
+from itertools import chain
 from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.stages import Lowered
 
 from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, public, set_module
-from gda.layout.text import MOST_NAMED, format_processes, join_some
+from gda.layout.text import (
+    MOST_CHARACTERS,
+    MOST_NAMED,
+    format_processes,
+    join_some,
+    shortened,
+    where_they_differ,
+)
 from gda.mesh import Device, is_tracer, processes_of
 from gda.multihost import coordination
 from gda.multihost.descriptions import (
+    STRUCTURE,
     Description,
     describe,
+    describe_values,
     describe_wanted,
     leaf_fields,
     stable_text,
+    structure_by_leaf,
 )
 from gda.multihost.failure_watch import FailureWatch, wait_for
 from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
@@ -43,6 +56,9 @@ T = TypeVar("T")
 _DEFAULT_TIMEOUT = 60.0
 _LONG_WAIT = 1800.0
 _NO_TREE: Any = object()
+# Of the message of a difference.
+_CHARACTERS_OF_VALUES = 280
+_CHARACTERS_OF_PATH = 160
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
@@ -115,59 +131,106 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
 def check_processes_agree(*, timeout: float | None = None) -> AbstractContextManager[None]: ...
 @overload
 def check_processes_agree(
-    tree: Any, *, name: str = "tree", timeout: float | None = None
+    tree: Any,
+    *,
+    values: Any = None,
+    program: Lowered | None = None,
+    name: str = "tree",
+    timeout: float | None = None,
+) -> None: ...
+@overload
+def check_processes_agree(
+    *,
+    values: Any,
+    program: Lowered | None = None,
+    name: str = "tree",
+    timeout: float | None = None,
+) -> None: ...
+@overload
+def check_processes_agree(
+    *, program: Lowered, name: str = "tree", timeout: float | None = None
 ) -> None: ...
 
 
 @set_module("gda")
 @public
-@communicates("check {name!r}", lambda given: None if given["tree"] is _NO_TREE else ())
+@communicates("check {name!r}", lambda given: None if _is_context(**given) else ())
 def check_processes_agree(
-    tree: Any = _NO_TREE, *, name: str = "tree", timeout: float | None = None
+    tree: Any = _NO_TREE,
+    *,
+    values: Any = None,
+    program: Lowered | None = None,
+    name: str = "tree",
+    timeout: float | None = None,
 ) -> AbstractContextManager[None] | None:
-    """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
+    """Check that every process has the same tree, and the same values and program.
 
-    Communicates through JAX's coordination service, not through devices, so that a disagreement
-    never hangs. Every process must call it, in the same order of checks. Values of arrays are not
-    compared. It takes about a millisecond, or no time in a program of one process.
+    Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
+    communicates through JAX's coordination service, not through devices, so that a disagreement
+    never hangs. Every process must call it, in the same order of checks. It takes about a
+    millisecond, or no time in a program of one process.
 
-    Without a tree it is a context: inside ``with gda.check_processes_agree():`` every constructor
-    checks. One with a callback compares shape, dtype, mesh and spec over the processes of the mesh
-    before it reads. After building, all constructors, those of trees too, compare their results, so
-    that all processes hear of a failure in one at once; ``from_array``, which only wraps, does not.
-    Functions that communicate, such as ``gather`` and ``reshard``, check in any case, and wait
-    longer outside such a block. Only the main thread checks: other threads may run in another order
-    in each process. A process that failed raises its own exception. The environment variable
-    ``GDA_CHECK_AGREEMENT=1`` switches this on for the whole program, and ``0`` off; the launcher
-    and the pytest plugin switch it on.
+    With none of the three it is a context, which checks nothing unless it is entered: inside ``with
+    gda.check_processes_agree():`` every constructor checks. One with a callback compares shape,
+    dtype, mesh and spec over the processes of the mesh before it reads. After building, all
+    constructors, those of trees too, compare their results, so that all processes hear of a failure
+    in one at once; ``from_array``, which only wraps, does not. Functions that communicate, such as
+    ``gather`` and ``reshard``, check in any case, and wait longer outside such a block. Only the
+    main thread checks: other threads may run in another order in each process. A process that
+    failed raises its own exception. The environment variable ``GDA_CHECK_AGREEMENT=1`` switches
+    this on for the whole program, and ``0`` off; the launcher and the pytest plugin switch it on.
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared by axes, sizes and order of
         devices.
+      values: a tree of numbers, strings, ``None`` and small arrays, such as the hyperparameters, to
+        compare by value. Functions are compared by their names, other objects by their ``repr``.
+      program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared: with it
+        every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes, slow reads included; by default the
         environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
-      DisagreementError: the processes differ. It names the processes in the minority, the path and
-        the field. It is a ``ValueError``.
+      DisagreementError: the processes differ. It names the processes in the minority, the first
+        paths and fields, of programs the first line, in some 1,000 characters at most. It is a
+        ``ValueError``.
       LateProcessError: a process did not come in time. It names that process, its last check and
         the check where the others wait. It is a ``TimeoutError``.
       ConnectionError: process 0, which runs the service, has ended.
+      TypeError: ``program`` is not lowered; or ``values`` has an array with parts in other
+        processes, or an object whose ``repr`` does not say what is in it.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
+    >>> step = jax.jit(lambda w: w - 0.1 * w).lower(np.ones(8))
+    >>> gda.check_processes_agree(values={'rate': 0.1, 'optimizer': 'sgd'}, program=step)
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> with gda.check_processes_agree(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    if tree is _NO_TREE:
+    if _is_context(tree, values, program):
         return checking_agreement(timeout=timeout)
+    if not isinstance(program, Lowered | None):
+        raise TypeError(
+            f"program is of type {type(program).__name__}; pass a lowered function, as "
+            "program=jax.jit(step).lower(*args)"
+        )
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
-    done_by_all(lambda: tree, describe, "check", timeout=seconds, label=repr(name))
+
+    def described(_: None) -> Description:
+        fields = {} if tree is _NO_TREE else describe(tree)
+        fields |= {} if values is None else describe_values(values)
+        return fields | ({("program", "text"): program.as_text()} if program else {})
+
+    done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))
     return None
+
+
+def _is_context(tree: Any, values: Any, program: Any, **_: Any) -> bool:
+    return tree is _NO_TREE and values is None and program is None
 
 
 def checking_agreement(
@@ -349,7 +412,7 @@ def done_by_all(
     )
     result, text = done.mine
     if difference := done.decision:
-        mine = text if jax.process_index() in difference["spokesmen"] else b""
+        mine = zlib.compress(text) if jax.process_index() in difference["spokesmen"] else b""
         decide = functools.partial(say_difference, difference["groups"])
         differences = meet(
             mine, decide, kind="descriptions", what=what, timeout=timeout, processes=processes
@@ -461,30 +524,56 @@ def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
         # The majority and the smallest groups are enough.
         heard = [*heard[: MOST_NAMED - 1], heard[-1]]
     where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
+    apart = join_some(where, MOST_CHARACTERS / 3)
     return {
         "groups": heard,
         "spokesmen": [group[0] for group in heard],
-        "places": f". They are at different places: {join_some(where)}" if where[1:] else "",
+        "places": f". They are at different places: {apart}" if where[1:] else "",
     }
 
 
 def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:
     """Return the fields in which the groups differ, from descriptions by their first processes."""
-    descriptions = [
-        {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
-        for group in groups
+    descriptions: list[Description] = [
+        {(path, field): value for path, field, value in json.loads(zlib.decompress(payload))}
+        for payload in (payloads[group[0]] for group in groups)
     ]
+    return f"the processes do not agree: {first_differences(groups, descriptions)}".encode()
+
+
+def first_differences(groups: Sequence[list[int]], descriptions: Sequence[Description]) -> str:
+    """Return the first paths and fields in which the descriptions of groups differ, in words."""
+    paths = [dict.fromkeys(path for path, _ in each) for each in descriptions]
+    keys = [
+        key
+        for key in dict.fromkeys(key for each in descriptions for key in each)
+        if key != STRUCTURE and all(key[0] in each for each in paths)
+    ]
+    of_call = [key for key in keys if not key[0]]
     # A leaf lacks fields that another kind of leaf has. They are named only if no others differ.
-    differences = _differences(groups, descriptions, omits_missing=True)
-    differences = differences or _differences(groups, descriptions, omits_missing=False)
-    return f"the processes do not agree: {join_some(differences)}".encode()
+    found = [
+        *_differences(groups, descriptions, of_call, omits_missing=True),
+        *_lone_paths(groups, paths),
+        *_differences(groups, descriptions, [key for key in keys if key[0]], omits_missing=True),
+    ]
+    if not found:
+        structures = [*map(structure_by_leaf, descriptions)]
+        places = dict.fromkeys(key for each in structures for key in each)
+        found = [
+            *_differences(groups, descriptions, keys, omits_missing=False),
+            *_differences(groups, structures, [*places], omits_missing=False),
+        ]
+    return join_some(found, MOST_CHARACTERS)
 
 
 def _differences(
-    groups: list[list[int]], descriptions: list[Description], *, omits_missing: bool
-) -> list[str]:
-    differences = []
-    for path, field in dict.fromkeys(key for each in descriptions for key in each):
+    groups: Sequence[list[int]],
+    descriptions: Sequence[Description],
+    keys: Iterable[tuple[str, str]],
+    *,
+    omits_missing: bool,
+) -> Iterator[str]:
+    for path, field in keys:
         holders: dict[str, list[int]] = {}
         for group, description in zip(groups, descriptions, strict=True):
             value = description.get((path, field))
@@ -492,8 +581,36 @@ def _differences(
                 continue
             holders.setdefault(value or "missing", []).extend(group)
         if len(holders) > 1:
-            minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
-            first = f"{format_processes(minority[1])}: {field} {minority[0]}"
-            others = [f"{format_processes(who)}: {value}" for value, who in rest]
-            differences.append(", ".join([f"at {path}, {first}" if path else first, *others]))
-    return differences
+            values = sorted(holders, key=lambda value: len(holders[value]))
+            shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
+            minority, *others = [
+                (format_processes(holders[value]), text)
+                for value, text in zip(values, shown, strict=True)
+            ]
+            first = f"{minority[0]}: {field} {minority[1]}"
+            at = [f"at {shortened(path, _CHARACTERS_OF_PATH)}"] if path else []
+            yield ", ".join([*at, first, *map(": ".join, others)])
+
+
+def _lone_paths(groups: Sequence[list[int]], paths: Sequence[Iterable[str]]) -> Iterator[str]:
+    """Yield the branches that some groups have and others lack, with their processes."""
+    known = [{branch for path in each for branch in _branches(path)} for each in paths]
+    found: dict[tuple[tuple[int, ...], str], int] = {}
+    for path in dict.fromkeys(path for each in paths for path in each):
+        lacking = [
+            branches for branches, each in zip(known, paths, strict=True) if path not in each
+        ]
+        if lacking:
+            branches = (each for each in _branches(path) if not any(each in of for of in lacking))
+            has = (group for group, each in zip(groups, paths, strict=True) if path in each)
+            key = tuple(sorted(chain.from_iterable(has))), next(branches, path)
+            found[key] = found.get(key, 0) + 1
+    for (processes, branch), count in found.items():
+        where = shortened(branch, _CHARACTERS_OF_PATH)
+        more = f"… ({count:,} leaves)" if count > 1 else ""
+        yield f"only in {format_processes(processes)}: {where}{more}"
+
+
+def _branches(path: str) -> list[str]:
+    """Return the branches that lead to a leaf, as texts, and its whole path."""
+    return [path[:at] for at, each in enumerate(path) if at and each in ".["] + [path]

@@ -8,14 +8,22 @@ from hashlib import sha256
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
+from gda.layout.text import typed_shape
 from gda.mesh import is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
+
+STRUCTURE = ("", "structure")
+_LEAF = "\0"  # stands for a leaf in the text of a structure
+
+_SHORT_STRUCTURE = 100
+_MOST_WRITTEN = 64  # elements of an array of values; of a larger one, its checksum is compared
 
 
 def describe(tree: Any) -> Description:
@@ -26,8 +34,21 @@ def describe(tree: Any) -> Description:
         text = jax.tree_util.keystr(path)
         # The leaf of a `GlobalArray` is its array, one step further down.
         description.update(leaf_fields(text.removesuffix(".array"), leaf))
-    description["", "structure"] = _structure_text(structure)
+    description[STRUCTURE] = _structure_text(structure)
     return description
+
+
+def structure_by_leaf(description: Description) -> Description:
+    """Return the structure of a tree, if its text is long by the leaves that stand behind a part.
+
+    Trees of equal leaves can differ in the nodes alone, such as in the rate of a layer.
+    """
+    text = description.get(STRUCTURE, "")
+    if len(text) <= _SHORT_STRUCTURE:
+        return {STRUCTURE: text.replace(_LEAF, "*")}
+    paths = [*dict.fromkeys(path for path, _ in description if path), ""]
+    parts = text.split(_LEAF)
+    return {(path, "structure before it"): part for path, part in zip(paths, parts, strict=False)}
 
 
 def describe_wanted(given: dict[str, Any]) -> Description:
@@ -54,7 +75,7 @@ def _dtype_text(dtype: Any) -> str:
 def _structure_text(structure: Any) -> str:
     """Return a text that is equal for equal structures, in every process."""
     if (node := structure.node_data()) is None:
-        return "*"
+        return _LEAF
     kind, aux = node
     children = [_structure_text(child) for child in structure.children()]
     if kind is dict:
@@ -76,6 +97,36 @@ def stable_text(value: Any) -> str:
     if type(value) in (list, tuple):
         return f"({', '.join(map(stable_text, value))}{',' * (len(value) == 1)})"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def describe_values(values: Any) -> Description:
+    """Return the text of every value in a tree of numbers, strings and small arrays."""
+    leaves = jax.tree_util.tree_leaves_with_path(values, is_leaf=lambda node: node is None)
+    return {
+        (f"values{jax.tree_util.keystr(path)}", "value"): _value_text(leaf) for path, leaf in leaves
+    }
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, jax.Array):
+        if is_tracer(value) or not value.is_fully_addressable:
+            raise TypeError(
+                f"values has a {typed_shape(value.dtype, value.shape)} that this process cannot "
+                "read whole; compare what several processes hold with gda.check_replicas_agree"
+            )
+        is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
+        value = np.asarray(jax.random.key_data(value) if is_key else value)
+    if isinstance(value, np.ndarray):
+        kind = typed_shape(value.dtype, value.shape)
+        if value.size <= _MOST_WRITTEN:
+            return f"{kind} {value.tolist()}"
+        return f"{kind} of SHA-256 {sha256(value.tobytes()).hexdigest()[:16]}"
+    if type(value).__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
+        raise TypeError(
+            f"values has a {type(value).__qualname__}, whose repr says nothing of what is in it; "
+            "pass its values, such as vars(config)"
+        )
+    return stable_text(value)
 
 
 def leaf_fields(path: str, leaf: Any) -> Description:

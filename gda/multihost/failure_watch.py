@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from gda.layout.text import MOST_NAMED, format_processes, join_some
+from gda.layout.text import MOST_CHARACTERS, MOST_NAMED, format_processes, join_some
 from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.background import in_thread, wait_and_look
@@ -197,7 +197,11 @@ class FailureWatch:
             for process, (number, failure) in sorted(states.items())
             if number == self._number and failure and process != jax.process_index()
         ]
-        return DisagreementError(f"{self._what}: {join_some(failures)}") if failures else None
+        return (
+            DisagreementError(f"{self._what}: {join_some(failures, MOST_CHARACTERS)}")
+            if failures
+            else None
+        )
 
 
 def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...]) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import jax
 
+from gda.layout.text import MOST_CHARACTERS
 from gda.multihost import coordination
 from gda.multihost.coordination import Service
 
@@ -102,7 +103,7 @@ def post_end(service: Service) -> None:
 
 def one_line(error: BaseException) -> str:
     """Return kind and message of an error as one line that is short enough to be sent."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:MOST_CHARACTERS]
 
 
 def is_near(place: Place) -> bool:

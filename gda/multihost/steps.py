@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
-from gda.layout.text import join_some
+from gda.layout.text import MOST_CHARACTERS, join_some
 from gda.multihost.meeting import DisagreementError, meet
 from gda.multihost.places import one_line
 
@@ -75,7 +75,7 @@ def all_do(
         ]
         kinds = {each["kind"] for each in failures.values()}
         kind = kinds.pop() if len(kinds) == 1 else None
-        return json.dumps({"failed": join_some(reasons), "kind": kind}).encode()
+        return json.dumps({"failed": join_some(reasons, MOST_CHARACTERS), "kind": kind}).encode()
 
     bring = functools.partial(
         meet, decide=count, kind=kind or what, what=what, timeout=timeout, processes=processes

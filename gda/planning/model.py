@@ -33,13 +33,12 @@ from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entri
 from gda.layout.text import in_processes
 from gda.planning.array import distinct_of
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.model_file import Mistakes, ModelText, Parameter, read_model
+from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import (
     BELOW_A_BYTE,
     check_devices_per_process,
     is_below_a_byte,
-    layout_for_json,
     spec_for_json,
 )
 
@@ -90,7 +89,10 @@ class ParameterRow:
             "nbytes_per_device": self.bytes_per_device,
             "shape": list(grid.global_shape),
             "dtype": self.parameter.dtype.name,
-            **layout_for_json(grid, self.padding),
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
+            **self.padding.document(),
             "num_replicas": grid.num_replicas,
             "nbytes": self.parameter.nbytes,
         }
@@ -187,14 +189,6 @@ class ModelPlan:
     def document(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         return {
-            **self.document_of_totals(),
-            "parameters": [row.document() for row in self.rows],
-            "savings": [row.document_of_saving() for row in self.savings],
-        }
-
-    def document_of_totals(self) -> dict[str, Any]:
-        """Return the document without its rows."""
-        return {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
@@ -208,6 +202,8 @@ class ModelPlan:
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
             **self.padding.document(),
             "nbytes_distinct_per_process": list(self.distinct_bytes),
+            "parameters": [row.document() for row in self.rows],
+            "savings": [row.document_of_saving() for row in self.savings],
         }
 
 
@@ -217,33 +213,13 @@ def plan_model(
     devices_per_process: int | None,
     *,
     pad: bool,
-    option: str = "--mesh",
 ) -> ModelPlan:
     """Return the plan of the model in a file; the arguments are those of ``read_model``."""
-    sizes, parameters = read_model(file, mesh, pad=pad, option=option)
+    sizes, parameters = read_model(file, mesh, pad=pad)
     model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
     if model.bytes_per_device * model.num_devices >= 2**63:
         raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
     return model
-
-
-def in_order_of(source: ModelPlan, target: ModelPlan, path: str) -> ModelPlan:
-    """Return the target with its parameters, which must be the same, in the order of the source."""
-    known = {parameter.name: parameter for parameter in target.parameters}
-    mistakes = Mistakes(path)
-    for old in source.parameters:
-        new = known.pop(old.name, None)
-        if new is None:
-            mistakes.add("it is missing; --tree has this parameter", old.name)
-        elif new.title != old.title:
-            mistakes.add(
-                f"{new.title} here, {old.title} in --tree; a move keeps shape and dtype", old.name
-            )
-    for name in known:
-        mistakes.add("--tree does not have this parameter", name)
-    mistakes.check()
-    by_name = {parameter.name: parameter for parameter in target.parameters}
-    return replace(target, parameters=[by_name[old.name] for old in source.parameters])
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

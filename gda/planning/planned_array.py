@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.padding import Padding, format_padding
+from gda.layout.padding import format_padding
 from gda.layout.text import counted, format_mesh, format_shape, in_processes
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.planned_grid import TypedGrid, plan_grid
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gda.layout.grid import ShardGrid
-    from gda.layout.spec import Index, Shape, SpecEntry
-
-LISTED = 16_384  # the most of anything in a list of a document
+    from gda.layout.spec import Shape, SpecEntry
 
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
 
@@ -131,21 +129,6 @@ def padding_words(array: PlannedArray) -> list[str]:
     shape = format_shape(array.grid.padded_shape)
     words = f"to {shape}: {format_padding(array.padding)} more on all devices"
     return [words] if array.grid.is_padded else []
-
-
-def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
-    """Return ``[start, stop]`` of each dimension, sharded or not."""
-    return [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
-
-
-def layout_for_json(grid: ShardGrid, padding: Padding) -> dict[str, Any]:
-    """Return the part of a document for the layout of some parameters, and their padding."""
-    return {
-        "spec": spec_for_json(grid.spec),
-        "shard_shape": list(grid.shard_shape),
-        "padded_shape": list(grid.padded_shape),
-        **padding.document(),
-    }
 
 
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:

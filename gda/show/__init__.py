@@ -8,14 +8,11 @@ meshes that exist or not; see ``text``. In a notebook it displays the drawing of
 unless ``file``, ``width`` or ``color`` asks for text. No data is moved, read or printed. It does
 not communicate: any process may call it alone, and sees the blocks of all.
 
-It also works inside ``jit`` and other transformations. Over Explicit axes a traced array has a
-layout, which is shown at once. Over Auto axes JAX chooses the layout when it compiles; it is shown
-then, once for each compilation. Inside ``jax.vmap`` it shows the whole array, the mapped dimension
-first. Inside ``jax.shard_map`` an array is the block of one device, described in a line. There it
-stops no program: if there is no picture, a line gives the reason.
+Inside ``jit`` JAX tells the layout that it chooses when it compiles:
+``jax.debug.inspect_array_sharding(x, callback=lambda s: gda.show(x.shape, s))``.
 
 Args:
-  x, mesh, spec, dtype: as for ``text``; an array may be traced.
+  x, mesh, spec, dtype: as for ``text``.
   file: a text file, by default the standard output. Characters that its encoding lacks are written
     as their codes.
   width: the most columns of a line, at least 20; by default those of the terminal, or 80.
@@ -41,8 +38,8 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 """
 
 # Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
-# ``terminal`` (text), ``drawing`` (SVG), ``markup`` and ``page`` (HTML), ``visualize`` (also inside
-# ``jit``; the only module with JAX), ``array_table`` (tables of reports), ``memory_report`` (of
+# ``terminal`` (text), ``drawing`` (SVG), ``markup`` and ``page`` (HTML), ``visualize`` (in
+# a notebook or a terminal), ``array_table`` (tables of reports), ``memory_report`` (of
 # ``gda.memory``).
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, format_more
-from gda.show import markup
-from gda.show.drawing.sheet import escape
+from gda.show.markup import html_table
 
 T = TypeVar("T")
 
@@ -27,12 +26,9 @@ class ArrayTable(NamedTuple):
         """Return the lines of the table, and that for the others."""
         return [*table([self.header, *self.rows], right=self.header[3:], width=_WIDTH), *self.more]
 
-    def html(self, bars: Sequence[str] = (), title: str = "") -> str:
-        """Return the table as HTML, without ``more``; ``bars`` are markup for a last column."""
-        if not bars:
-            return markup.html_table(self.header, ([*map(escape, row)] for row in self.rows))
-        cells = [self.header, *self.rows]
-        return markup.table_with_bars(cells, len(self.header), bars, title)
+    def html(self) -> str:
+        """Return the table as HTML, without ``more``."""
+        return html_table(self.header, self.rows)
 
 
 def array_table(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,17 +18,12 @@ from gda.layout.text import (
     join_some,
     typed_shape,
 )
-from gda.show import markup
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
-from gda.show.drawing.colors import colors_of
-from gda.show.drawing.sheet import escape
+from gda.show.markup import html_table, report
 
 UNNAMED = "unnamed"
 
 _WIDTH = 100
-_OTHER = "not in arrays"
-_GREY = "rgba(128,128,128,.45)"
-_MOST_BARS = 64
 
 
 @set_module("gda")
@@ -114,8 +109,7 @@ class DeviceMemory(NamedTuple):
 class MemoryReport:
     """The arrays that take the memory of this process's devices, the largest first.
 
-    ``gda.memory`` makes it; ``print`` shows it as tables, and a notebook with bars for each device.
-    It holds no array.
+    ``gda.memory`` makes it; ``print`` and notebooks show it as tables. It holds no array.
 
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
@@ -157,11 +151,17 @@ class MemoryReport:
 
     def __repr__(self) -> str:
         arrays = _table_of_arrays(self).lines() if self.arrays else []
-        parts = [[self.headline], _table_of_devices(self), arrays, self.notes]
+        devices, more = _table_of_devices(self)
+        lines = [*table(devices, right={*devices[0][1:]}, width=_WIDTH), *more] if devices else []
+        parts = [[self.headline], lines, arrays, self.notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
-        return _page_of(self)
+        devices, more_devices = _table_of_devices(self)
+        arrays = _table_of_arrays(self)
+        tables = [html_table(devices[0], devices[1:])] if devices else []
+        tables += [arrays.html()] if self.arrays else []
+        return report([self.headline, *more_devices, *arrays.more, *self.notes], tables)
 
     @property
     def headline(self) -> str:
@@ -191,19 +191,22 @@ def _cells_of_array(row: ArrayMemory) -> list[str]:
     return [row.label, row.kind, row.place, *sizes]
 
 
-def _table_of_devices(report: MemoryReport) -> list[str]:
-    """Return a table with a line for each run of devices whose numbers read the same."""
+def _table_of_devices(report: MemoryReport) -> tuple[list[list[str]], list[str]]:
+    """Return rows below a header, one for each run of devices whose numbers read the same.
+
+    Beside it a line for the devices that are not shown.
+    """
     trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
-        return []
+        return [], []
     rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
     left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
     more = [format_more(left)] if left else []
-    return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
+    return lines, more
 
 
 def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:
@@ -224,47 +227,3 @@ def _devices_of(group: Sequence[DeviceMemory]) -> str:
     text = ", ".join(f"{name} {format_numbers(int(at) for _, at in run)}" for name, run in runs)
     kind = group[0].memory_kind
     return text if kind is None else f"{text} {kind}"
-
-
-# As HTML, with a bar for each device.
-
-
-def _page_of(report: MemoryReport) -> str:
-    """Return a report as one HTML element, light or dark, without network or script."""
-    table = _table_of_arrays(report)
-    tables = [_bars(report), table.html()] if report.arrays else []
-    return markup.report([report.headline, *table.more, *report.notes], tables)
-
-
-def _bars(report: MemoryReport) -> str:
-    """Return a table with a bar for each device, and the legend of its colours."""
-    devices = report.devices[:_MOST_BARS]
-    trees = [*dict.fromkeys(name for each in devices for name in each.by_tree)]
-    color_of = dict(zip(trees, cycle(colors_of(len(trees))), strict=False)) | {_OTHER: _GREY}
-    longest = max(max(each.bytes_limit or 0, _taken(each)) for each in devices) or 1
-    rows = [
-        [
-            escape(_devices_of([each])),
-            markup.bar(_parts(each), color_of, longest, width=22),
-            escape(_numbers(each)),
-        ]
-        for each in devices
-    ]
-    if len(report.devices) > len(devices):
-        rows.append([escape(format_more(len(report.devices) - len(devices))), "", ""])
-    if not any(each.bytes_not_in_arrays for each in devices):
-        del color_of[_OTHER]
-    return markup.html_table(["device", markup.legend(color_of), "bytes"], rows)
-
-
-def _taken(device: DeviceMemory) -> int:
-    return device.nbytes + (device.bytes_not_in_arrays or 0)
-
-
-def _numbers(device: DeviceMemory) -> str:
-    text = format_bytes(_taken(device))
-    return f"{text} of {format_bytes(device.bytes_limit)}" if device.bytes_limit else text
-
-
-def _parts(device: DeviceMemory) -> dict[str, int]:
-    return device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}

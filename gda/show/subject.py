@@ -30,7 +30,7 @@ class Subject:
     Attributes:
       grid: the layout of the array. Without ``process_of`` all devices count as of one process.
       device_kind: the word before the number of a device: the platform, such as ``'TPU'``, or
-        ``'device'`` or ``'position'`` if devices are numbered by their place in the mesh.
+        ``'device'`` if devices are numbered by their place in the mesh.
       device_ids: the numbers in device order; None if they are the places in the mesh.
     """
 
@@ -166,8 +166,9 @@ def _subject_of_array(x: Any) -> Subject:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(array, jax.core.Tracer):
         raise TypeError(
-            f"this {kind} is being traced, so that its layout may not be known yet; "
-            "gda.show shows it"
+            f"this {kind} is being traced, so that its layout may not be known yet; JAX tells it "
+            "when it compiles: jax.debug.inspect_array_sharding(x, callback=lambda s: "
+            "gda.show(x.shape, s))"
         )
     if not (hasattr(array, "shape") and hasattr(array, "sharding")):
         raise TypeError(

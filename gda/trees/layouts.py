@@ -31,15 +31,12 @@ from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
 from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import spec_for_json
-from gda.show import markup
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
-from gda.show.drawing.colors import colors_of
+from gda.show.markup import report
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, names_of, with_paths
 
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array)
-_SHARDED, _WHOLE = "sharded", "whole on each device"
-_COLOR_OF: dict[str, str] = dict(zip((_SHARDED, _WHOLE), colors_of(2), strict=True))
 
 
 @set_module("gda")
@@ -221,8 +218,7 @@ class _LayoutRow:
 class Layouts:
     """The layouts of the arrays of a tree, those with most bytes on a device first.
 
-    ``gda.layouts`` makes it; ``print`` shows it as a table, and a notebook with bars. It holds no
-    array.
+    ``gda.layouts`` makes it; ``print`` and notebooks show it as a table. It holds no array.
 
     Attributes:
       arrays: the layout of each array; of equal size, in the order of the tree.
@@ -347,15 +343,8 @@ class Layouts:
         return "\n".join([self.headline, "", *_table_of(_rows_of(self.arrays), self.mesh).lines()])
 
     def _repr_html_(self) -> str:
-        rows = _rows_of(self.arrays)
-        table = _table_of(rows, self.mesh)
-        longest = max([1, *(row.nbytes_per_device for row in rows)])
-        bars = []
-        for row in rows[:ROWS_SHOWN]:
-            part = {_WHOLE if row.first.is_whole else _SHARDED: row.nbytes_per_device}
-            bars.append(markup.bar(part, _COLOR_OF, longest, width=12))
-        shown = [table.html(bars, markup.legend(_COLOR_OF))] if rows else []
-        return markup.report([self.headline, *table.more], shown)
+        table = _table_of(_rows_of(self.arrays), self.mesh)
+        return report([self.headline, *table.more], [table.html()] if self.arrays else [])
 
 
 def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:

@@ -159,7 +159,7 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
     for key, (tree, array) in named.items():
         ledger.enter(array, tree, names[key])
     # The parts of an array come after it, so that its row has their bytes.
-    unnamed = [array for key, array in live.items() if key not in named]
+    unnamed = [array for key, array in live.items() if key not in named and not _failed(array)]
     for array in sorted(unnamed, key=lambda array: array.sharding.num_devices == 1):
         ledger.enter(array, UNNAMED, ())
     return MemoryReport(
@@ -188,6 +188,8 @@ class _Ledger:
         """Count the buffers of an array that no row counts yet, in a row for it."""
         kind = array.sharding, array.shape, array.dtype
         places, block_bytes, description = self._layout_of(*kind)
+        if _failed(array):
+            block_bytes = 0
         addresses = _addresses(array) if block_bytes else None
         buffers = None if addresses is None else tuple(zip(places, addresses, strict=True))
         if buffers is None:
@@ -242,6 +244,20 @@ def _addresses(array: jax.Array) -> list[int] | None:
         return [shard.data.unsafe_buffer_pointer() for shard in shards]
     except (RuntimeError, NotImplementedError):  # deleted meanwhile, or its computation failed
         return None
+
+
+def _failed(array: Any) -> bool:
+    """Return True if an array has no data, because its computation failed; never waits.
+
+    JAX counts such an array as alive as long as something refers to it: after an error of full
+    memory, the traceback refers to the array that did not fit.
+    """
+    try:
+        if array.is_ready():
+            array.block_until_ready()
+    except RuntimeError:  # JAX's errors are some, and so is that of an array deleted meanwhile
+        return True
+    return False
 
 
 def name_of(device: Device) -> str:

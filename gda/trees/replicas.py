@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -23,10 +24,17 @@ from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape
-from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
+from gda.layout.text import (
+    counted,
+    format_index,
+    format_numbers,
+    format_processes,
+    join_some,
+    shortened,
+)
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
-from gda.multihost.descriptions import describe
+from gda.multihost.descriptions import Description, describe
 from gda.multihost.failure_watch import wait_for
 from gda.trees.leaves import (
     array_of,
@@ -149,8 +157,9 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
         for the arrays to be computed, and later they may be donated or deleted.
 
     Raises:
-      ReplicaMismatchError: replicas differ. It names leaves, blocks, devices, and those in the
-        minority. All processes that hold parts of the array raise it.
+      ReplicaMismatchError: replicas differ. It has a line for each kind of difference, with the
+        number of arrays, the likely cause and the first blocks and devices. All processes that hold
+        parts of the array raise it.
       DisagreementError: the processes have different trees, or the check failed in another one.
       LateProcessError: a process did not come. It is a ``TimeoutError``.
       RuntimeError: an array was deleted or donated.
@@ -202,7 +211,7 @@ class ReplicaCheck:
         numbers = (processes_of(each.mesh).numbers for each in shared)
         self._processes = tuple(sorted(set().union(*numbers)))
         # Without data, which a check on its way must not hold.
-        described = dict.fromkeys(range(len(self._leaves)))
+        described: dict[int, Any] = dict.fromkeys(range(len(self._leaves)), 0)
         described |= {each.number: without_data(self._leaves[each.number]) for each in shared}
         self._described = jax.tree.unflatten(structure, described.values())
         self._numbers = jax.tree.unflatten(structure, described)
@@ -221,16 +230,20 @@ class ReplicaCheck:
         If several processes hold parts of an array, it communicates: all of these must call it at
         the same place of the program. After they have compared, a later call does not.
         """
+        self._compare_as(_NAME, self._processes, {})
+
+    def _compare_as(self, name: str, processes: tuple[int, ...], fields: Description) -> None:
+        """Compare, as a call of the function ``name`` of some processes, with fields of its own."""
         if self._mismatches is None:
-            if jax.process_index() in self._processes:
+            if jax.process_index() in processes:
                 mine = done_by_all(
-                    self._sums_here, lambda _: describe(self._described), _NAME, self._processes
+                    self._sums_here, lambda _: fields | describe(self._described), name, processes
                 )
                 self._mismatches = self._compare_shared(mine)
             else:
                 self._sums_here()
                 self._mismatches = []
-        _raise_for(self._mismatches)
+        _raise_for(self._mismatches, len(self._arrays))
 
     def _start(self) -> PendingReplicas:
         """Start the sums, unless they were started, and let go of the arrays."""
@@ -251,7 +264,7 @@ class ReplicaCheck:
             for each, of_devices in zip(self._arrays, sums, strict=True)
             if not each.is_shared and len(of_devices)
         ]
-        _raise_for([*self._compare(own)])
+        _raise_for([*self._compare(own)], len(self._arrays))
         return sums
 
     def _compare_shared(self, mine: list[Words]) -> list[ReplicaMismatch]:
@@ -309,14 +322,68 @@ class ReplicaCheck:
         return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"
 
 
-def _raise_for(mismatches: list[ReplicaMismatch]) -> None:
+def _raise_for(mismatches: list[ReplicaMismatch], num_arrays: int) -> None:
     if mismatches:
-        blocks = counted(len(mismatches), "block")
-        arrays = counted(len({mismatch.path for mismatch in mismatches}), "array")
-        raise ReplicaMismatchError(
-            f"the replicas of {blocks} of {arrays} differ: {join_some(list(map(str, mismatches)))}",
-            mismatches,
-        )
+        raise ReplicaMismatchError(_message(mismatches, num_arrays), mismatches)
+
+
+# The message has a line for the arrays that seem to have one cause.
+
+_MOST_KINDS = 4
+_MOST_CHARACTERS = 1200  # of all lines
+_CHARACTERS_OF_BLOCKS = 450
+_OWN_VALUE = (
+    "a value of one process's own, as of another seed, file or batch, or a missing sum over an "
+    "axis of the mesh between processes"
+)
+_FAULT = "a fault of the device or of its memory"
+_NO_SUM = "a missing sum or mean over an axis of the mesh, or faults of devices"
+
+
+def _message(mismatches: list[ReplicaMismatch], num_arrays: int) -> str:
+    kinds: dict[object, list[ReplicaMismatch]] = {}
+    for mismatch in mismatches:
+        kinds.setdefault(_kind_of(mismatch), []).append(mismatch)
+    most = _MOST_CHARACTERS // min(len(kinds), _MOST_KINDS)
+    lines = [_line(alike, most) for alike in kinds.values()]
+    if left := len(lines[_MOST_KINDS:]):
+        lines[_MOST_KINDS:] = [f"and {counted(left, 'more kind', 'more kinds')} of differences"]
+    differing = len({mismatch.path for mismatch in mismatches})
+    head = f"the replicas of {differing} of {counted(num_arrays, 'array')} differ"
+    return ":\n".join([head, "\n".join(lines)])
+
+
+def _kind_of(mismatch: ReplicaMismatch) -> object:
+    """Return a value that is equal for mismatches that seem to have one cause."""
+    if _is_between_processes(mismatch):
+        return mismatch.minority and mismatch.processes[:-1]
+    return mismatch.minority if len(mismatch.minority) == 1 else "devices"
+
+
+def _is_between_processes(mismatch: ReplicaMismatch) -> bool:
+    """Return True if all devices of each process have the same bits, and the processes do not."""
+    holders = [*chain.from_iterable(mismatch.processes)]
+    return 1 < len(holders) == len({*holders})
+
+
+def _line(alike: list[ReplicaMismatch], most: int) -> str:
+    """Return place and likely cause of mismatches of one kind, and the first of them."""
+    suspects = {device for mismatch in alike for device in mismatch.minority}
+    first, is_between = alike[0], _is_between_processes(alike[0])
+    if len(suspects) == 1:
+        where = f"on device {suspects.pop()} alone"
+        cause = f"{_FAULT}, or {_OWN_VALUE}" if is_between else _FAULT
+    elif is_between:
+        groups = first.processes[:-1] if first.minority else first.processes
+        where = f"along the boundary of {format_processes(chain.from_iterable(groups))}"
+        cause = _OWN_VALUE
+    else:
+        where, cause = "between devices of one process", _NO_SUM
+    of_arrays = {mismatch.path: mismatch for mismatch in reversed(alike)}
+    room = min(most - len(cause) - 60, _CHARACTERS_OF_BLOCKS)
+    texts = [shortened(str(each), room) for each in of_arrays.values()]
+    arrays = counted(len(texts), "array")
+    return f"{arrays}, {where}: {cause}. {join_some(texts[::-1], room)}"
 
 
 @lru_cache(maxsize=256)

@@ -21,7 +21,6 @@ DATA = batch(8, 2)
 WAYS: dict[str, Callable[[Any], Any]] = {
     "store": lambda x: gda.store(x, np.empty((8, 2), np.float32)),
     "to_numpy": lambda x: gda.to_numpy([x]),
-    "to_host": lambda x: gda.compat.global_to_host_array([x]),
     "to_host_local": lambda x: gda.compat.global_array_to_host_local_array([x], MESH, P("x")),
     "to_global": lambda x: gda.compat.host_local_array_to_global_array([x], MESH, P("x")),
     "from_process_local": lambda x: gda.GlobalArray.from_process_local(x, MESH, P("x")),
@@ -94,7 +93,7 @@ def test_a_container_that_is_being_traced(way: str) -> None:
         gda.jit(lambda x: method(gda.GlobalArray(array=x)))(given("GlobalArray"))
 
 
-@pytest.mark.parametrize("way", ["store", "to_host", "to_host_local"])
+@pytest.mark.parametrize("way", ["store", "to_host_local"])
 def test_values_that_are_no_array_are_refused(way: str) -> None:
     with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray"):
         WAYS[way](DATA)

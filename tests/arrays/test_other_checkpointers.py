@@ -155,9 +155,12 @@ JAX: dict[str, tuple[Save, Restore]] = {
 }
 
 
-@pytest.mark.parametrize("way", [*ORBAX, *JAX])
-def test_a_training_state_comes_back_as_it_was(mesh: Mesh, tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "kind"), [*zip([*ORBAX, *JAX], [AxisType.Auto, AxisType.Explicit] * 3, strict=True)]
+)
+def test_a_training_state_comes_back_as_it_was(kind: AxisType, tmp_path: Path, way: str) -> None:
     save, restore = (ORBAX | JAX)[way]
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
     save(tmp_path / "saved", training_state(mesh))
     expected = training_state(mesh)
     for like in (abstract(expected), expected):

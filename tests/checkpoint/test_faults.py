@@ -5,7 +5,6 @@ import errno
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -17,7 +16,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
+from forks import (
+    LIMIT,
+    Forks,
+    Killing,
+    check_clean,
+    check_next_save,
+    count_kill,
+    generation_at,
+)
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from leaks import open_files
 from meshes import mesh_of
@@ -40,59 +47,22 @@ def nothing_left() -> Iterator[None]:
 # Killed.
 
 
-class Killing:
-    """Trials in which processes save until they are killed at a random moment."""
-
-    def __init__(self, forks: Forks, processes: int, is_async: bool, is_one: bool) -> None:
-        self._forks, self._processes = forks, processes
-        self._is_async, self._is_one = is_async, is_one
-        self._seconds = [0.1]  # that saves took
-        self.num_in_save = 0
-
-    def trial(self, trials: Trials, path: Path, before: int | None) -> int:
-        """Kill once; return the generation of the save that followed."""
-        chance = trials.chance
+def check_kills(
+    killing: Killing, trials: Trials, path: Path, is_over: bool, is_async: bool
+) -> None:
+    before = 1 if is_over else None
+    if is_over:
+        gda.checkpoint.save(path, values_of(1))
+    for trial in range(trials.most):
+        place = path if is_over else path / f"{trial}/run"
         first = (before or 0) + 1
-        pids = self._forks.start(
-            "save_until_killed",
-            self._processes,
-            path=str(path),
-            is_async=self._is_async,
-            first=first,
-        )
-        lines = [self._forks.line()]
-        # Saves take their time, and in a process that has just started the first takes longer.
-        time.sleep(chance.uniform(0, 2 * statistics.median(self._seconds[-20:])))
-        if self._is_one:
-            os.kill(pids.pop(chance.randrange(len(pids))), signal.SIGKILL)
-            time.sleep(chance.uniform(0, 0.02))
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        lines += self._forks.rest()
-        begun = max(int(line[1]) for line in lines if line[0] == "begin")
-        ended = max([int(line[1]) for line in lines if line[0] == "end"], default=before)
-        self._seconds += [float(line[2]) for line in lines if line[0] == "end"]
-        self.num_in_save += begun != ended
-        found = generation_at(path)
+        begun, ended = killing.kill(trials, first, path=str(place), is_async=is_async)
+        found, ended = generation_at(place), ended or before
         assert found in (ended, begun), f"{found} was restored; saved {ended}, saving {begun}"
-        is_between = begun == ended
-        trials.count("between saves" if is_between else "old" if found == ended else "new")
-        check_next_save(path, begun + 1)
-        return begun + 1
-
-    def run(self, trials: Trials, path: Path, is_over: bool) -> None:
-        before = 1 if is_over else None
-        if is_over:
-            gda.checkpoint.save(path, values_of(1))
-        for trial in range(trials.most):
-            try:
-                after = self.trial(trials, path if is_over else path / f"{trial}/run", before)
-            except BaseException as error:
-                error.add_note(f"trial {trial}; errors:\n{self._forks.errors()}")
-                raise
-            before = after if is_over else None
-        # Or nothing was tested. A few trials may all have come between two saves.
-        assert self.num_in_save > trials.most / 3 or trials.most < 20
+        count_kill(trials, begun, ended, found)
+        check_next_save(place, begun + 1)
+        before = begun + 1 if is_over else None
+    killing.check(trials)
 
 
 @tried("one process is killed while it saves", sample=2, full=200)
@@ -101,7 +71,8 @@ class Killing:
 def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new(
     tmp_path: Path, forks: Forks, is_over: bool, is_async: bool, trials: Trials
 ) -> None:
-    Killing(forks, 1, is_async, False).run(trials, tmp_path / "run", is_over)
+    killing = Killing(forks, "save_until_killed")
+    check_kills(killing, trials, tmp_path / "run", is_over, is_async)
 
 
 @tried("four processes are killed while they save", sample=1, full=100)
@@ -113,7 +84,8 @@ def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new(
 def test_four_processes_killed_at_any_moment_leave_the_old_or_the_new(
     tmp_path: Path, forks: Forks, is_over: bool, is_async: bool, is_one: bool, trials: Trials
 ) -> None:
-    Killing(forks, 4, is_async, is_one).run(trials, tmp_path / "run", is_over)
+    killing = Killing(forks, "save_until_killed", 4, is_one)
+    check_kills(killing, trials, tmp_path / "run", is_over, is_async)
 
 
 # At every step in turn.

@@ -168,9 +168,9 @@ def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(taken: Taken, tmp_pat
 
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 64 MiB that zstd does not make smaller, in chunks of 2 MiB."""
+    """A checkpoint of 40 MiB that zstd does not make smaller, in chunks of 2 MiB."""
     path = tmp_path_factory.mktemp("compressed") / "run"
-    data = np.random.default_rng(0).integers(0, 256, 2**26, np.uint8)
+    data = np.random.default_rng(0).integers(0, 256, 40 * MIB, np.uint8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "CHUNK_BYTES", 2**21)
         gda.checkpoint.save(path, {"w": data}, compression="zstd")
@@ -182,12 +182,12 @@ SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded mach
 
 @pytest.mark.parametrize(
     ("do", "options", "of_arrays"),
-    [("verify", {"fingerprints": True}, 0), ("restore", {}, 64 * MIB)],
+    [("verify", {"fingerprints": True}, 0), ("restore", {}, 40 * MIB)],
 )
 def test_no_more_than_max_bytes_are_taken_beside_the_arrays(
     taken: Taken, compressed: Path, do: str, options: dict[str, Any], of_arrays: int
 ) -> None:
-    most = 16 * MIB
+    most = 8 * MIB
     nbytes, kind, said = taken(do, compressed, max_workers=8, max_bytes=most, **options)
     assert kind == "NoneType", said
     assert nbytes < of_arrays + most + SLACK

@@ -7,12 +7,9 @@ import os
 import queue
 import random
 import re
-import signal
 import socket
-import statistics
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ import pytest
 import tensorstore as ts
 from damaged import flip
 from faulty_store import Fault, Faults, FaultyStore, Request
-from forks import Forks, check_clean, generation_at
+from forks import Forks, Killing, check_clean, count_kill, generation_at
 from jax.sharding import Mesh, PartitionSpec
 from kill_program import values_of
 from leaks import no_thread_is_left  # noqa: F401, of every test
@@ -710,24 +707,16 @@ def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
 ) -> None:
     checkpoint.save(spec, values_of(1))
     there = begun = 1
-    seconds = [0.2]  # that saves took
+    killing = Killing(forks, "save_to_store_until_killed")
     for _ in range(trials.most):
-        (pid,) = forks.start(
-            "save_to_store_until_killed", 1, spec=spec, environment=ENVIRONMENT, first=begun + 1
-        )
-        lines = [forks.line()]
-        time.sleep(trials.chance.uniform(0, 2 * statistics.median(seconds[-20:])))
-        os.kill(pid, signal.SIGKILL)
-        lines += forks.rest()
-        begun = max(int(line[1]) for line in lines if line[0] == "begin")
-        ended = max([int(line[1]) for line in lines if line[0] == "end"], default=there)
-        seconds += [float(line[2]) for line in lines if line[0] == "end"]
+        begun, ended = killing.kill(trials, begun + 1, spec=spec, environment=ENVIRONMENT)
+        ended = ended or there
         # The server may work on the last request of a killed process after that has ended, and
         # even after the look at what is there: then the commit is found a trial later.
         before, there = there, generation_at(spec)
         assert there is not None
         assert before <= ended <= there <= begun
-        trials.count("between saves" if begun == ended else "old" if there == ended else "new")
+        count_kill(trials, begun, ended, there)
     assert "old" in trials.outcomes or trials.most < 20
     checkpoint.save(spec, values_of(begun + 1), overwrite=True)
     assert generation_at(spec) == begun + 1

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from damaged import Damaged, on_leaf
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from running import Run, exit_code, python
@@ -89,13 +89,7 @@ def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
 def test_verify_of_fingerprints(run: Run, path: Path) -> None:
     ok = (0, f"{path} is whole: 8 leaves, 160 B\n", "")
     assert run("verify", path, "--fingerprints") == ok
-    header, _, body = (path / "manifest.json").read_bytes().partition(b"\n")
-    document = json.loads(body)
-    leaf = next(leaf for leaf in document["leaves"] if leaf["path"] == ["w"])
-    leaf["fingerprint"] = "0" * 32
-    body = json.dumps(document).encode()
-    seal = json.loads(header) | {"nbytes": len(body), "sha256": sha256(body).hexdigest()}
-    (path / "manifest.json").write_bytes(json.dumps(seal).encode() + b"\n" + body)
+    Damaged(path).seal(on_leaf("w", fingerprint="0" * 32))
     assert run("verify", path) == ok
     code, out, err = run("verify", path, "--fingerprints")
     assert (code, out) == (1, "")
@@ -172,7 +166,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["wrong"], "gda: there is no command 'wrong'; the commands are plan, reshard, re"),
+        (["wrong"], "gda: there is no command 'wrong'; the commands are plan, rehearse"),
         (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
         (["launch", "-n", "2", "a"], "gda: for processes: python -m gda.launch -n 2 a (see"),
         (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
@@ -195,7 +189,7 @@ def test_help_and_version(run: Run) -> None:
     assert "verify" in out
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
-    words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
+    words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "--at", "convert": "--map"}
     for command, word in words.items():
         out = run.printed(command, "--help")

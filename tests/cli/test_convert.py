@@ -307,9 +307,9 @@ def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> Non
         assert run(*command, *item)[0] == 0
         assert run(*command[:1], sources / "checkpoint", tmp_path / "n", *item)[0] == 2
     assert gda.checkpoint.restore(tmp_path / "new")["w"].tolist() == (W + 1).tolist()
-    assert run("diff", path, path, "--values", "--item", "ema")[0] == 0
-    assert run("diff", tmp_path / "new", path, "--values", "--at", "w", *item)[0] == 0
-    assert run("diff", tmp_path / "new", path, "--values", "--item", "state")[0] == 1
+    assert run("diff", path, path, "--item", "ema")[0] == 0
+    assert run("diff", tmp_path / "new", path, "--at", "w", *item)[0] == 0
+    assert run("diff", tmp_path / "new", path, "--item", "state")[0] == 1
     err = run.refusal("diff", *[sources / "checkpoint"] * 2, *item)
     assert "is an Orbax run; omit item 'ema'" in err
     err = run.refusal("inspect", sources / "checkpoint", *item)
@@ -318,13 +318,11 @@ def test_an_item_of_an_orbax_run(run: Run, sources: Path, tmp_path: Path) -> Non
 
 def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
-    code, out, err = run(
-        "diff", tmp_path / "run", sources / "orbax", "--values", "--at", "layers/0"
-    )
+    code, out, err = run("diff", tmp_path / "run", sources / "orbax", "--at", "layers/0")
     assert (code, err) == (1, "")
     assert "['layers'][0]['w']  float32[3,4]  12 of 12 elements; largest 1.0 at [0,0]" in out
     assert out.endswith("the same: 1 leaf, 2 B\n")
-    code, out, _ = run("diff", sources / "safetensors", tmp_path / "run", "--values")
+    code, out, _ = run("diff", sources / "safetensors", tmp_path / "run")
     assert "['layers.0.w']  float32[3,4]  12 of 12 elements" in out
     err = run.refusal("diff", tmp_path / "run", sources / "orbax", "--at", "layers/1")
     assert "['layers'][1] is not in" in err

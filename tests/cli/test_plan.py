@@ -36,40 +36,9 @@ def test_one_array(run: Run) -> None:
     )
 
 
-def test_one_process_and_one_element(run: Run) -> None:
-    asked = ("--process", "17", "--locate", "5,4097", "--no-picture")
-    out = run.printed(*EXAMPLE, "--spec", "_,model", *asked)
-    assert out.split("\n\n")[1:5] == [
-        "shard shape   (65536, 512)\n"
-        "blocks        16 distinct, each on 64 devices\n"
-        "per device    64.0 MiB\n"
-        "per process   512.0 MiB in 8 blocks\n"
-        "all devices   64.0 GiB: the array 64 times",
-        "process       17, of devices 136 to 143\n"
-        "holds         512.0 MiB\n"
-        "reads         512.0 MiB in 8 blocks\n"
-        "writes        0 B in 0 blocks",
-        "device  data  model  replica  block\n"
-        "   136     8      8        8  [:, 4096:4608]\n"
-        "   137     8      9        8  [:, 4608:5120]\n"
-        "   138     8     10        8  [:, 5120:5632]\n"
-        "   139     8     11        8  [:, 5632:6144]\n"
-        "   140     8     12        8  [:, 6144:6656]\n"
-        "   141     8     13        8  [:, 6656:7168]\n"
-        "   142     8     14        8  [:, 7168:7680]\n"
-        "   143     8     15        8  [:, 7680:8192]",
-        "element       (5, 4097)\n"
-        "block         [:, 4096:4608]\n"
-        "offset        (5, 1) within the block\n"
-        "held by       64 devices",
-    ]
-    assert "     8     0      8        1        0\n    24     1      8        3        1\n" in out
-    assert out.endswith("\n… 48 more devices; --json lists them\n")
-
-
 def test_padding(run: Run) -> None:
     args = ("plan", "--shape", "5x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
-    args = (*args, "--devices-per-process", "4", "--process", "1", "--no-picture")
+    args = (*args, "--devices-per-process", "4", "--no-picture")
     out = run.printed(*args, "--pad")
     assert (
         "note          an element counts as one byte, as in NumPy; devices may pack\n"
@@ -82,13 +51,6 @@ def test_padding(run: Run) -> None:
         "all devices   64 B: the array 2 times, and padding\n",
     ):
         assert line in out
-    assert out.endswith(
-        "device  x  y  replica  block\n"
-        "     4  2  0        0  [4:5, :]  written\n"
-        "     5  2  1        1  [4:5, :]\n"
-        "     6  3  0        0  [5:5, :]  written\n"
-        "     7  3  1        1  [5:5, :]\n"
-    )
     err = run.refusal(*args)
     assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
     args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
@@ -97,10 +59,10 @@ def test_padding(run: Run) -> None:
 
 def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32", "--process", "0", "--locate")
+    base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32")
     mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(17))
     spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
-    args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
+    args = (*base, "--mesh", mesh, "--spec", f"_,{spec}")
     out = run.printed(*args, "--devices-per-process", "4")
     assert max(map(len, out.splitlines())) <= 80
     assert out.split("spec  ")[0].count("_axis_") == 17
@@ -140,10 +102,6 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
         ({"--mesh": f"data={2**40}"}, "has 1,099,511,627,776 devices; a plan is for at most 4,194"),
         ({"--mesh": ",".join(f"a{i}=1" for i in range(300))}, "this mesh has 300 dimensions; an"),
         ({"--devices-per-process": "3"}, "3 devices per process do not divide the 8 devices of th"),
-        ({"--process": "2"}, "there is no process 2; the mesh data=4,model=2 has process 0 only"),
-        ({"--process": "0,1"}, "--process: a number was expected, an integer such as 8192"),
-        ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
-        ({"--shape": "0x6", "--locate": "0,0"}, "dimension 0 has size 0, so there is no element"),
     ],
 )
 def test_mistakes(run: Run, args: dict[str, str], message: str) -> None:
@@ -187,32 +145,23 @@ WORDS = st.one_of(
     st.text(max_size=6),
     st.integers(-(10**40), 10**40).map(str),
 )
-OF_BOTH = ["--shape", "--dtype", "--mesh", "--spec", "--devices-per-process"]
-OPTIONS = {
-    "plan": [*OF_BOTH, "--process", "--locate"],
-    "reshard": [*OF_BOTH, "--to-mesh", "--to-spec", "--to-devices-per-process"],
-}
+OPTIONS = ["--shape", "--dtype", "--mesh", "--spec", "--devices-per-process"]
 
 
 @given(
-    st.sampled_from(["plan", "reshard"]).flatmap(
-        lambda command: st.tuples(
-            st.just(command), st.dictionaries(st.sampled_from(OPTIONS[command]), WORDS)
-        )
-    ),
+    st.dictionaries(st.sampled_from(OPTIONS), WORDS),
     st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
     st.booleans(),
 )
 def test_any_words_give_an_answer_or_a_message(
-    given: tuple[str, dict[str, str]], kind: list[str], is_joined: bool
+    changes: dict[str, str], kind: list[str], is_joined: bool
 ) -> None:
-    command, changes = given
     good = {"--shape": "8x6", "--dtype": "f32", "--mesh": "x=4,y=2", "--spec": "x"}
     pairs = {**good, **changes}.items()
     words = [f"{option}={value}" for option, value in pairs]
     if not is_joined:
         words = [word for pair in pairs for word in pair]
-    assert exit_code(command, *words, *kind) in (0, 2)
+    assert exit_code("plan", *words, *kind) in (0, 2)
 
 
 # The memory of a device; more of models is in test_tree.

@@ -330,8 +330,8 @@ def test_options_that_exclude_each_other(
     for args, said in (
         (("--shape", "8"), "--shape cannot be used with --tree, which plans a model; omit"),
         (
-            ("--dtype", "f32", "--process", "1", "--locate", "1"),
-            "--dtype, --process and --locate cannot be used with --tree",
+            ("--shape", "8", "--dtype", "f32", "--spec", "x"),
+            "--shape, --dtype and --spec cannot be used with --tree",
         ),
         (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
         (("--devices-per-process", "3"), "3 devices per process do not divide the 8 devices"),

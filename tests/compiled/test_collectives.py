@@ -91,31 +91,11 @@ def test_sharded_weights_are_gathered_where_they_are_used(mesh: Mesh) -> None:
     assert found[0].nbytes_output == 32 * 8 * 4
 
 
-def test_a_reshard_is_an_all_to_all(mesh: Mesh) -> None:
-    after = NamedSharding(mesh, P(None, "x"))
-    found = only(jax.jit(lambda x: x, out_shardings=after), abstract((16, 32), mesh, "x"))
-    assert (found.kind, found.axes) == ("all-to-all", ("x",))
-    assert found.nbytes == found.nbytes_output == 16 * 32 * 4 // 4
-
-
 def test_elementwise_is_nothing(mesh: Mesh) -> None:
     found = gda.collectives(lambda x: 2 * jnp.sin(x) + 1, abstract((16, 32), mesh, "x", "y"))
     assert len(found) == 0
     assert (found.nbytes_total, found.by_axis()) == (0, {})
     assert str(found) == "no collectives on the mesh {'x': 4, 'y': 2}"
-
-
-def test_the_gradients_of_a_data_parallel_loss_are_reduced_over_data() -> None:
-    mesh = mesh_of({"data": 4, "model": 2})
-
-    def loss(w: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.mean((jnp.tanh(x @ w["in"]) @ w["out"] - y) ** 2)
-
-    w = {"in": abstract((32, 16), mesh), "out": abstract((16, 4), mesh)}
-    x, y = abstract((64, 32), mesh, "data"), abstract((64, 4), mesh, "data")
-    found = gda.collectives(jax.grad(loss), w, x, y)
-    assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("data",))}
-    assert sum(each.nbytes for each in found) == (32 * 16 + 16 * 4) * 4
 
 
 # shard_map, where one says what is communicated; random programs are below.
@@ -131,22 +111,6 @@ def test_half_precision_is_sent_as_floats_by_a_cpu(auto_mesh: Mesh) -> None:
         assert (found.kind, found.axes, found.reduction) == expected
         assert {*found.operand_dtypes} == {"float32"}
         assert found.nbytes == found.nbytes_output == 4 * 16 * 4
-
-
-def test_each_device_keeps_a_part_of_a_sum(mesh: Mesh) -> None:
-    f = mapped(lambda a: jax.lax.psum_scatter(a, "x", tiled=True), mesh, P("x", "y"), P("x", "y"))
-    found = only(f, abstract((64, 32), mesh, "x", "y"))
-    # A reduce-scatter, or an all-reduce of which each device keeps a part.
-    assert found.kind in ("reduce-scatter", "all-reduce")
-    assert (found.axes, found.reduction, found.nbytes) == (("x",), "add", 16 * 16 * 4)
-
-
-def test_ppermute(mesh: Mesh) -> None:
-    ring = [(i, (i + 1) % 4) for i in range(4)]
-    f = mapped(lambda a: jax.lax.ppermute(a, "x", ring), mesh, P("x", "y"), P("x", "y"))
-    found = only(f, abstract((16, 32), mesh, "x", "y"))
-    assert (found.kind, found.axes, found.nbytes) == ("collective-permute", ("x",), 4 * 16 * 4)
-    assert set(found.pairs) == {(2 * i + y, 2 * j + y) for i, j in ring for y in range(2)}
 
 
 def test_axes_are_those_of_a_mesh_with_its_devices_in_another_order() -> None:

@@ -154,10 +154,6 @@ def test_cause_context_notes_and_type_stay() -> None:
             lambda mesh: gda.jit(out_axis_resources=P("x"))(lambda x: x),
             "unexpected keyword argument 'out_axis_resources'; its successor is out_specs",
         ),
-        (
-            lambda mesh: gda.compat.with_sharding_constraint(DATA, axis_resources=P("x")),
-            "unexpected keyword argument 'axis_resources'; its successor is shardings",
-        ),
         (  # within a callback, through two functions of gda
             lambda mesh: gda.GlobalArray.from_callback(
                 (8, 2), mesh, P("x"), lambda _: gda.get_shard_indices((8,), mesh, mesh_axes=())

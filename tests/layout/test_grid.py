@@ -213,19 +213,6 @@ def test_arrays_of_all_devices_follow_the_definition(case: ShardedCase[dict[str,
 
 
 @given(small_cases)
-def test_starts_and_stops_say_the_same_as_indices(case: ShardedCase[dict[str, int]]) -> None:
-    grid = case.grid
-    is_cut = [
-        block != size for block, size in zip(grid.shard_shape, grid.global_shape, strict=True)
-    ]
-    for index, start, stop in zip(grid.indices(), grid.starts, grid.stops, strict=True):
-        bounds = [s.indices(size)[:2] for s, size in zip(index, grid.global_shape, strict=True)]
-        assert bounds == list(zip(start.tolist(), stop.tolist(), strict=True))
-        for s, cut in zip(index, is_cut, strict=True):
-            assert s == WHOLE or cut or s == slice(0, 0)
-
-
-@given(small_cases)
 def test_one_device_and_all_devices_give_the_same_answers(
     case: ShardedCase[dict[str, int]],
 ) -> None:

@@ -1,8 +1,10 @@
 """Errors of processes with different arrays, in all of them and at once."""
 
 import json
+import random
 import re
 import threading
+import zlib
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
@@ -88,8 +91,8 @@ def test_dtypes_specs_and_meshes_are_compared() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_another_structure_is_said_by_path() -> None:
-    assert "at ['b'], process 1: shape (2,), processes 0, 2, 3: missing" in refused(
-        {"a": shaped(1), **({"b": shaped(2)} if is_me() else {})}
+    assert refused({"a": shaped(1), **({"b": shaped(2)} if is_me() else {})}).endswith(
+        "the processes do not agree: only in process 1: ['b']"
     )
     assert "process 1: structure (*, *), processes 0, 2, 3: [*, *]" in refused(
         (0, 0) if is_me() else [0, 0]
@@ -101,6 +104,136 @@ def test_another_check_is_another_name() -> None:
     message = refused(0, name="optimizer" if is_me() else "params")
     assert "process 1: check 'optimizer', processes 0, 2, 3: 'params'. They are at" in message
     assert "process 1 at check 'optimizer' (test_agreement.py:" in message
+
+
+def encoded(*fields: tuple[str, str, str]) -> bytes:
+    return zlib.compress(json.dumps(fields).encode())
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs, rate: float) -> None:
+        self.w = nnx.Param(np.zeros((2, 2)))
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+
+class Model(nnx.Module):
+    def __init__(self, *rates: float) -> None:
+        rngs = nnx.Rngs(0, dropout=1)
+        self.blocks = nnx.List([Block(rngs, rate) for rate in rates])
+
+
+@pytest.mark.processes(2, devices=4)
+def test_the_first_places_in_large_trees_are_said_in_few_words() -> None:
+    # A state of another number of blocks.
+    model = Model(*[0.1] * (4 if is_me() else 3))
+    for tree, path in [(nnx.state(model), "['blocks'][3]"), (model, ".blocks[3]")]:
+        assert refused(tree).endswith(f"agree: only in process 1: {path}… (3 leaves)")
+    # Another rate, which no leaf shows, in a text of 10,000 characters.
+    message = refused(Model(0.1, 0.1, 0.2 if is_me() else 0.1, 0.1))
+    assert "at .blocks[2].dropout.rngs.count.value, process 0: structure before it …" in message
+    assert re.search(r"False, 0\.1, 'dropout'.*, process 1: .* False, 0\.2, 'dropout'", message)
+    assert len(message) < 600
+    # A branch in each, named as torch names it.
+    name = f"model.layers.{jax.process_index()}."
+    message = refused({"head": 0, f"{name}weight": 0, f"{name}bias": 0})
+    assert message.endswith(
+        "only in process 0: ['model.layers.0… (2 leaves); only in process 1: ['model.layers.1… "
+        "(2 leaves)"
+    )
+
+
+def test_a_message_has_some_1000_characters_at_most() -> None:
+    chance = random.Random(7)
+
+    def word() -> str:
+        return "".join(chance.choices("ab.[]' \n", k=chance.choice([1, 20, 5000])))
+
+    for _ in range(50):
+        groups = [[i] for i in range(chance.randint(2, 8))]
+        paths, fields = [word() for _ in range(5)], ["shape", "structure", word()[:20]]
+        payloads = {
+            i: encoded(
+                *((chance.choice(paths), chance.choice(fields), word()) for _ in range(9)),
+                ("", "structure", word()),
+                ("", "call", f"{i}"),
+            )
+            for [i] in groups
+        }
+        places = {i: ("digest" + str(i), f"check 'params' (train.py:{i})") for [i] in groups}
+        message = say_difference(groups, payloads).decode() + compare_digests(places)["places"]
+        assert "process 0: call 0, process 1: 1" in message
+        assert len(message) < 1000
+
+
+# Values and programs.
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.processes(2, devices=4)
+def test_values_are_compared_on_request() -> None:
+    rate = 0.2 if is_me() else 0.1
+    same = {"name": "adam", "clip": None, "on": True, "f": np.tanh, "table": np.arange(99)}
+    gda.check_processes_agree({"rate": rate}, values=same, timeout=20)
+
+    def said(values: Any) -> str:
+        with pytest.raises(gda.DisagreementError) as caught:
+            gda.check_processes_agree(values=values, timeout=20)
+        return str(caught.value).partition("the processes do not agree: ")[2]
+
+    assert said(same | {"optimizer": {"rate": rate}}) == (
+        "at values['optimizer']['rate'], process 0: value 0.1, process 1: 0.2"
+    )
+    assert said(same | ({"decay": 0.1} if is_me() else {})) == "only in process 1: values['decay']"
+    assert said([same, "x" * 500 + str(rate) + "y" * 500]).count("x0.1yyy") == 1
+    assert said(np.float32([1, rate])).startswith(
+        "at values, process 0: value float32[2] [1.0, 0.10000000149011612], process 1: float32[2]"
+    )
+    table = np.arange(1000) + (np.arange(1000) == 999) * rate
+    assert re.fullmatch(
+        r"at values, process 0: value float64\[1000] of SHA-256 \w{16}, process 1: float64.*",
+        said(table),
+    )
+    array = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8)).array
+    for value, reason in [(array, "cannot read whole"), (Opaque(), "its values, such as vars")]:
+        own = value if is_me() else 0
+        kind = TypeError if is_me() else gda.DisagreementError
+        with pytest.raises(kind, match=reason):
+            gda.check_processes_agree(values=own, timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_another_number_in_a_program_is_found_before_it_runs() -> None:
+    mesh = line()
+    w = gda.GlobalArray.from_callback((8,), mesh, P("x"), zeros(8)).array
+
+    def lowered(rate: float, decay: float = 0.5) -> Any:
+        def step(w: jax.Array) -> jax.Array:
+            jax.debug.callback(lambda w: None, w.sum())
+            return w * decay - rate * w
+
+        return jax.jit(step).lower(w)
+
+    gda.check_processes_agree({"w": w}, program=lowered(0.1), timeout=20)
+    with pytest.raises(gda.DisagreementError) as caught:
+        gda.check_processes_agree(program=lowered(0.25 if is_me() else 0.125), timeout=20)
+    number = r"stablehlo\.constant dense<{}> : tensor<f32>"
+    assert re.search(
+        r"agree: at program, process 0: text line \d+: %\w+ = "
+        + number.format("1.250000e-01")
+        + r", process 1: line \d+: %\w+ = "
+        + number.format("2.500000e-01"),
+        str(caught.value),
+    )
+
+
+def test_a_program_is_lowered() -> None:
+    step: Any = jax.jit(lambda x: x)
+    with pytest.raises(TypeError, match=r"pass a lowered function, as program=jax.jit\(step\).low"):
+        gda.check_processes_agree(program=step)
+    gda.check_processes_agree(program=step.lower(1.0), values={"rate": 0.1})
 
 
 # Inside constructors.
@@ -226,7 +359,7 @@ def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None
 
 def test_many_differences_are_counted() -> None:
     def leaves(size: int) -> bytes:
-        return json.dumps([[f"[{i}]", "shape", f"({size},)"] for i in range(20)]).encode()
+        return encoded(*((f"[{i}]", "shape", f"({size},)") for i in range(20)))
 
     groups = [[1], [0, *range(2, 5000)]]
     said = say_difference(groups, {1: leaves(2), 0: leaves(3)}).decode()

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.multihost.descriptions import describe, stable_text
+from gda.multihost.descriptions import STRUCTURE, describe, stable_text
 
 
 def line() -> Mesh:
@@ -37,7 +37,7 @@ def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
 
 
 def structure(tree: Any) -> str:
-    return describe(tree)["", "structure"]
+    return describe(tree)[STRUCTURE].replace("\0", "*")
 
 
 def test_structures_are_told_apart_by_kind_and_keys() -> None:

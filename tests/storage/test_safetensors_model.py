@@ -3,16 +3,13 @@
 import errno
 import json
 import os
-import signal
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from forks import Forks
+from forks import Forks, Killing, count_kill
 from kill_program import tensors_of
 from trials import Trials, tried
 
@@ -284,27 +281,16 @@ def test_files_of_a_save_that_runs_stay(tmp_path: Path) -> None:
 def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new_model(
     forks: Forks, tmp_path: Path, trials: Trials
 ) -> None:
-    seconds, before, num_in_save = [0.05], None, 0
+    before, killing = None, Killing(forks, "save_safetensors_until_killed")
     for trial in range(trials.most):
         first = (before or 0) + 1
-        (pid,) = forks.start(
-            "save_safetensors_until_killed", 1, path=str(tmp_path), first=first, seed=trial
-        )
-        lines = [forks.line(), forks.line()]  # of the first save, which takes longer
-        time.sleep(trials.chance.uniform(0, 3 * statistics.median(seconds[-20:])))
-        os.kill(pid, signal.SIGKILL)
-        lines += forks.rest()
-        begun = max(int(line[1]) for line in lines if line[0] == "begin")
-        ended = max([int(line[1]) for line in lines if line[0] == "end"], default=before)
-        seconds += [float(line[2]) for line in lines[2:] if line[0] == "end"]
-        num_in_save += begun != ended
-        found = generation_at(tmp_path, begun)
+        begun, ended = killing.kill(trials, first, path=str(tmp_path), seed=trial)
+        found, ended = generation_at(tmp_path, begun), ended or before
         assert found in (ended, begun), f"{found} is there; saved {ended}, saving {begun}"
         assert generation_beside(tmp_path, begun) in (ended, begun)
-        is_between = begun == ended
-        trials.count("between saves" if is_between else "old" if found == ended else "new")
+        count_kill(trials, begun, ended, found)
         before = found
-    assert num_in_save > trials.most / 3 or trials.most < 20
+    killing.check(trials)
     last = (before or 0) + 1
     save_safetensors(tmp_path, tensors_of(last), max_file_bytes=SEVERAL)
     save_safetensors(tmp_path, tensors_of(last), max_file_bytes=ONE)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from running import USUAL, is_running, python, wait_until_gone
 
+from gda.testing import forking
 from gda.testing.forking import Forked
 
 
@@ -57,7 +58,10 @@ def test_a_process_runs_until_it_is_killed(files: dict[str, Any]) -> None:
     process.send_signal(signal.SIGKILL)  # of no process
 
 
-def test_a_killed_server_is_replaced(files: dict[str, Any]) -> None:
+def test_a_killed_server_is_replaced(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_SLOW", ())  # the tests that ran before may have imported them
     own = {**files, "server": "a server of this test"}
     process = Forked("time:sleep", 300, **own)
     server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[1])

@@ -156,15 +156,6 @@ def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
 # Options.
 
 
-@given(mesh_shapes())
-def test_mesh_shapes_have_one_to_three_axes_and_eight_devices_at_most(
-    shape: dict[str, int],
-) -> None:
-    assert tuple(shape) in (("x",), ("x", "y"), ("x", "y", "z"))
-    assert min(shape.values()) >= 1
-    assert math.prod(shape.values()) <= 8
-
-
 @given(
     mesh_shapes(
         axis_names=("data", "model", "expert"),

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -284,6 +285,34 @@ def test_the_error_gets_the_table(mesh: Mesh) -> None:
     ):
         raise MemoryError("on the host")
     assert "params['w']" in of_host.value.__notes__[0]
+
+
+def test_an_array_that_did_not_fit_is_not_listed() -> None:
+    """The computation waits, so the array is there before its memory is asked for."""
+    gate = threading.Event()
+
+    def wait() -> np.ndarray:
+        gate.wait(60)
+        return np.zeros((), np.float32)
+
+    def late(w: jax.Array) -> jax.Array:
+        return w + jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32))
+
+    def too_large(w: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.cos(jnp.arange(2**48, dtype=np.float32) + w[0, 0]))[: 2**20]
+
+    w = put(mesh_of({"x": 2}), P())
+    step, wait_first = [jax.jit(each).lower(w).compile() for each in (too_large, late)]
+    failed = step(wait_first(w))
+    gate.set()
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
+        gda.explaining_oom(w=w),
+    ):
+        failed.block_until_ready()
+    assert "w      float32[8,6]" in caught.value.__notes__[-1]
+    assert "float32[1048576]" not in caught.value.__notes__[-1]
+    assert [row.nbytes for row in gda.memory(failed=failed).arrays if row.names] == [0]
 
 
 @pytest.mark.parametrize(

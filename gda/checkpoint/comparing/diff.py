@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,30 +10,16 @@ import jax
 
 from gda.checkpoint.comparing.diff_sides import GivenSide, OpenedSide, SavedSide, Side
 from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
-from gda.checkpoint.comparing.elements import (
-    ElementDifferences,
-    element_differences,
-    from_json,
-    merged,
-)
 from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.reading.checked_files import check_not_replaced, read_complete
+from gda.checkpoint.reading.checked_files import read_complete
 from gda.checkpoint.step_folders.references import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call, communicates
-from gda.multihost.steps import all_do
-from gda.storage import tasks
-from gda.storage.options import Options, ProgressLike, counting
-from gda.storage.stores import checksums
-from gda.storage.stores.errors import CorruptionError
-from gda.storage.stores.opening import Store, names_store, open_store, options_for
-from gda.trees.records.recorded_tree import ArrayLeaf, Path, checked_path, noting_path
+from gda.storage.stores.opening import Store, names_store, open_store
+from gda.trees.records.recorded_tree import ArrayLeaf, Path, checked_path
 
 _NAME = "gda.checkpoint.diff"
-_MAX_BYTES = 256 * 2**20
-_DRIVERS = (GivenSide, OpenedSide, SavedSide)
-_BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
 @set_module("gda.checkpoint")
@@ -45,34 +29,28 @@ def diff(
     a: Any,
     b: Any,
     *,
-    values: bool = False,
     at: Iterable[str | int] = (),
     timeout: float = 600,
-    progress: ProgressLike = False,
 ) -> Differences:
     """Compare two checkpoints, or a checkpoint and a tree; leaves match by path.
 
     Reads only the manifests of checkpoints, and compares the fingerprints there. Those of a tree
     are computed, on its devices, and those of safetensors files and Orbax runs, whose arrays are
     read for that. Containers, layouts and classes of nodes do not count. Uses no device, and does
-    not communicate, to compare two checkpoints. Otherwise, each process compares the blocks that it
-    would save. Communicates then: all processes must call it, with the same tree; all get the same
-    answer.
+    not communicate, to compare two checkpoints. Otherwise, all processes must call it, with the
+    same tree, and communicate: each takes the fingerprints of the blocks that it would save, and
+    all get the same answer.
 
     Args:
       a, b: the path of a checkpoint, as for ``restore``, of safetensors files or of an Orbax run;
         or a tree of arrays and values. One of them is a path. Beside safetensors files, leaves
         match by the names that they have there, such as ``'layers.0.w'``.
-      values: read the arrays of one type and other or unknown content, in parts of some MB, and
-        return the number of elements that differ, and the largest difference. Takes up to
-        400 MiB of memory, or more if the chunks of the checkpoint are larger than 16 MiB.
       at: compare only the subtree at this path, such as ``['params']``; a tree is that subtree.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
-      progress: as for ``restore``, of the bytes that ``values`` reads.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
-      CorruptionError: a manifest is damaged; or with ``values``, a file is.
+      CorruptionError: a manifest is damaged.
       TypeError: neither ``a`` nor ``b`` is a path, or a leaf of the tree is of a kind that
         cannot be saved.
       KeyError: there is nothing at ``at``.
@@ -86,20 +64,18 @@ def diff(
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     gda.checkpoint.save(folder + '/1', {'w': np.zeros((2, 3)), 'step': 1})
     ...     gda.checkpoint.save(folder + '/2', {'w': np.ones((2, 3)), 'step': 1})
-    ...     differences = gda.checkpoint.diff(folder + '/1', folder + '/2', values=True)
+    ...     differences = gda.checkpoint.diff(folder + '/1', folder + '/2')
     >>> print(*differences.of_other_content, differences.num_equal)
-    ['w'] float64[2,3] 6 of 6 elements; largest 1.0 at [0,0], relative 1 at [0,0] 1
+    ['w'] float64[2,3] 1
     """
-    return differences_at(a, b, values, at, timeout, progress)
+    return differences_at(a, b, at, timeout)
 
 
 def differences_at(
     a: Any,
     b: Any,
-    values: bool,
     at: Iterable[str | int],
     timeout: float,
-    progress: ProgressLike,
     item: str | None = None,
 ) -> Differences:
     """Return what ``diff`` does; ``item`` is that of ``open_orbax``, for each Orbax run."""
@@ -109,20 +85,13 @@ def differences_at(
             f"diff compares with a checkpoint, but a is a {type(a).__name__} and b is a "
             f"{type(b).__name__}; pass the path of a checkpoint as one of them"
         )
-    if values:
-        checksums.require_crc32c()
     given = [_DiffArgument.of(each, timeout) for each in (a, b)]
     if item is not None and FileKind.ORBAX not in [each.kind for each in given]:
         raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
     opened = [each.opened(timeout, item) for each in given]
-    stores = [each.store for each in given if each.store is not None]
-    options = None
-    if values:
-        most_remote = max(stores, key=lambda store: store.is_remote)
-        options = options_for(most_remote, Options(None, _MAX_BYTES, progress))
     return read_complete(
         [each.store for each in opened if each.store and each.kind is FileKind.CHECKPOINT],
-        partial(_differences, opened, path, options),
+        partial(_differences, opened, path),
         is_alone=lambda: jax.process_count() == 1,
     )
 
@@ -149,9 +118,7 @@ class _DiffArgument(NamedTuple):
         return self._replace(what=open_tree(self.what, timeout, item))
 
 
-def _differences(
-    given: Sequence[_DiffArgument], at: Path, options: Options | None, *manifests: Manifest
-) -> Differences:
+def _differences(given: Sequence[_DiffArgument], at: Path, *manifests: Manifest) -> Differences:
     """Compare two sides, of which the checkpoints have these manifests."""
     by_name = FileKind.SAFETENSORS in [each.kind for each in given]
     following = iter(manifests)
@@ -170,30 +137,16 @@ def _differences(
             "order": "tree, checkpoint" if given[0].store is None else "checkpoint, tree",
             "checkpoint": manifests[0].data if manifests else store.url,
             "at": at,
-            "values": options is not None,
         }
         check_same_call(_NAME, trees[0].what, arguments)
-    try:
-        return _compared(a, b, options)
-    except CorruptionError:
-        for side in (a, b):
-            if isinstance(side, SavedSide):
-                check_not_replaced(side.files.store, side.files.manifest)
-        raise
+    return _compared(a, b)
 
 
-def _compared(a: Side, b: Side, options: Options | None) -> Differences:
-    """Compare two sides; with ``options``, their elements too."""
+def _compared(a: Side, b: Side) -> Differences:
     for given, other in ((a, b), (b, a)):
         if isinstance(given, GivenSide):
             given.record_fingerprints(_to_compare(given, other))
-    compared = partial(differences_of, (a.name, b.name), a.leaves, b.leaves)
-    differences = compared({})
-    if options is None:
-        return differences
-    leaves = (*differences.of_other_content, *differences.of_unknown_content)
-    paths = [leaf.path for leaf in leaves if isinstance(a.leaves[leaf.path], ArrayLeaf)]
-    return compared(_elements(a, b, paths, options))
+    return differences_of((a.name, b.name), a.leaves, b.leaves)
 
 
 def _to_compare(given: Side, saved: Side) -> list[Path]:
@@ -209,69 +162,3 @@ def _to_compare(given: Side, saved: Side) -> list[Path]:
         and path in given.leaves
         and are_of_one_type(given.leaves[path], leaf)
     ]
-
-
-def _elements(
-    a: Side, b: Side, paths: list[Path], options: Options
-) -> dict[Path, ElementDifferences]:
-    """Return the elements that differ of each array; with a tree all processes must call it."""
-    if isinstance(a, SavedSide) and isinstance(b, SavedSide):
-        return dict(zip(paths, _of_this_process(a, b, paths, options), strict=True))
-
-    def decide(parts: dict[int, Any]) -> list[Any]:
-        return [
-            astuple(merged([from_json(each) for each in of_all]))
-            for of_all in zip(*parts.values(), strict=True)
-        ]
-
-    done = all_do(
-        lambda: _of_this_process(a, b, paths, options),
-        share=lambda mine: [astuple(each) for each in mine],
-        decide=decide,
-        what="comparing the elements of a tree with a checkpoint",
-        timeout=600,
-    )
-    return {path: from_json(each) for path, each in zip(paths, done.decision, strict=True)}
-
-
-def _of_this_process(
-    a: Side, b: Side, paths: list[Path], options: Options
-) -> list[ElementDifferences]:
-    """Return the elements that differ in the parts of arrays that this process compares."""
-    found = [merged([]) for _ in paths]
-    comparisons = [
-        (number, part, compare)
-        for number, path in enumerate(paths)
-        for part, compare in _comparisons(a, b, path)
-    ]
-    total = sum(part for _, part, _ in comparisons)
-    with counting(options.progress, "diff", total) as add:
-
-        def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
-            found[number] = merged([found[number], differences])
-            add(nbytes)
-
-        each = [
-            tasks.Task(2 * part + _BESIDE_BYTES, compare, partial(finish, number, part))
-            for number, part, compare in comparisons
-        ]
-        tasks.run(each, options)
-    return found
-
-
-def _comparisons(
-    a: Side, b: Side, path: Path
-) -> Iterator[tuple[int, Callable[[], ElementDifferences]]]:
-    """Yield the bytes of each part of an array, and the function that compares it."""
-    # A tree can only be read by the blocks of a process, and so it comes first.
-    driver, other = sorted((a, b), key=lambda side: _DRIVERS.index(type(side)))
-    assert isinstance(other, SavedSide | OpenedSide)
-    leaf = other.leaves[path]
-    assert isinstance(leaf, ArrayLeaf)
-    for start, shape, read in driver.parts(path):
-
-        def compare(start=start, shape=shape, read=read) -> ElementDifferences:
-            with noting_path(path):
-                return element_differences(read(), other.read(path, start, shape), start)
-
-        yield math.prod(shape) * leaf.dtype.itemsize, compare

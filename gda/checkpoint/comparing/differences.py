@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gda.checkpoint.comparing.elements import ElementDifferences
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
@@ -33,7 +32,6 @@ class LeafDifference:
       path: the keys and indices that lead to it.
       a, b: the leaf in each tree, as text: dtype and shape of an array, or the value. ``None`` in a
         tree without it.
-      elements: the elements that differ, if ``diff`` read them.
 
     >>> import gda
     >>> print(gda.checkpoint.LeafDifference(('params', 'w'), 'float32[8]', 'float32[9]'))
@@ -43,21 +41,19 @@ class LeafDifference:
     path: Path
     a: str | None
     b: str | None
-    elements: ElementDifferences | None = None
 
     def __str__(self) -> str:
         return " ".join(filter(None, self._cells))
 
     @property
-    def _cells(self) -> tuple[str, str, str]:
+    def _cells(self) -> tuple[str, str]:
         texts = dict.fromkeys(text for text in (self.a, self.b) if text is not None)
         shown = [x if len(x) <= _MOST_LETTERS else f"{x[:_MOST_LETTERS]}…" for x in texts]
-        return format_path(self.path), " -> ".join(shown), str(self.elements or "")
+        return format_path(self.path), " -> ".join(shown)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON."""
-        entry = {"path": list(self.path), "a": self.a, "b": self.b}
-        return entry if self.elements is None else entry | {"elements": self.elements.to_dict()}
+        return {"path": list(self.path), "a": self.a, "b": self.b}
 
 
 @set_module("gda.checkpoint")
@@ -71,8 +67,8 @@ class Differences:
       of_other_type: arrays of another shape or dtype, values of another type, and arrays in place
         of values or of PRNG keys.
       of_other_content: leaves of one type and another content.
-      of_unknown_content: arrays of one type that cannot be compared without reading them, because
-        one was saved with ``fingerprint=False``.
+      of_unknown_content: arrays of one type that cannot be compared, because one was saved with
+        ``fingerprint=False``.
       num_equal: the number of leaves that are the same.
       equal_nbytes: bytes of the arrays that are the same.
 
@@ -161,12 +157,9 @@ def are_of_one_type(a: Leaf, b: Leaf) -> bool:
 
 
 def differences_of(
-    names: tuple[str, str],
-    a: Mapping[Path, Leaf],
-    b: Mapping[Path, Leaf],
-    elements: Mapping[Path, ElementDifferences],
+    names: tuple[str, str], a: Mapping[Path, Leaf], b: Mapping[Path, Leaf]
 ) -> Differences:
-    """Return the differences between two trees; ``elements`` has those of arrays that were read."""
+    """Return the differences between two trees."""
     only_in_b = [
         LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
     ]
@@ -178,15 +171,12 @@ def differences_of(
         is_same = _is_same(leaf, other)
         if not are_of_one_type(leaf, other):
             kind = other_type
-        elif (read := elements.get(path)) is not None:
-            kind = other_content if read.count else equal
         else:
             kind = unknown if is_same is None else equal if is_same else other_content
         if kind is equal:
             equal.append(leaf)
         else:
-            texts = _text(leaf), _text(other)
-            kind.append(LeafDifference(path, *texts, elements=elements.get(path)))
+            kind.append(LeafDifference(path, _text(leaf), _text(other)))
     return Differences(
         *names,
         only_in_a=tuple(only_in_a),

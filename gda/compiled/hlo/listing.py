@@ -14,7 +14,6 @@ from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
-from gda.show.drawing.sheet import escape
 from gda.show.markup import html_table, report
 
 Axes = tuple[str, ...]
@@ -125,7 +124,7 @@ class Collectives(Sequence[Collective]):
 
 def table_of(collectives: Collectives) -> str:
     """Return the collectives as a table in HTML."""
-    header, *rows = [[*map(escape, row)] for row in collectives._rows()]
+    header, *rows = collectives._rows()
     return html_table(header, rows)
 
 

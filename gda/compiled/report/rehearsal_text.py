@@ -1,15 +1,16 @@
-"""The lines of text that ``print`` shows of a rehearsal, and its tables."""
+"""The report on a rehearsal: the lines of text that ``print`` shows, and its tables as HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gda.compiled.hlo import format_axes, format_size, format_source
+from gda.compiled.hlo import format_axes, format_size, format_source, table_of
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
+from gda.show import markup
 from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
+_TO_SAVE = "to save memory or communication:"
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
@@ -28,6 +30,33 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
             lines += [*shown.lines(), ""] if shown.rows else []
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
+
+
+def page_of(rehearsals: Iterable[Rehearsal]) -> str:
+    """Return a whole page with the report on each rehearsal, without network or script."""
+    return markup.page("Rehearsals", map(html_of, rehearsals))
+
+
+def html_of(rehearsal: Rehearsal) -> str:
+    """Return the report with all tables as one HTML element, light or dark."""
+    tables = [_html(_memory_cells(rehearsal))]
+    lines = notes_of(rehearsal)
+    if rehearsal.advice:
+        lines += [_TO_SAVE, *(each.text for each in rehearsal.advice)]
+    if rehearsal.traffic:
+        tables.append(_html(traffic_cells(rehearsal.traffic)))
+    for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
+        tables += [shown.html()] if shown.rows else []
+        lines += shown.more
+    if rehearsal.collectives:
+        tables.append(table_of(rehearsal.collectives))
+    if rehearsal.message:
+        lines.append(rehearsal.message)
+    return markup.report([headline_of(rehearsal), *lines], tables)
+
+
+def _html(cells: Sequence[Sequence[str]]) -> str:
+    return markup.html_table(cells[0], cells[1:])
 
 
 def headline_of(rehearsal: Rehearsal) -> str:
@@ -80,6 +109,10 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def _memory(rehearsal: Rehearsal) -> list[str]:
+    return table(_memory_cells(rehearsal), right={"per device"})
+
+
+def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
     aliased = rehearsal.aliased_bytes
     in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
     rows = [
@@ -92,7 +125,7 @@ def _memory(rehearsal: Rehearsal) -> list[str]:
     cells = [
         [label, format_bytes(nbytes), says] for label, nbytes, says in rows if nbytes is not None
     ]
-    return table([["memory", "per device", ""], *cells], right={"per device"})
+    return [["memory", "per device", ""], *cells]
 
 
 # Tables.
@@ -126,7 +159,7 @@ def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
     """Return the names of columns, and the cells of the communication over each set of axes."""
     has_slow = any(each.nbytes_slow is not None for each in traffic)
     has_times = any(each.least_seconds is not None for each in traffic)
-    header = ["over", "collectives", "per device"]
+    header = ["communication over", "collectives", "per device"]
     cells = [header + ["slow links"] * has_slow + ["at least"] * has_times]
     for each in traffic:
         count = "?" if each.executions is None else f"{each.executions:,}"
@@ -140,7 +173,6 @@ def _communication(rehearsal: Rehearsal) -> list[str]:
     if not rehearsal.traffic:
         return [] if rehearsal.collectives is None else ["no communication"]
     cells = traffic_cells(rehearsal.traffic)
-    cells[0][0] = "communication over"
     return table(cells, right={*cells[0][1:]})
 
 
@@ -170,4 +202,4 @@ def _advice(rehearsal: Rehearsal) -> list[str]:
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", "to save memory or communication:", *lines] if lines else []
+    return ["", _TO_SAVE, *lines] if lines else []

@@ -143,11 +143,11 @@ def read_arrays(file: ModelText) -> list[ModelArray]:
 
 
 def read_model(
-    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str = "--mesh"
+    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool
 ) -> tuple[dict[str, int], list[Parameter]]:
     """Return the mesh and the parameters of a model; an error names each parameter with a mistake.
 
-    ``mesh`` overrides the mesh of the file; messages name the ``option`` that gives it.
+    ``mesh``, of the option ``--mesh``, overrides the mesh of the file.
     """
     mistakes = Mistakes(file.path)
     model = _model_of(file, mistakes)
@@ -162,7 +162,7 @@ def read_model(
             grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad)
             parameters.append(Parameter(grid, array.dtype, name))
     if mesh is not None:
-        _check_axes(arrays, sizes, model.get("mesh"), file.path, option)
+        _check_axes(arrays, sizes, model.get("mesh"), file.path)
     mistakes.check()
     return sizes, parameters
 
@@ -252,7 +252,7 @@ def _array(name: str, entry: Any, defaults: Mapping[str, Any]) -> ModelArray:
 
 
 def _check_axes(
-    arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str, option: str
+    arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str
 ) -> None:
     """Check that the mesh has all axes of the specs; an error has a line for each other axis."""
     lacking: dict[str, list[str]] = defaultdict(list)
@@ -265,7 +265,7 @@ def _check_axes(
         return
     hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
     lines = [
-        f"{option}: {format_mesh(mesh)} has no axis {axis!r}, which shards "
+        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which shards "
         f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
         for axis, names in lacking.items()
     ]

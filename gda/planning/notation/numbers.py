@@ -32,12 +32,30 @@ def parse_shape(text: str) -> Shape:
     """Return a shape: ``65536x8192``, ``65536,8192`` or ``(65536, 8192)``; ``()`` or ``scalar``."""
     if text.strip() == "scalar":
         return ()
-    return _parse_numbers(text, "size", "a shape such as 65536x8192, or () for a scalar")
-
-
-def parse_point(text: str) -> tuple[int, ...]:
-    """Return the coordinates of an element: ``5,7`` or ``(5, 7)``; ``()`` for a scalar."""
-    return _parse_numbers(text, "coordinate", "an element such as 5,7, or () for a scalar")
+    start, inside = _inside_brackets(text)
+    if not inside.strip():
+        if start == len(text) - len(text.lstrip()):
+            raise MisreadError(
+                "a shape such as 65536x8192, or () for a scalar was expected", text, start
+            )
+        return ()
+    separators = re.findall("[x,]", inside)
+    separator = separators[0] if separators else ","
+    if len({*separators}) > 1:
+        raise MisreadError(
+            "write x or a comma between sizes, not both; inside a size only _ is allowed, such "
+            "as 16_384",
+            text,
+            start + inside.index("," if separator == "x" else "x"),
+        )
+    parts = inside.split(separator)
+    if separator == "," and separators and not parts[-1].strip():
+        parts.pop()  # as in (8,)
+    numbers = []
+    for part in parts:
+        numbers.append(number_in(text, part, start, "size"))
+        start += len(part) + 1
+    return tuple(numbers)
 
 
 def parse_number(text: str) -> int:
@@ -94,31 +112,6 @@ def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
             f"write the {one} in full, such as 65536 or 65_536: k could mean 1000 or 1024", text, at
         )
     raise MisreadError(f"a {one} was expected, an integer such as 8192 or 8_192", text, at)
-
-
-def _parse_numbers(text: str, one: str, expected: str) -> tuple[int, ...]:
-    start, inside = _inside_brackets(text)
-    if not inside.strip():
-        if start == len(text) - len(text.lstrip()):
-            raise MisreadError(f"{expected} was expected", text, start)
-        return ()
-    separators = re.findall("[x,]", inside)
-    separator = separators[0] if separators else ","
-    if len({*separators}) > 1:
-        raise MisreadError(
-            f"write x or a comma between {one}s, not both; inside a {one} only _ is allowed, such "
-            "as 16_384",
-            text,
-            start + inside.index("," if separator == "x" else "x"),
-        )
-    parts = inside.split(separator)
-    if separator == "," and separators and not parts[-1].strip():
-        parts.pop()  # as in (8,)
-    numbers = []
-    for part in parts:
-        numbers.append(number_in(text, part, start, one))
-        start += len(part) + 1
-    return tuple(numbers)
 
 
 def _inside_brackets(text: str) -> tuple[int, str]:

@@ -28,8 +28,8 @@ from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import is_storable, native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
-from gda.layout.text import join_some
 from gda.mesh import Device, grid_of_array
+from gda.multihost.agreement import first_differences
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
@@ -229,16 +229,14 @@ def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict
 
 def check_same_values(values: list[dict[str, str]]) -> None:
     """Raise ``DisagreementError`` unless the values are the same in all processes."""
-    differences = []
-    for path, first in values[0].items():
-        there = [each.get(path) for each in values]
-        others = [f"process {i} has {value}" for i, value in enumerate(there) if value != first]
-        if others:
-            differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
-    if differences:
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for process, of_process in enumerate(values):
+        groups.setdefault((*of_process.items(),), []).append(process)
+    if len(groups) > 1:
+        fields = [{(path, "value"): value for path, value in group} for group in groups]
         raise DisagreementError(
-            f"values or local arrays differ between processes: {join_some(differences)}. Make them "
-            "the same, or omit them"
+            "values or local arrays differ between processes: "
+            f"{first_differences([*groups.values()], fields)}. Make them the same, or omit them"
         )
 
 

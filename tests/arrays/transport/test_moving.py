@@ -61,7 +61,7 @@ import ctypes, json
 import jax, numpy as np
 from jax.sharding import Mesh, PartitionSpec as P
 import gda
-from memory_program import status
+from kill_program import status
 
 devices = np.array(jax.devices())
 mesh = Mesh(devices.reshape(4, 2), ("x", "y"))

@@ -30,9 +30,7 @@ def test_arrays_are_read_without_a_mesh() -> None:
 
 def test_a_model_is_read_onto_the_mesh_that_is_given() -> None:
     document = {"dtype": "f16", "mesh": {"data": 64}, "parameters": PARAMETERS}
-    mesh, (up, norm) = read_model(
-        file(document), {"data": 2, "model": 4}, pad=False, option="--mesh"
-    )
+    mesh, (up, norm) = read_model(file(document), {"data": 2, "model": 4}, pad=False)
     assert mesh == {"data": 2, "model": 4}
     assert up.grid.shard_shape == (2, 8)
     assert (norm.title, norm.grid.shard_shape) == ("float32[6]", (3,))

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from gda.layout.spec import format_spec
 from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import parse_dtype, parse_number, parse_point, parse_shape
+from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
 from gda.storage.sources import SAFETENSORS_DTYPES
 
 NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
@@ -38,8 +38,6 @@ def test_shapes(text: str, shape: tuple[int, ...]) -> None:
 
 
 def test_points_and_numbers() -> None:
-    assert parse_point("5,7") == parse_point("(5, 7)") == parse_point("5x7") == (5, 7)
-    assert parse_point("()") == ()
     assert parse_number(" 65_536 ") == 65536
 
 
@@ -165,7 +163,7 @@ def test_specs_are_read_as_python_and_people_write_them(entries: list[object]) -
     assert parse_spec(",".join(words)) == spec
 
 
-@given(st.text(), st.sampled_from([parse_shape, parse_point, parse_mesh, parse_spec, parse_dtype]))
+@given(st.text(), st.sampled_from([parse_shape, parse_mesh, parse_spec, parse_dtype]))
 def test_whatever_is_written_is_read_or_misread(text: str, parse: Any) -> None:
     error = None
     try:
@@ -197,8 +195,6 @@ def test_whatever_is_written_is_read_or_misread(text: str, parse: Any) -> None:
         (parse_shape, "[8)", "this bracket is not closed; ] was expected", 0),
         (parse_shape, "16,384x8192", "write x or a comma between sizes, not both", 6),
         (parse_shape, "16,084", "a size must not begin with 0", 3),
-        (parse_point, "5,a", "a coordinate was expected", 2),
-        (parse_point, "", "an element such as 5,7, or () for a scalar was expected", 0),
         (parse_number, "x", "a number was expected", 0),
         (parse_mesh, "", "an axis with its size was expected, such as data=64", 0),
         (parse_mesh, "data", "the size of axis 'data' was expected, such as data=8", 4),

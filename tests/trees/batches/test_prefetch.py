@@ -548,3 +548,53 @@ def test_padding_where_each_process_knows_the_size() -> None:
     assert raised.value.__notes__[0].startswith(
         "gda: pad=True pads only a dimension that this process has whole. Let every process drop"
     )
+
+
+def alike(count: int, other: int | None = None) -> Iterator[Any]:
+    """Yield batches that both processes should read alike; in process 1 one has another row."""
+    for number in range(count):
+        rows = batch(8, 2) + number
+        if number == other and jax.process_index() == 1:
+            rows[5] += 1
+        yield {"x": {"rows": rows}, "own": batch(2) + jax.process_index(), "step": number}
+
+
+def compared(rows: Any, **more: Any) -> gda.Prefetched:
+    mesh = ordered_mesh(range(8), {"host": 2, "dev": 4})
+    spec = {"x": P("dev"), "own": P("host"), "step": None}
+    return gda.prefetch(rows, mesh, spec, check_replicas=True, **more)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_batches_that_should_be_replicas_are_compared() -> None:
+    batches = compared(alike(4, other=2), plain=True)
+    assert [next(batches)["step"] for _ in range(2)] == [0, 1]
+    with pytest.raises(gda.ReplicaMismatchError) as raised:
+        next(batches)
+    said = "the replicas of 1 of 2 arrays differ:\n1 array, along the boundary of processes 0, 1"
+    assert str(raised.value).startswith(said)
+    (mismatch,) = raised.value.mismatches
+    assert (mismatch.path, mismatch.index[0]) == ("['x']['rows']", slice(4, 6))
+    assert raised.value.__notes__ == ["gda: in batch 2 of prefetch, counted from 0"]
+    # The batch is passed over in both, which are in step.
+    assert [each["step"] for each in batches] == [3]
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_process_without_a_batch_is_known_to_all_with_compared_replicas() -> None:
+    me = jax.process_index()
+    with compared(alike(2 - me)) as batches, pytest.raises(gda.DisagreementError) as ended:
+        list(batches)
+    assert "agree: process 0: batch 1, process 1: none after 1 batch" in str(ended.value)
+
+    def failing() -> Iterator[Any]:
+        yield from alike(1)
+        if me == 1:
+            raise OSError("the disk is gone")
+        yield from alike(1)
+
+    kind = OSError if me else gda.DisagreementError
+    with compared(failing()) as batches, pytest.raises(kind, match="the disk is gone") as failed:
+        list(batches)
+    assert failed.value.__notes__ == ["gda: in batch 1 of prefetch, counted from 0"]
+    gda.check_processes_agree(0, name="still in step", timeout=20)

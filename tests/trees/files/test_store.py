@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from counting import Counting
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -33,40 +34,13 @@ SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y")]
 DRIVERS = ["zarr3", "n5"]
 
 
-class Counting:
-    """A target that counts how often each element is written, and where writing happens.
-
-    ``before`` is called with the index of each block before that is written.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        dtype: Any = np.float32,
-        before: Callable[[Index], object] = lambda _: None,
-    ) -> None:
-        self.before = before
-        self.values = np.zeros(shape, dtype)
-        self.counts = np.zeros(shape, int)
-        self.indices: list[Index] = []
-        self.threads: set[str] = set()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.values.dtype
-
-    def __setitem__(self, index: Index, value: np.ndarray) -> None:
-        self.before(index)
-        assert isinstance(value, np.ndarray)
-        assert (value.shape, value.dtype) == (self.values[index].shape, self.dtype)
-        self.indices.append(index)
-        self.threads.add(threading.current_thread().name)
-        self.values[index] = value
-        self.counts[index] += 1
+def target_of(
+    *shape: int, dtype: Any = np.float32, before: Callable[[Any], object] | None = None
+) -> Counting:
+    """Return a target; ``before`` is called with the index of each block before it is written."""
+    target = Counting(np.zeros(shape, dtype))
+    target.before = before or target.before
+    return target
 
 
 def open_tensorstore(path: Path, driver: str, shape: Any = (16, 8), chunks: Any = None, **o: Any):
@@ -157,10 +131,10 @@ def test_a_dtype_that_holds_the_values_takes_them(auto_mesh: Mesh, tmp_path: Pat
     for target in (
         np.zeros((16, 8), ">f8"),
         open_tensorstore(tmp_path, "zarr3", dtype=ts.float32),
-        Counting((16, 8), np.float64),
+        target_of(16, 8, dtype=np.float64),
     ):
         gda.store(g, target)
-        values = target.values if isinstance(target, Counting) else np.asarray(target)
+        values = target.data if isinstance(target, Counting) else np.asarray(target)
         np.testing.assert_array_equal(values, DATA)
 
 
@@ -168,9 +142,9 @@ def test_a_dtype_that_holds_the_values_takes_them(auto_mesh: Mesh, tmp_path: Pat
 def test_any_array_arrives_as_it_is(
     g: gda.GlobalArray, max_workers: int | None, max_bytes: int | None
 ) -> None:
-    target = Counting(g.shape, g.dtype)
+    target = target_of(*g.shape, dtype=g.dtype)
     gda.store(g, target, max_workers=max_workers, max_bytes=max_bytes)
-    assert target.values.tobytes() == np.asarray(g).tobytes()
+    assert target.data.tobytes() == np.asarray(g).tobytes()
     assert (target.counts == 1).all()
 
 
@@ -180,9 +154,9 @@ def test_any_array_arrives_as_it_is(
 def test_workers_write_at_a_time_and_are_gone_afterwards(auto_mesh: Mesh) -> None:
     before = set(threading.enumerate())
     together = threading.Barrier(4, timeout=30)
-    target = Counting((16, 8), before=lambda _: together.wait())
+    target = target_of(16, 8, before=lambda _: together.wait())
     gda.store(cut(DATA, auto_mesh, P("x", "y")), target, max_workers=4)
-    np.testing.assert_array_equal(target.values, DATA)
+    np.testing.assert_array_equal(target.data, DATA)
     assert len(target.threads) == 4
     assert set(threading.enumerate()) == before
 
@@ -234,11 +208,11 @@ def test_an_error_names_the_index_and_ends_the_writing(
     auto_mesh: Mesh, max_workers: int | None
 ) -> None:
     before = set(threading.enumerate())
-    target = Counting((16, 8), before=fill_the_disk)
+    target = target_of(16, 8, before=fill_the_disk)
     with pytest.raises(OSError, match="No space left") as raised:
         gda.store(cut(DATA, auto_mesh, P("x")), target, max_workers=max_workers)
     assert raised.value.__notes__ == ["gda: while writing index [8:12, :]"]
-    assert max_workers or [index[0].start for index in target.indices] == [0, 4]
+    assert max_workers or [index[0].start for index in target.asked] == [0, 4]
     assert set(threading.enumerate()) == before
     tree = {"w": [cut(DATA, auto_mesh, P("x"))]}
     with pytest.raises(OSError, match="No space left") as raised:
@@ -273,15 +247,15 @@ def test_a_tree(auto_mesh: Mesh) -> None:
         "nothing": None,
     }
     targets: Any = {
-        "layers": [Counting((16, 8)) for _ in SPECS],
+        "layers": [target_of(16, 8) for _ in SPECS],
         "step": np.zeros((), np.int64),
         "nothing": None,
     }
     gda.store(tree, targets)
     for i, target in enumerate(targets["layers"]):
-        np.testing.assert_array_equal(target.values, DATA + i)
+        np.testing.assert_array_equal(target.data, DATA + i)
         assert (target.counts == 1).all()
-        assert len(target.indices) == tree["layers"][i].grid.num_shards
+        assert len(target.asked) == tree["layers"][i].grid.num_shards
         assert target.threads == {threading.current_thread().name}
     assert targets["step"] == 7
     # It keeps the containers of the tree, around what is no array of JAX.
@@ -292,7 +266,7 @@ def test_a_tree(auto_mesh: Mesh) -> None:
 
 def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
     good = cut(DATA, auto_mesh, P("x"))
-    first = Counting((16, 8))
+    first = target_of(16, 8)
     for bad, target, error, message in [
         (good, np.zeros((8, 16), np.float32), ValueError, r"\(16, 8\), and the target \(8, 16\)"),
         (good, np.zeros((16, 8), np.float16), ValueError, "cannot hold all of its values"),
@@ -304,14 +278,14 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
         assert raised.value.__notes__ == ["gda: at ['b']['c'] of the tree"]
     with pytest.raises(ValueError, match=r"targets has nothing for \['b'\]"):
         gda.store({"a": good, "b": good}, {"a": first})
-    assert not first.indices
+    assert not first.asked
 
 
 # Bad input.
 
 
 def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
-    target = Counting((16, 8))
+    target = target_of(16, 8)
     message = r"not \w+; for a NumPy array that every process has, let one"
     for other in (DATA, 1.0):
         with pytest.raises(TypeError, match=message):
@@ -327,12 +301,12 @@ def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
         with pytest.raises(TypeError, match="is being traced, so it has no data; call this out"):
             store(DATA)
     with pytest.raises(TypeError, match=r"no target holds key<fry>.*jax\.random\.key_data"):
-        gda.store(jax.random.split(jax.random.key(0), 16), Counting((16,)))
+        gda.store(jax.random.split(jax.random.key(0), 16), target_of(16))
     g = cut(DATA, auto_mesh, P("x"))
     g.delete()
     with pytest.raises(RuntimeError, match=r"Array\(shape=\(16, 8\), .* was deleted"):
         gda.store(g, target)
-    assert not target.indices
+    assert not target.asked
 
 
 def test_two_threads_are_not_let_into_one_chunk(auto_mesh: Mesh, tmp_path: Path) -> None:
@@ -447,10 +421,10 @@ def counts_of(case: Any, order: list[int]) -> np.ndarray:
     data = batch(*case.global_shape, dtype=np.int32) + 1
     with checking_agreement(False):
         g = cut(data, mesh, case.spec)
-        targets = [Counting(g.shape, np.int32) for _ in range(3)]
+        targets = [target_of(*g.shape, dtype=np.int32) for _ in range(3)]
         gda.store([g] * 3, targets, max_workers=2)
     for target in targets:
-        np.testing.assert_array_equal(target.values, np.where(target.counts, data, 0))
+        np.testing.assert_array_equal(target.data, np.where(target.counts, data, 0))
     return np.stack([target.counts for target in targets])
 
 
@@ -466,7 +440,7 @@ def test_over_all_processes_every_element_is_written_once(
 def bytes_written(sizes: list[int], spec: P) -> int:
     mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
     tree = [cut(batch(size, 8), mesh, spec) for size in sizes]
-    targets = [Counting((size, 8)) for size in sizes]
+    targets = [target_of(size, 8) for size in sizes]
     gda.store(tree, targets)
     return sum(int(target.counts.sum()) * 4 for target in targets)
 
@@ -500,14 +474,14 @@ def test_with_wait_for_all_everything_is_there_on_return(shared_tmp_path: Path) 
         time.sleep(0.1 * jax.process_index())
         (shared_tmp_path / str(index[0].start)).touch()
 
-    target = Counting((16, 8), before=late_in_process_1)
+    target = target_of(16, 8, before=late_in_process_1)
     gda.store({"a": eight_blocks()}, {"a": target}, wait_for_all=True)
     assert {path.name for path in shared_tmp_path.iterdir()} == set(map(str, range(0, 16, 2)))
 
 
 @pytest.mark.processes(2, devices=4)
 def test_without_it_nobody_waits_or_has_to_come() -> None:
-    g, target = eight_blocks(), Counting((16, 8))
+    g, target = eight_blocks(), target_of(16, 8)
     if jax.process_index() == 0:
         gda.store(g, target)
-        assert len(target.indices) == 4
+        assert len(target.asked) == 4
