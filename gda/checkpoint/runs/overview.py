@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from gda.checkpoint.format import manifest_json
 from gda.checkpoint.inspecting import inspect, verify
 from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below
 from gda.layout.tables import table
@@ -20,11 +19,7 @@ from gda.storage.stores.errors import CorruptionError
 def is_run(path: Any, timeout: float) -> bool:
     """Return True if a path is the folder of a run, and no checkpoint itself."""
     folder = RunFolder(path, timeout)
-    try:
-        folder.store().head(manifest_json.NAME, 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return folder.owner() is not None
-    return False
+    return not folder.is_checkpoint() and folder.owner() is not None
 
 
 def document_of(path: Any, timeout: float) -> dict[str, Any]:

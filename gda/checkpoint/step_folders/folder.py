@@ -242,6 +242,14 @@ class RunFolder:
 
     # The owner.
 
+    def is_checkpoint(self) -> bool:
+        """Return True if the folder itself is a checkpoint."""
+        try:
+            self.store().head(manifest_json.NAME, 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
         fields = self._read(_RUN)

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,31 @@ def test_a_step_below_the_newest_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is below") as error:
             run.save(29, state_of(29))
     assert str(error.value) == (
-        f"step 29 is below step 30, the newest of {tmp_path}: call run.rollback(29, newest=30) "
-        "and resume to go back"
+        f"step 29 is below step 30, the newest of {tmp_path}: to go back, call "
+        "run.rollback(step, newest=30) with a step that is saved, and resume"
     )
+
+
+def test_a_checkpoint_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path / "a", state_of(1))
+    with pytest.raises(ValueError, match="is a checkpoint") as error:
+        Run(tmp_path / "a", every=10).resume(state_of(0))
+    assert str(error.value) == (
+        f"{tmp_path}/a is a checkpoint, and a run is a folder of them: pass the folder above it, "
+        "or a new one, and begin with this checkpoint by resume(state, start_from=...)"
+    )
+
+
+def test_close_refuses_a_step_without_its_state(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+        with pytest.raises(ValueError, match="needs both") as error:
+            run.close(15)
+    assert str(error.value) == (
+        "close() needs both the step and the state, to save them, or neither: call "
+        "run.close(step, state)"
+    )
+    assert run.steps() == [10]
 
 
 @pytest.mark.parametrize("step", [True, 1.0, "1", None])
@@ -167,6 +190,8 @@ def test_a_run_goes_on_after_its_program_has_changed_the_directory(
         {"on_error": "ignore"},
         {"unchanged": "copy"},
         {"max_total_bytes": 0},
+        {"signals": signal.SIGTERM},
+        {"save_on": [signal.SIGKILL]},
         {"compression": "gzip"},
     ],
 )
@@ -250,8 +275,10 @@ def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
             evaluator.record(1, {"loss": 1})
         with pytest.raises(TypeError, match="metric 'loss' must be a real number"):
             run.save(4, state_of(4), metrics={"loss": jnp.ones(2)})
-        run.save(4, state_of(4), now=True)
-    assert run.steps() == [3, 4]
+        with pytest.raises(TypeError, match="metrics must be a dict of numbers by name, such as"):
+            run.save(5, state_of(5), metrics=0.5)  # pyright: ignore[reportArgumentType]
+        run.save(6, state_of(6))
+    assert run.steps() == [3, 6]
 
 
 def test_the_best_step_of_a_run_is_that_of_its_restart(tmp_path: Path) -> None:
