@@ -167,8 +167,8 @@ def check_processes_agree(
 
     Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
     communicates through JAX's coordination service, not through devices, so that a disagreement
-    never hangs. Every process must call it, in the same order of checks. It takes about a
-    millisecond, or no time in a program of one process.
+    never hangs. Every process must call it, in the same order of checks. It takes a few
+    milliseconds, or no time in a program of one process.
 
     With none of the three it is a context, which checks nothing unless it is entered: inside ``with
     gda.check_processes_agree():`` every constructor checks. One with a callback compares shape,
