@@ -37,6 +37,7 @@ def test_all_processes_save_at_the_same_step_when_one_is_ended(shared_tmp_path: 
 
 
 def test_a_signal_in_the_evaluation_lets_the_next_call_save(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with Run(tmp_path, every=100, save_on=[signal.SIGUSR2]) as run:
         assert not run.save(1, state_of(1))
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -49,7 +50,7 @@ def test_a_signal_in_the_evaluation_lets_the_next_call_save(tmp_path: Path) -> N
         assert run.check()
         assert run.save(4, state_of(4))
         assert run.steps() == [2, 4]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_save_that_will_not_be_complete_in_time_is_left_out(
