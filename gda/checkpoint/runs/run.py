@@ -561,6 +561,7 @@ class Run:
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
+            needs_base=False,
         )
         is_first = jax.process_index() == 0
         after = bind(self._keeper.completed, step, save) if is_first else lambda: None

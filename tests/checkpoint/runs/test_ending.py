@@ -97,6 +97,21 @@ def test_unchanged_arrays_are_linked_but_in_the_steps_that_stay(
         gda.checkpoint.verify(run.path(step))
 
 
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: os.truncate(file, 10)])
+def test_a_step_is_written_whole_beside_one_that_became_unreadable(
+    tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"frozen": jnp.ones((512, 1024))}
+    with Run(tmp_path, every=1) as run:
+        run.save(1, state)
+        run.wait()
+        harm(tmp_path / "00000001/manifest.json")
+        run.save(2, state)
+    (line,) = [each for each in caplog.messages if each.startswith("nothing is linked to ")]
+    assert "00000001: " in line
+    gda.checkpoint.verify(run.path(2))
+
+
 def test_all_arrays_are_written_if_the_user_wants_it(tmp_path: Path) -> None:
     frozen = jnp.ones((512, 1024))
     options: Any = {"every": 1, "unchanged": "write"}
