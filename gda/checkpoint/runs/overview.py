@@ -58,11 +58,11 @@ def _step(folder: RunFolder, number: int, step: StepFolder) -> dict[str, Any]:
 
 def lines_of(document: dict[str, Any]) -> list[str]:
     """Return the contents of the folder of a run for people."""
-    rows = [("step", "age", "size", "shared", "metrics", "kept by")]
+    rows = [("step", "age", "size", "shared", "metrics", "held")]
     for each in document["steps"]:
         size, shared = format_bytes(each["nbytes"]), format_bytes(each["shared_nbytes"])
         metrics = ", ".join(f"{name} {value:g}" for name, value in each["metrics"].items())
-        held = "hold" if each["is_held"] else ""
+        held = "yes" if each["is_held"] else ""
         rows.append((str(each["step"]), _age(each["saved"]), size, shared, metrics, held))
     lines = table(rows, right={*rows[0][:4]}) if rows[1:] else ["no complete step"]
     if document["unfinished"]:
