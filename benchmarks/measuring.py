@@ -20,7 +20,8 @@ from pathlib import Path
 
 from benchmarks.pairs import LEAST_ROUNDS, measure
 from benchmarks.work import Work
-from gda.launch.children import Children, signal_name
+from gda.launch.children import Children
+from gda.layout.text import signal_name
 
 MINUTES = 15
 LONGEST = 120.0  # seconds for one work, with the start of its process

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchmarks import accelerator
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing, linking, models
+from benchmarks.checkpoint import checkpoints, comparing, linking, models, training_runs
 from benchmarks.compiled import rehearsing
 from benchmarks.exchange import two_programs
 from benchmarks.layout import index_math, resharding
@@ -43,6 +43,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
             *models.works(quick),
             *comparing.works(quick),
             *linking.works(quick),
+            *training_runs.works(quick),
         ],
         "Two programs": two_programs.works(quick),
         "Safetensors": safetensors_out.works(quick),

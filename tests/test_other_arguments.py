@@ -206,7 +206,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("b: keys", lambda w: {"b": w.tree | {"c": w.g}}, "only in process 1: ['c']"),
         Case("b: layout", lambda w: {"b": w.columns}, "process 1: spec P(None, 'x')"),
         Case("at", lambda w: {"at": ["deep"]}, "process 1: at ('deep',)"),
-        Case("values", lambda w: {"values": True}, "process 1: values True"),
     ],
     save_safetensors: [
         Case("path", lambda w: {"path": w.model + "x"}, "process 1: path"),

@@ -46,6 +46,8 @@ MAX_BYTES = 64 * 2**20
 # The array of a large leaf, one of packed leaves, and the document of their group.
 _OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 _NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
+# In place of a base that cannot be read: it has no array, and another name than a readable one.
+_EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={}, group=(0, 0))
 
 
 @set_module("gda.checkpoint")
@@ -242,6 +244,7 @@ class Save:
       name: of the public function.
       agreed: the options that must be the same in all processes.
       before_commit: called in process 0 when all is written; if it raises, nothing is committed.
+      needs_base: False to write everything if a process cannot read the manifest of the base.
     """
 
     claim: _Claim  # after begin(): the new directory
@@ -264,6 +267,7 @@ class Save:
         options: Options,
         timeout: float,
         before_commit: Callable[[], None] = lambda: None,
+        needs_base: bool = True,
     ) -> None:
         check_codec(agreed["compression"])
         base = agreed.get("base")
@@ -278,6 +282,7 @@ class Save:
             self._linkable = self.store, self._base
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
+        self._needs_base = needs_base
         self._lock = contextlib.ExitStack()
         self._has_begun = False
         self._may_be_committed = False  # True as soon as the new manifest may be there
@@ -326,7 +331,7 @@ class Save:
     def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
         """Return what process 0 compares, and from process 0 the new directory."""
         if self._base is not None:
-            self._base_manifest = load_complete(self._base)
+            self._base_manifest = self._read_base(self._base)
         self._structure, leaves = flatten(tree)
         self._share = Share(saved_leaves(leaves, self._options))
         values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
@@ -338,6 +343,15 @@ class Save:
         if keeps:
             self._share = self._share.kept(self._agreed["fingerprint"])
         return {"values": values, "data": data}
+
+    def _read_base(self, base: Store) -> Manifest:
+        try:
+            return load_complete(base)
+        except (OSError, ValueError) as error:
+            if self._needs_base:
+                raise
+            logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
+            return _EMPTY
 
     def link(self, keeps: bool = False) -> None:
         """Link the arrays that are those of the base; then no block of them is left to write.

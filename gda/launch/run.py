@@ -359,7 +359,8 @@ def _asked_to_end(
     """Pass the signal on, and return the end that the processes make of it."""
     _ask_to_end(processes, signals, ending, grace)
     if left := [process.index for process in processes if process.is_alive()]:
-        reason = f"{ending.reason}; {format_processes(left)} had not ended and was killed"
+        were = "was" if len(left) == 1 else "were"
+        reason = f"{ending.reason}; {format_processes(left)} had not ended and {were} killed"
         return replace(ending, reason=f"{reason} (see --grace)")
     codes = [end.code for process in processes if (end := process.ending())]
     return replace(ending, code=codes[0] if codes else 0)

@@ -167,8 +167,8 @@ def check_processes_agree(
 
     Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
     communicates through JAX's coordination service, not through devices, so that a disagreement
-    never hangs. Every process must call it, in the same order of checks. It takes about a
-    millisecond, or no time in a program of one process.
+    never hangs. Every process must call it, in the same order of checks. It takes a few
+    milliseconds, or no time in a program of one process.
 
     With none of the three it is a context, which checks nothing unless it is entered: inside ``with
     gda.check_processes_agree():`` every constructor checks. One with a callback compares shape,
@@ -185,9 +185,11 @@ def check_processes_agree(
         shardings, meshes, specs and scalars. Meshes are compared by axes, sizes and order of
         devices.
       values: a tree of numbers, strings, ``None`` and small arrays, such as the hyperparameters, to
-        compare by value. Functions are compared by their names, other objects by their ``repr``.
+        compare by value, static fields included. Functions are compared by their names, other
+        objects by their ``repr``.
       program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared: with it
-        every number that a step has taken from outside, such as a learning rate.
+        every number that a step has taken from outside, such as a learning rate. The order of
+        devices is not in it: pass the arguments as ``tree``.
       name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes, slow reads included; by default the
         environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
@@ -222,7 +224,10 @@ def check_processes_agree(
 
     def described(_: None) -> Description:
         fields = {} if tree is _NO_TREE else describe(tree)
-        fields |= {} if values is None else describe_values(values)
+        if values is not None:
+            before = fields.get(STRUCTURE, "")
+            fields |= describe_values(values)
+            fields[STRUCTURE] = before + fields[STRUCTURE]
         return fields | ({("program", "text"): program.as_text()} if program else {})
 
     done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))

@@ -96,15 +96,22 @@ def stable_text(value: Any) -> str:
         return f"{{{', '.join(sorted(map(stable_text, value)))}}}"
     if type(value) in (list, tuple):
         return f"({', '.join(map(stable_text, value))}{',' * (len(value) == 1)})"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    text = repr(value)
+    for each in getattr(value, "__dict__", {}).values():  # of a dataclass
+        if isinstance(each, set | frozenset):
+            text = text.replace(repr(each), stable_text(each))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def describe_values(values: Any) -> Description:
-    """Return the text of every value in a tree of numbers, strings and small arrays."""
-    leaves = jax.tree_util.tree_leaves_with_path(values, is_leaf=lambda node: node is None)
-    return {
+    """Return the text of every value in a tree of numbers, strings and arrays; its structure."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(
+        values, is_leaf=lambda node: node is None
+    )
+    texts = {
         (f"values{jax.tree_util.keystr(path)}", "value"): _value_text(leaf) for path, leaf in leaves
     }
+    return texts | {STRUCTURE: _structure_text(structure)}
 
 
 def _value_text(value: Any) -> str:
@@ -120,7 +127,9 @@ def _value_text(value: Any) -> str:
         kind = typed_shape(value.dtype, value.shape)
         if value.size <= _MOST_WRITTEN:
             return f"{kind} {value.tolist()}"
-        return f"{kind} of SHA-256 {sha256(value.tobytes()).hexdigest()[:16]}"
+        # Of strings and other objects, the memory has their addresses.
+        data = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+        return f"{kind} of SHA-256 {sha256(data).hexdigest()[:16]}"
     if type(value).__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
         raise TypeError(
             f"values has a {type(value).__qualname__}, whose repr says nothing of what is in it; "

@@ -83,6 +83,8 @@ def from_bytes(file: bytes) -> Any:
 
 def _to_json(value: Any, data: list[bytes]) -> Any:
     """Return the JSON of a value; put the data of its arrays into a list."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; pass its data and its mask")
     if isinstance(value, np.ndarray | np.generic):  # before float, which has subclasses in NumPy
         array = np.asarray(value, native(value.dtype))
         if is_storable(array.dtype):

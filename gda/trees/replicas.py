@@ -277,7 +277,7 @@ class ReplicaCheck:
             [processes_of(each.mesh).positions(process) for each in layouts]
             for process in self._processes
         ]
-        most = max(sum(map(len, of_process)) for of_process in places)
+        most = max((sum(map(len, of_process)) for of_process in places), default=0)
         if not most:
             return []
         line = np.zeros((most, LANES), "<u4")

@@ -260,12 +260,9 @@ def test_it_has_no_operators(mesh: Mesh) -> None:
     assert shardings == jax.tree.map(lambda x: x.sharding, p)
 
 
-def test_a_notebook_shows_its_picture(mesh: Mesh, capsys: Any) -> None:
+def test_a_notebook_shows_its_picture(mesh: Mesh) -> None:
     p = padded(batch(5), mesh, P("x"))
     assert "hatched: padding" in (p._repr_html_() or "")
-    jax.jit(lambda p: gda.show(p, width=80))(p)
-    jax.effects_barrier()
-    assert "traced array of a PaddedArray (8,) float32" in capsys.readouterr().out
     on_host = jax.device_get(p)
     assert on_host._repr_html_() is None
     np.testing.assert_array_equal(on_host, batch(5))

@@ -245,6 +245,8 @@ def test_values_that_a_file_does_not_hold() -> None:
     ):
         with pytest.raises(TypeError, match="a PerProcess cannot hold"):
             to_bytes([value])
+    with pytest.raises(TypeError, match="a masked array would lose its mask"):
+        to_bytes(np.ma.masked_array([1, 2], [False, True]))
     with pytest.raises(TypeError) as caught:
         to_bytes({1, 2})
     assert str(caught.value) == (

@@ -54,6 +54,9 @@ def test_a_step_is_named_by_its_number_or_place(
     assert main(["inspect", f"{folder}@40"]) == 2
     error = capsys.readouterr().err
     assert error == f"gda: {folder} has no step 40; it has the steps 10, 20, 30\n"
+    assert main(["inspect", f"{folder}x@latest"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"gda: {folder}x@latest: {folder}x has no complete step\n"
 
 
 def test_verify_reads_all_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Errors of processes with different arrays, in all of them and at once."""
 
+import dataclasses
 import json
 import random
 import re
@@ -172,10 +173,18 @@ class Opaque:
     pass
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Schedule:
+    steps: int
+    rate: float = dataclasses.field(metadata={"static": True})
+
+
 @pytest.mark.processes(2, devices=4)
 def test_values_are_compared_on_request() -> None:
     rate = 0.2 if is_me() else 0.1
     same = {"name": "adam", "clip": None, "on": True, "f": np.tanh, "table": np.arange(99)}
+    same["names"] = np.array([f"layer{number}" for number in range(99)], object)
     gda.check_processes_agree({"rate": rate}, values=same, timeout=20)
 
     def said(values: Any) -> str:
@@ -190,6 +199,9 @@ def test_values_are_compared_on_request() -> None:
     assert said([same, "x" * 500 + str(rate) + "y" * 500]).count("x0.1yyy") == 1
     assert said(np.float32([1, rate])).startswith(
         "at values, process 0: value float32[2] [1.0, 0.10000000149011612], process 1: float32[2]"
+    )
+    assert said(Schedule(100, rate)) == (
+        "process 0: structure Schedule((0.1,), *), process 1: Schedule((0.2,), *)"
     )
     table = np.arange(1000) + (np.arange(1000) == 999) * rate
     assert re.fullmatch(

@@ -1,5 +1,6 @@
 """Descriptions of trees, equal in all processes if and only if the trees are."""
 
+import types
 from typing import Any
 
 import jax
@@ -53,6 +54,8 @@ def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
     assert "function" in text
     assert "0x" not in text
     assert stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
+    named = types.SimpleNamespace(frozen={"b", "a", "c"})
+    assert stable_text(named) == "namespace(frozen={'a', 'b', 'c'})"
 
 
 def test_axis_types_are_compared_axis_by_axis() -> None:

@@ -95,7 +95,6 @@ def test_a_checkpoint_of_sources_is_that_of_arrays(
     assert_expected(restore(run, check_fingerprint=True), expected)
     verify(run, fingerprints=True)
     assert gda.checkpoint.diff(run, tree).are_equal
-    assert gda.checkpoint.diff(run, tree, values=True).are_equal
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -124,9 +124,7 @@ class _LocalPlan:
         self._known_offsets: dict[int, frozenset[int]] = {}
         # A block that several devices hold JAX would copy for each of them.
         is_one_each = len(self.whole.distinct) == len(self.whole.devices)
-        is_near = bool(self.whole.devices) and (
-            memory_kind in (None, self.whole.devices[0].default_memory().kind)
-        )
+        is_near = self.whole.is_in_default_memory
         # Accelerators take no memory of the host as their own.
         self._is_always_copied = is_near and self.whole.devices[0].platform != "cpu"
         self._may_be_copied_by_jax = is_near and self.is_in_rows and is_one_each

@@ -147,6 +147,13 @@ class LocalBlocks:
         """True if blocks go to their devices while others are read: on all but CPU."""
         return self._platform != "" and places_early(self._platform)
 
+    @property
+    def is_in_default_memory(self) -> bool:
+        """True if blocks go into the memory in which devices compute; a sharding names it too."""
+        return bool(self.devices) and (
+            self.memory_kind in (None, self.devices[0].default_memory().kind)
+        )
+
     def reader(
         self,
         dtype: npt.DTypeLike | None,
@@ -163,7 +170,7 @@ class LocalBlocks:
         """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
-        borrows = borrows and self.places_early and self.memory_kind is None
+        borrows = borrows and self.places_early and self.is_in_default_memory
         return BlockReader(self.grid, dtype, copy, self._first_device, count, align, fill, borrows)
 
     def place(

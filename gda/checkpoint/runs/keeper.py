@@ -67,7 +67,7 @@ class Keeper:
         """Become the owner of the folder, clean it, and return numbers and names of its steps.
 
         ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
-        not resume would save beside steps.
+        not resume would save beside steps, or the folder is itself a checkpoint.
         """
         steps, url = self._steps(only, resumes), self.folder.url
         of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
@@ -87,6 +87,11 @@ class Keeper:
             raise ValueError(
                 f"{url} has steps up to {max(steps)}, and this run has not resumed: call "
                 "run.resume(state) first, or give the run a folder of its own"
+            )
+        if not steps and self.folder.is_checkpoint():
+            raise ValueError(
+                f"{url} is a checkpoint, and a run is a folder of them: pass the folder above it, "
+                "or a new one, and begin with this checkpoint by resume(state, start_from=...)"
             )
         if only is not None:
             self.folder.step(only)

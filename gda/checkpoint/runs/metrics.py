@@ -12,8 +12,13 @@ import numpy as np
 def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics whose copies to the host have begun, without a wait for the device.
 
-    Raises ``TypeError`` for a value that is no number.
+    Raises ``TypeError`` for what is no mapping of numbers by name.
     """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            "metrics must be a dict of numbers by name, such as {'loss': 0.5}, not "
+            f"{metrics!r:.200}"
+        )
     kept = dict(metrics)
     for name, value in kept.items():
         if not isinstance(name, str):

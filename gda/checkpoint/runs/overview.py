@@ -8,7 +8,6 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from gda.checkpoint.format import manifest_json
 from gda.checkpoint.inspecting import inspect, verify
 from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below
 from gda.layout.tables import table
@@ -20,11 +19,7 @@ from gda.storage.stores.errors import CorruptionError
 def is_run(path: Any, timeout: float) -> bool:
     """Return True if a path is the folder of a run, and no checkpoint itself."""
     folder = RunFolder(path, timeout)
-    try:
-        folder.store().head(manifest_json.NAME, 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return folder.owner() is not None
-    return False
+    return not folder.is_checkpoint() and folder.owner() is not None
 
 
 def document_of(path: Any, timeout: float) -> dict[str, Any]:
@@ -63,11 +58,11 @@ def _step(folder: RunFolder, number: int, step: StepFolder) -> dict[str, Any]:
 
 def lines_of(document: dict[str, Any]) -> list[str]:
     """Return the contents of the folder of a run for people."""
-    rows = [("step", "age", "size", "shared", "metrics", "kept by")]
+    rows = [("step", "age", "size", "shared", "metrics", "held")]
     for each in document["steps"]:
         size, shared = format_bytes(each["nbytes"]), format_bytes(each["shared_nbytes"])
         metrics = ", ".join(f"{name} {value:g}" for name, value in each["metrics"].items())
-        held = "hold" if each["is_held"] else ""
+        held = "yes" if each["is_held"] else ""
         rows.append((str(each["step"]), _age(each["saved"]), size, shared, metrics, held))
     lines = table(rows, right={*rows[0][:4]}) if rows[1:] else ["no complete step"]
     if document["unfinished"]:

@@ -132,6 +132,8 @@ class Run:
         _check_one_of("on_error", on_error, ("raise", "log"))
         _check_one_of("unchanged", unchanged, ("link", "write"))
         check_codec(compression)
+        _check_signals("signals", signals)
+        _check_signals("save_on", save_on)
         keeping = Keeping.of(keep, keep_every, keep_best, max_total_bytes)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
@@ -234,7 +236,8 @@ class Run:
             log.warning("step %d is damaged and was set aside as %s: %s", number, aside, reason)
         seconds, lost = time.monotonic() - begun, max(self._names) - found.step
         self._is_at(found.step, found.step)
-        log.info("resumed %s at step %d, in %.1f s; %d steps lost", url, found.step, seconds, lost)
+        damage = f"; {lost} steps lost by damage" if lost else ""
+        log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
         return found.state, found.step
 
     @public
@@ -328,6 +331,7 @@ class Run:
         ``state``, it logs if the last step that reached ``save`` is not saved.
 
         Raises:
+          ValueError: a step was given without its state, or a state without its step.
           Exception: that of the last save, or of the one before.
         """
         try:
@@ -336,6 +340,11 @@ class Run:
             self._end()
 
     def _close(self, step: int | None, state: Any) -> None:
+        if (step is None) != (state is None):
+            raise ValueError(
+                "close() needs both the step and the state, to save them, or neither: call "
+                "run.close(step, state)"
+            )
         failure: Exception | None = None
         try:
             self._finish()
@@ -376,7 +385,7 @@ class Run:
 
         Otherwise nothing happens, so that a program that is started again may say it again. It is
         one act: from its beginning, the later steps are neither listed nor resumed, whenever the
-        program is killed. Call it before ``resume``.
+        program is killed. It does not change the state of the program: call ``resume`` after it.
 
         Raises:
           CheckpointNotFoundError: the run has no such step.
@@ -522,7 +531,8 @@ class Run:
         if self._newest is not None and number < self._newest:
             raise ValueError(
                 f"step {number} is below step {self._newest}, the newest of {self._folder.url}: "
-                f"call run.rollback({number}, newest={self._newest}) and resume to go back"
+                f"to go back, call run.rollback(step, newest={self._newest}) with a step that is "
+                "saved, and resume"
             )
 
     # A save.
@@ -565,6 +575,7 @@ class Run:
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
+            needs_base=False,
         )
         is_first = jax.process_index() == 0
         after = bind(self._keeper.completed, step, save) if is_first else lambda: None
@@ -646,6 +657,14 @@ class _Running(NamedTuple):
 def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, not {value!r}")
+
+
+def _check_signals(name: str, numbers: Any) -> None:
+    if isinstance(numbers, int) or {signal.SIGKILL, signal.SIGSTOP}.intersection(numbers):
+        raise ValueError(
+            f"{name} must be a list of signals that a program can hear, such as (signal.SIGTERM,), "
+            f"not {numbers!r}"
+        )
 
 
 def _text_of(path: Any) -> str | None:

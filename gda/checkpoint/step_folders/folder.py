@@ -240,6 +240,14 @@ class RunFolder:
 
     # The owner.
 
+    def is_checkpoint(self) -> bool:
+        """Return True if the folder itself is a checkpoint."""
+        try:
+            self.store().head(manifest_json.NAME, 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
         fields = self._read(_RUN)
@@ -262,6 +270,9 @@ class RunFolder:
                 with store.replacing(_RUN, _json(mine), version):
                     pass
             else:
+                for name in store.entries():
+                    if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
+                        store.remove(name)
                 self._write(mine)
                 store.flush()  # the entry of a new folder
         return mine
@@ -286,8 +297,13 @@ class RunFolder:
         """Write the first file of a step."""
         begun = {"run": mine.run, "generation": mine.generation}
         store = self.store()
-        store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
-        store.flush()
+        try:
+            store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
+            store.flush()
+        except OSError:  # without this file, no run would remove the folder
+            with contextlib.suppress(OSError):
+                store.remove(name)
+            raise
 
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if an incomplete step was begun by this run, in this or a former program."""

@@ -29,7 +29,8 @@ def path_of(path: Any, timeout: float) -> Any:
     else:
         step = _best(folder) if which == "best" else int(which)
     if step < 0:
-        raise CheckpointNotFoundError(f"{text}: the run has no such step")
+        what = "complete step" if which == "latest" else "step with the metric of keep_best"
+        raise CheckpointNotFoundError(f"{text}: {folder.url} has no {what}")
     return below(folder.path, folder.step(step).name)
 
 

@@ -67,7 +67,8 @@ class Links:
 
     def unchanged(self, share: Share, parts: Sequence[dict[str, Any]]) -> list[int]:
         """Return the numbers of the arrays that are those of the base, by all processes' parts."""
-        if len({part["base"] for part in parts}) > 1:  # another save replaces it just now
+        # Another save replaces it just now, or one process cannot read it.
+        if len({part["base"] for part in parts}) > 1:
             return []
         return [
             leaf.number

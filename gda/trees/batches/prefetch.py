@@ -85,7 +85,7 @@ def prefetch(
         at the end, so all processes must call it at the same place of the program. It raises the
         errors of ``check_replicas_agree``, with a note of the batch's number, and a
         ``DisagreementError`` in all processes if one has no more batches or failed. Devices sum up
-        the batch ahead; the comparison takes some milliseconds.
+        the batch ahead; the comparison takes some 10 ms.
 
     Raises:
       TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.

@@ -33,7 +33,7 @@ from gda.multihost.agreement import first_differences
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
-from gda.storage.stores.checksums import crc32c
+from gda.storage.stores.checksums import crc32c, size_and_crc
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import (
     array_of,
@@ -216,7 +216,9 @@ def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict
     values = {}
     for leaf in leaves:
         if isinstance(leaf, ValueLeaf):
-            values[format_path(leaf.path)] = f"{repr_of(leaf.value):.200}"
+            text = repr_of(leaf.value)
+            crc = f"... with CRC-32C {size_and_crc(text.encode())[1]:08x}" if text[200:] else ""
+            values[format_path(leaf.path)] = text[:200] + crc
         elif isinstance(leaf, SavedPerProcess):
             continue
         elif leaf.is_source:

@@ -23,6 +23,7 @@ from trials import rarely
 
 import gda
 from gda.arrays.construction import placing
+from gda.arrays.construction.blocks import LARGE_BYTES, BorrowedBlock
 from gda.layout.spec import Index
 from gda.mesh import Device
 from gda.testing.strategies import ShardedCase, sharded_cases
@@ -939,6 +940,17 @@ def test_blocks_placed_early_go_to_the_memory_of_the_sharding(
     monkeypatch.setattr(placing, "places_early", lambda _: True)
     sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
     assert is_in(gda.GlobalArray.from_source(DATA, sharding), sharding)
+
+
+@KINDS
+def test_large_blocks_are_borrowed_for_the_memory_of_devices_alone(
+    mesh: Mesh, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "places_early", lambda _: True)
+    data = np.zeros((8, LARGE_BYTES), np.int8)
+    plan = placing.local_blocks_of(data.shape, NamedSharding(mesh, P("x"), memory_kind=kind))
+    (block,) = plan.reader(None, None, borrows=True).read(data.__getitem__, plan.distinct[:1])
+    assert isinstance(block, BorrowedBlock) == (kind == "device")
 
 
 @KINDS

@@ -15,7 +15,7 @@ from trials import rarely
 
 import gda
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.process_local import local_array_of, process_local_of
+from gda.arrays.process_local import local_array_of
 from gda.multihost.agreement import checking_agreement
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
@@ -53,7 +53,7 @@ def test_agrees_with_jax_on_the_same_data(case: ShardedCase) -> None:
     sharding = NamedSharding(case.mesh, P(*case.spec))
     g = build(data, case.mesh, case.spec)
     theirs = jax.make_array_from_process_local_data(sharding, data)
-    np.testing.assert_array_equal(process_local_of(g.array), data)
+    np.testing.assert_array_equal(g.array, data)
     assert g.array.sharding == theirs.sharding
     for ours, shard in zip(g.array.addressable_shards, theirs.addressable_shards, strict=True):
         assert (ours.device, ours.index) == (shard.device, shard.index)
@@ -180,8 +180,6 @@ def test_keys(mesh: Mesh, spec: P) -> None:
     assert g.dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
     assert build(jax.random.key(1), mesh, P()).shape == ()
-    with pytest.raises(TypeError, match="NumPy has no key"):
-        process_local_of(g.array)
 
 
 # Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
@@ -203,7 +201,6 @@ def test_every_row_stays_with_its_process(order: list[int], kind: AxisType) -> N
         assert g.shape == (16, 3)
         rows = [np.asarray(shard.data) for shard in g.local_shards]
         np.testing.assert_array_equal(np.concatenate(rows), data)
-        np.testing.assert_array_equal(process_local_of(g.array), data)
         local = local_array_of(g.array, mesh, spec)
         assert local.is_fully_addressable
         assert local.sharding.device_set == set(mesh.local_devices)
@@ -240,7 +237,6 @@ def check_round_trip(
             assert array.shape == whole.shape
             for shard in array.local_shards:
                 np.testing.assert_array_equal(shard.data, whole[shard.index])
-            np.testing.assert_array_equal(process_local_of(array.array), local)
             np.testing.assert_array_equal(local_array_of(array.array, mesh, spec), local)
 
 

@@ -37,6 +37,7 @@ def test_all_processes_save_at_the_same_step_when_one_is_ended(shared_tmp_path: 
 
 
 def test_a_signal_in_the_evaluation_lets_the_next_call_save(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     with Run(tmp_path, every=100, save_on=[signal.SIGUSR2]) as run:
         assert not run.save(1, state_of(1))
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -49,7 +50,7 @@ def test_a_signal_in_the_evaluation_lets_the_next_call_save(tmp_path: Path) -> N
         assert run.check()
         assert run.save(4, state_of(4))
         assert run.steps() == [2, 4]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_save_that_will_not_be_complete_in_time_is_left_out(
@@ -94,6 +95,21 @@ def test_unchanged_arrays_are_linked_but_in_the_steps_that_stay(
     assert run.steps() == [4, 5, 6]
     for step in run.steps():
         gda.checkpoint.verify(run.path(step))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: os.truncate(file, 10)])
+def test_a_step_is_written_whole_beside_one_that_became_unreadable(
+    tmp_path: Path, harm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"frozen": jnp.ones((512, 1024))}
+    with Run(tmp_path, every=1) as run:
+        run.save(1, state)
+        run.wait()
+        harm(tmp_path / "00000001/manifest.json")
+        run.save(2, state)
+    (line,) = [each for each in caplog.messages if each.startswith("nothing is linked to ")]
+    assert "00000001: " in line
+    gda.checkpoint.verify(run.path(2))
 
 
 def test_all_arrays_are_written_if_the_user_wants_it(tmp_path: Path) -> None:

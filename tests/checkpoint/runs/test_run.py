@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.step_folders.folder import RunFolder
-from gda.storage.stores import directory
 from gda.storage.stores.directory import FileStore
 
 
@@ -113,9 +113,31 @@ def test_a_step_below_the_newest_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="is below") as error:
             run.save(29, state_of(29))
     assert str(error.value) == (
-        f"step 29 is below step 30, the newest of {tmp_path}: call run.rollback(29, newest=30) "
-        "and resume to go back"
+        f"step 29 is below step 30, the newest of {tmp_path}: to go back, call "
+        "run.rollback(step, newest=30) with a step that is saved, and resume"
     )
+
+
+def test_a_checkpoint_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path / "a", state_of(1))
+    with pytest.raises(ValueError, match="is a checkpoint") as error:
+        Run(tmp_path / "a", every=10).resume(state_of(0))
+    assert str(error.value) == (
+        f"{tmp_path}/a is a checkpoint, and a run is a folder of them: pass the folder above it, "
+        "or a new one, and begin with this checkpoint by resume(state, start_from=...)"
+    )
+
+
+def test_close_refuses_a_step_without_its_state(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        train(run, 0, 10)
+        with pytest.raises(ValueError, match="needs both") as error:
+            run.close(15)
+    assert str(error.value) == (
+        "close() needs both the step and the state, to save them, or neither: call "
+        "run.close(step, state)"
+    )
+    assert run.steps() == [10]
 
 
 @pytest.mark.parametrize("step", [True, 1.0, "1", None])
@@ -172,6 +194,8 @@ def test_a_run_goes_on_after_its_program_has_changed_the_directory(
         {"on_error": "ignore"},
         {"unchanged": "copy"},
         {"max_total_bytes": 0},
+        {"signals": signal.SIGTERM},
+        {"save_on": [signal.SIGKILL]},
         {"compression": "gzip"},
     ],
 )
@@ -285,8 +309,10 @@ def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
             evaluator.record(1, {"loss": 1})
         with pytest.raises(TypeError, match="metric 'loss' must be a real number"):
             run.save(4, state_of(4), metrics={"loss": jnp.ones(2)})
-        run.save(4, state_of(4), now=True)
-    assert run.steps() == [3, 4]
+        with pytest.raises(TypeError, match="metrics must be a dict of numbers by name, such as"):
+            run.save(5, state_of(5), metrics=0.5)  # pyright: ignore[reportArgumentType]
+        run.save(6, state_of(6))
+    assert run.steps() == [3, 6]
 
 
 def test_metrics_may_be_donated_after_the_call(tmp_path: Path) -> None:
@@ -370,22 +396,6 @@ def test_files_of_another_program_under_another_name_of_a_step_are_left(tmp_path
         train(run, 0, 10)
     assert run.steps() == [10]
     assert (tmp_path / "10/sample").exists()
-
-
-def test_a_step_whose_folder_was_only_made_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    run, _ = resumed(tmp_path)
-    monkeypatch.setattr(directory, "_write_all", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        run.save(10, state_of(10))
-    monkeypatch.undo()
-    assert os.listdir(tmp_path / "00000010") == []
-    run.close(10, state_of(10))
-    assert run.steps() == [10]
 
 
 def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: Path) -> None:
@@ -603,6 +613,33 @@ def test_a_save_that_failed_is_raised_by_the_next(tmp_path: Path, full_disk: Any
     assert run.save(31, state_of(31), now=True)
     run.close()
     assert run.steps() == [10, 31]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_step_whose_save_failed_at_its_first_file_may_be_saved_again(
+    tmp_path: Path, is_killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = FileStore.write
+
+    class Killed(BaseException):
+        pass
+
+    def refuse(self: FileStore, name: str, data: Any) -> Any:
+        if name.endswith("begun.json"):
+            os.mkdir(tmp_path / name.partition("/")[0])
+            raise Killed if is_killed else OSError(28, "No space left on device", name)
+        return write(self, name, data)
+
+    run, _ = resumed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "write", refuse)
+        with pytest.raises(Killed if is_killed else OSError):
+            train(run, 0, 10)
+    assert (tmp_path / "00000010").exists() == is_killed
+    run, step = resumed(tmp_path)
+    train(run, step, 10)
+    run.close()
+    assert run.steps() == [10]
 
 
 def test_a_training_may_go_on_after_a_save_that_failed(

@@ -597,4 +597,7 @@ def test_a_process_without_a_batch_is_known_to_all_with_compared_replicas() -> N
     with compared(failing()) as batches, pytest.raises(kind, match="the disk is gone") as failed:
         list(batches)
     assert failed.value.__notes__ == ["gda: in batch 1 of prefetch, counted from 0"]
+    mesh = ordered_mesh(range(8), {"host": 2, "dev": 4})
+    with gda.prefetch([{"step": me}], mesh, P(), check_replicas=True) as without_arrays:
+        assert [*without_arrays] == [{"step": me}]
     gda.check_processes_agree(0, name="still in step", timeout=20)
