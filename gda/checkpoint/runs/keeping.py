@@ -45,6 +45,11 @@ class Keeping(NamedTuple):
             *((str(parts[1]), parts[2] == "max"), most_bytes),
         )
 
+    def compared(self) -> dict[str, Any]:
+        """Return what must be equal in all processes, beside ``keep``."""
+        best = {"keep_best": (self.num_best, self.best)}
+        return {"keep_every": self.every, **best, "max_total_bytes": self.most_bytes}
+
     def is_milestone(self, step: int, before: int | None) -> bool:
         """Return True if ``every`` keeps a step after the one before."""
         return self.every is not None and rules.is_due(step, before or 0, self.every)

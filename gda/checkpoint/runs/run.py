@@ -36,7 +36,7 @@ from gda.checkpoint.step_folders.folder import (
 from gda.checkpoint.step_folders.references import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
-from gda.multihost.agreement import communicates
+from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.steps import all_do
@@ -140,6 +140,17 @@ class Run:
         self._agreed = {"overwrite": False, "compression": compression, "fingerprint": fingerprint}
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
+        self._compared = {
+            "path": self._folder.url,
+            "every": self._every,
+            "grace": grace,
+            "keep": getattr(keep, "__qualname__", keep),
+            **keeping.compared(),
+            "signals": [*map(int, signals)],
+            "save_on": [*map(int, save_on)],
+            "on_error": on_error,
+            "unchanged": unchanged,
+        }
         self._keeper = Keeper(
             self._folder, keeping, unchanged == "link" and fingerprint, on_complete
         )
@@ -487,6 +498,7 @@ class Run:
 
     def _own(self, only: int | None, *, resumes: bool) -> None:
         """Become the owner of the folder, list its steps, and hear signals from now on."""
+        check_same_call("gda.checkpoint.Run", (), self._compared, timeout=self._timeout)
         what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
         self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
         self._check_is_one_folder()

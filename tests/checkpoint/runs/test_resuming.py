@@ -191,6 +191,14 @@ def test_processes_that_save_different_steps_are_told(shared_tmp_path: Path) -> 
 
 
 @pytest.mark.processes(2, devices=2)
+def test_rules_that_differ_between_processes_are_named(shared_tmp_path: Path) -> None:
+    run = Run(shared_tmp_path, every=100, keep=1 + jax.process_index())
+    with pytest.raises(gda.DisagreementError, match="process 0: keep 1, process 1: 2"):
+        run.resume(state_of(0))
+    assert not [*shared_tmp_path.iterdir()]
+
+
+@pytest.mark.processes(2, devices=2)
 def test_a_training_may_go_on_in_all_processes_after_any_error_of_one(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
