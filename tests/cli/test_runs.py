@@ -25,9 +25,9 @@ def test_inspect_lists_the_steps(folder: Path, capsys: pytest.CaptureFixture[str
     capsys.readouterr()
     assert main(["inspect", str(folder)]) == 0
     heading, *rows, owner = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["step", "age", "size", "shared", "metrics", "kept", "by"]
+    assert heading.split() == ["step", "age", "size", "shared", "metrics", "held"]
     assert [row.split()[0] for row in rows] == ["10", "20", "30"]
-    assert [row.endswith("hold") for row in rows] == [True, False, False]
+    assert [row.endswith("yes") for row in rows] == [True, False, False]
     assert "loss 10" in rows[0]
     assert owner.startswith("written by ")
     assert main(["inspect", str(folder), "--json"]) == 0
