@@ -24,6 +24,7 @@ from gda.cli.facts import (
     two_tables,
 )
 from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.text import (
@@ -130,7 +131,7 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
     if least == array.devices_per_process and not array.grid.is_padded:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
-    distinct = (int(size) * array.dtype.itemsize for size in (elements.min(), elements.max()))
+    distinct = (packed_nbytes(int(n), array.dtype) for n in (elements.min(), elements.max()))
     return f"{held_and_distinct(held, distinct)} ({number})"
 
 
@@ -188,7 +189,6 @@ def _model_summary(model: ModelPlan) -> list[str]:
         [
             ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
             ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
-            *(("note", note) for note in model.notes),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
             ("per process", held_and_distinct(in_process, model.distinct_bytes)),

@@ -31,6 +31,7 @@ from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
@@ -407,7 +408,7 @@ def _arguments(
 
 def _block_bytes(leaf: Any, sharding: Any) -> int:
     block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    return math.prod(block) * leaf.dtype.itemsize
+    return packed_nbytes(math.prod(block), leaf.dtype)
 
 
 def _spec_of(sharding: Any, shape: Shape, mesh: Mesh | None) -> tuple[SpecEntry, ...] | None:

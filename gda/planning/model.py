@@ -1,7 +1,6 @@
 """The document of ``gda plan --tree --json``, for a whole model, with the keys
 
-- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: surprises,
-  in words;
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
   padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from gda.layout.dtype_names import bits_of, packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
@@ -35,12 +35,7 @@ from gda.planning.array import distinct_of
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import (
-    BELOW_A_BYTE,
-    check_devices_per_process,
-    is_below_a_byte,
-    spec_for_json,
-)
+from gda.planning.planned_array import check_devices_per_process, spec_for_json
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class ParameterRow:
 
     @property
     def padding(self) -> Padding:
-        return padding_of([(self.parameter.grid, self.count * self.parameter.dtype.itemsize)])
+        return padding_of([(self.parameter.grid, self.count * bits_of(self.parameter.dtype))])
 
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
@@ -142,12 +137,7 @@ class ModelPlan:
 
     @property
     def padding(self) -> Padding:
-        return padding_of((p.grid, p.dtype.itemsize) for p in self.parameters)
-
-    @property
-    def notes(self) -> list[str]:
-        """The surprises, in words."""
-        return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
+        return padding_of((p.grid, bits_of(p.dtype)) for p in self.parameters)
 
     @cached_property
     def distinct_bytes(self) -> tuple[int, int]:
@@ -155,15 +145,17 @@ class ModelPlan:
         nbytes: dict[Any, int] = defaultdict(int)
         grids: dict[Any, ShardGrid] = {}
         for parameter in self.parameters:
-            grid, itemsize = parameter.grid, parameter.dtype.itemsize
-            # Blocks of a padded array have several sizes, so only equal shapes are added up.
-            layout = axes_of(grid), grid.global_shape if grid.is_padded else None
-            nbytes[layout] += itemsize if grid.is_padded else parameter.block_bytes
+            grid, dtype = parameter.grid, parameter.dtype
+            # Blocks of a padded array have several sizes, so only equal arrays are added up.
+            layout = axes_of(grid), (grid.global_shape, dtype) if grid.is_padded else None
+            nbytes[layout] += 1 if grid.is_padded else parameter.block_bytes
             grids.setdefault(layout, grid)
         totals: Any = np.zeros(self.num_processes, np.int64)
         for layout, grid in grids.items():
             blocks, elements = distinct_of(grid, self.devices_per_process)
-            totals += nbytes[layout] * (elements if grid.is_padded else blocks)
+            _, of_padded = layout
+            sizes = packed_nbytes(elements, of_padded[1]) if of_padded else blocks
+            totals += nbytes[layout] * sizes
         return int(totals.min()), int(totals.max())
 
     @cached_property
@@ -193,7 +185,6 @@ class ModelPlan:
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
             "devices_per_process": self.devices_per_process,
-            "notes": self.notes,
             "num_parameters": len(self.parameters),
             "num_elements": self.num_elements,
             "nbytes": self.nbytes,

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, format_layout, format_spec
 from gda.layout.text import (
@@ -153,7 +154,8 @@ class ArrayLayout(NamedTuple):
       block_shape: the shape of the block on each device, with padding.
       num_devices: the devices of the mesh, 1 for an array on one device, 0 without a sharding.
       num_replicas: the devices that hold each block.
-      nbytes: bytes of the array once, without padding.
+      nbytes: bytes of the array once, without padding; of types below a byte as devices pack them,
+        so that two elements of int4 take one.
       nbytes_per_device: bytes of the block on each device, with padding.
       memory_kind: the kind of memory; None for the default of the devices.
 
@@ -402,8 +404,8 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
         "block_shape": block_shape,
         "num_devices": num_devices,
         "num_replicas": num_replicas,
-        "nbytes": math.prod(shape) * dtype.itemsize,
-        "nbytes_per_device": math.prod(block_shape) * dtype.itemsize,
+        "nbytes": packed_nbytes(math.prod(shape), dtype),
+        "nbytes_per_device": packed_nbytes(math.prod(block_shape), dtype),
         "memory_kind": None if sharding is None else memory_kind_of(sharding),
     }
 

@@ -336,6 +336,17 @@ def test_arguments_that_do_not_fit_are_not_compiled(
     assert rehearse.rehearsal_of(step, (w, x), {}, may_skip=True).is_compiled
 
 
+def test_arguments_below_a_byte_count_as_the_compiler_packs_them(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = abstract((64, 32), mesh, "x", dtype=jnp.int4)
+    nbytes = 64 * 32 // 2 // 4
+    rehearsal = gda.rehearse(lambda q: q.astype(np.float32), q)
+    assert (rehearsal.argument_bytes, arguments(rehearsal)) == (nbytes, {"q": nbytes})
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: nbytes)
+    assert rehearse.rehearsal_of(lambda q: q + 1, (q,), {}, may_skip=True).is_compiled
+
+
 @pytest.mark.topology
 def test_a_program_that_does_not_fit_is_an_answer(slice_of_four: Mesh) -> None:
     def product(w: Any, n: int, x: Any) -> Any:
