@@ -63,6 +63,7 @@ class DeviceKind:
       memory_bandwidth: bytes per second; None if no figure is here.
       speeds: None if no figures are here.
       devices_per_chip: the JAX devices of one chip.
+      dimensions: of the torus that links its chips; 0 for a GPU.
       gpu: more facts about a GPU; None for a TPU.
     """
 
@@ -72,6 +73,7 @@ class DeviceKind:
     memory_bandwidth: int | None = None
     speeds: DeviceSpeeds | None = None
     devices_per_chip: int = 1
+    dimensions: int = 0
     gpu: GpuFacts | None = None
 
     @property
@@ -111,9 +113,14 @@ def _speeds(teraflops: float, link: float, slow_link: float) -> DeviceSpeeds:
 
 
 def _tpu(
-    name: str, *device_kinds: str, gib: float, speeds: DeviceSpeeds | None = None, per_chip: int = 1
+    name: str,
+    *device_kinds: str,
+    gib: float,
+    speeds: DeviceSpeeds | None = None,
+    per_chip: int = 1,
+    dimensions: int = 2,
 ) -> DeviceKind:
-    return DeviceKind(name, device_kinds, int(gib * _GIB), None, speeds, per_chip)
+    return DeviceKind(name, device_kinds, int(gib * _GIB), None, speeds, per_chip, dimensions)
 
 
 def _gpu(
@@ -154,11 +161,17 @@ def _blackwell(cores: int, clock_ghz: float, cache_bytes: int) -> GpuFacts:
 KINDS = (
     _tpu("v2", "TPU v2", gib=7.48, per_chip=2),
     _tpu("v3", "TPU v3", gib=15.48, per_chip=2),
-    _tpu("v4", "TPU v4", gib=30.75),
+    _tpu("v4", "TPU v4", gib=30.75, dimensions=3),
     _tpu("v5e", "TPU v5 lite", "TPU v5e", gib=15.75, speeds=_speeds(197, 200, 25 / 8)),
-    _tpu("v5p", "TPU v5", "TPU v5p", gib=95.73, speeds=_speeds(459, 600, 50 / 8)),
+    _tpu("v5p", "TPU v5", "TPU v5p", gib=95.73, speeds=_speeds(459, 600, 50 / 8), dimensions=3),
     _tpu("v6e", "TPU v6 lite", "TPU v6e", gib=31.24, speeds=_speeds(918, 400, 100 / 8)),
-    _tpu("tpu7x", "TPU7x", gib=94.74, speeds=_speeds(2307 / 2, 300, 50 / 8), per_chip=2),
+    _tpu(
+        *("tpu7x", "TPU7x"),
+        gib=94.74,
+        speeds=_speeds(2307 / 2, 300, 50 / 8),
+        per_chip=2,
+        dimensions=3,
+    ),
     _gpu(
         *("a100-40", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         memory=(42_331_013_120, 1_555_200_000_000),
@@ -204,12 +217,17 @@ KINDS = (
 )
 
 
+# Names of kinds that people use and libtpu does not know.
+OTHER_NAMES = {"v7x": "tpu7x", "ironwood": "tpu7x", "trillium": "v6e"}
+
+
 def kind_named(name: str) -> DeviceKind:
     """Return the kind of a name, in capitals or not; an error has the known names."""
     known = {kind.name: kind for kind in KINDS}
     if (kind := known.get(name.strip().lower())) is not None:
         return kind
-    hint = did_you_mean(nearest(name.strip(), known, 2)) or ";"
+    meant = OTHER_NAMES.get(name.strip().lower())
+    hint = did_you_mean([meant] if meant else nearest(name.strip(), known, 2)) or ";"
     raise ValueError(
         f"no kind of device has the name {name!r:.80}{hint} known are {', '.join(known)}"
     )
