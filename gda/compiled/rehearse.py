@@ -24,7 +24,7 @@ from jax.tree_util import keystr
 
 from gda.compiled.collectives import collectives_in, text_of
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives
+from gda.compiled.hlo import Collectives, read_flops
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
@@ -111,7 +111,8 @@ def rehearsal_of(
         memory = _memory_that_does_not_fit(build, arguments, device)
     else:
         memory = _memory_of(program, build, device)
-    flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    flops, flops_are_counted = _flops_of_device(build, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
     return Rehearsal(
         name=getattr(fun, "__name__", type(fun).__name__),
@@ -120,7 +121,9 @@ def rehearsal_of(
         mesh_shape=mesh_shape,
         **memory._asdict(),
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
-        flops=None if flops is None else flops / num_devices,
+        flops=flops,
+        flops_total=flops_total,
+        flops_are_counted=flops_are_counted,
         compile_seconds=seconds,
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, *_links(mesh)),
@@ -335,6 +338,20 @@ def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     if mesh is None or mesh.size == 1:
         return Collectives((), {} if mesh is None else dict(mesh.shape))
     return collectives_in(build.text or text_of(build.program), mesh)
+
+
+def _flops_of_device(
+    build: _Build, total: float | None, num_devices: int
+) -> tuple[float | None, bool]:
+    """Return the operations of one device, and True if the program tells them.
+
+    XLA makes sums of products of vectors, so that the program may have fewer products than a fair
+    share of the trace.
+    """
+    text = build.text or ("" if build.program is None else build.program.as_text() or "")
+    counted = read_flops(text) if text else None
+    known = [flops for flops in (counted, total and total / num_devices) if flops is not None]
+    return max(known, default=None), counted is not None
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

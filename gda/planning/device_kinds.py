@@ -60,7 +60,7 @@ class DeviceKind:
       name: as in names of topologies: ``v5e``, ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
       memory_bytes: the memory of one JAX device, without a part that is reserved on TPUs.
-      memory_bandwidth: bytes per second; None if no figure is here.
+      memory_bandwidth: bytes per second of one JAX device; None if no figure is here.
       speeds: None if no figures are here.
       devices_per_chip: the JAX devices of one chip.
       dimensions: of the torus that links its chips; 0 for a GPU.
@@ -116,11 +116,14 @@ def _tpu(
     name: str,
     *device_kinds: str,
     gib: float,
+    bandwidth: int,
     speeds: DeviceSpeeds | None = None,
     per_chip: int = 1,
     dimensions: int = 2,
 ) -> DeviceKind:
-    return DeviceKind(name, device_kinds, int(gib * _GIB), None, speeds, per_chip, dimensions)
+    return DeviceKind(
+        name, device_kinds, int(gib * _GIB), bandwidth * _GIGA, speeds, per_chip, dimensions
+    )
 
 
 def _gpu(
@@ -153,21 +156,40 @@ def _blackwell(cores: int, clock_ghz: float, cache_bytes: int) -> GpuFacts:
 #
 # Speeds of TPUs: docs.cloud.google.com/tpu/docs/v5e and /tpu7x, which compares generations. Half of
 # the ICI bandwidth there goes in each direction, and on a tpu7x half of a chip is a device. Between
-# slices, the figure is the bandwidth per chip of the data center network. GPUs, as SXM modules, the
+# slices, the figure is the bandwidth per chip of the data center network; that of the memory is of
+# the same pages, of one device. GPUs, as SXM modules, the
 # fastest of each kind: NVIDIA's data sheets of A100, H100, H200, HGX B200 and GB200 NVL72; without
 # sparsity, and half of the NVLink bandwidth in each direction. Between hosts, it is the network
 # adapter that a DGX has for each GPU: 200 Gbit/s with A100, else 400. A rack of GB200 counts as a
 # host, as NVLink connects it.
 KINDS = (
-    _tpu("v2", "TPU v2", gib=7.48, per_chip=2),
-    _tpu("v3", "TPU v3", gib=15.48, per_chip=2),
-    _tpu("v4", "TPU v4", gib=30.75, dimensions=3),
-    _tpu("v5e", "TPU v5 lite", "TPU v5e", gib=15.75, speeds=_speeds(197, 200, 25 / 8)),
-    _tpu("v5p", "TPU v5", "TPU v5p", gib=95.73, speeds=_speeds(459, 600, 50 / 8), dimensions=3),
-    _tpu("v6e", "TPU v6 lite", "TPU v6e", gib=31.24, speeds=_speeds(918, 400, 100 / 8)),
+    _tpu("v2", "TPU v2", gib=7.48, bandwidth=350, per_chip=2),
+    _tpu("v3", "TPU v3", gib=15.48, bandwidth=450, per_chip=2),
+    _tpu("v4", "TPU v4", gib=30.75, bandwidth=1200, dimensions=3),
+    _tpu(
+        "v5e", "TPU v5 lite", "TPU v5e", gib=15.75, bandwidth=819, speeds=_speeds(197, 200, 25 / 8)
+    ),
+    _tpu(
+        "v5p",
+        "TPU v5",
+        "TPU v5p",
+        gib=95.73,
+        bandwidth=2765,
+        speeds=_speeds(459, 600, 50 / 8),
+        dimensions=3,
+    ),
+    _tpu(
+        "v6e",
+        "TPU v6 lite",
+        "TPU v6e",
+        gib=31.24,
+        bandwidth=1640,
+        speeds=_speeds(918, 400, 100 / 8),
+    ),
     _tpu(
         *("tpu7x", "TPU7x"),
         gib=94.74,
+        bandwidth=3690,
         speeds=_speeds(2307 / 2, 300, 50 / 8),
         per_chip=2,
         dimensions=3,

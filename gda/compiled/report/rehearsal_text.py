@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
+_MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 _TO_SAVE = "to save memory or communication:"
 
 
@@ -84,7 +85,11 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if rehearsal.flops:
-        lines.append(f"{rehearsal.flops:.3g} floating-point operations per device in products")
+        share = "" if rehearsal.flops_are_counted else ", if all devices share them"
+        lines.append(
+            f"{rehearsal.flops:.3g} floating-point operations per device in products{share}"
+        )
+    lines += [repeated] if (repeated := repetition_of(rehearsal)) else []
     computes, communicates = _least_times(rehearsal)
     if computes and communicates:
         lines.append(
@@ -92,6 +97,16 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
             f"{format_seconds(communicates)}, at the vendor's figures"
         )
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
+
+
+def repetition_of(rehearsal: Rehearsal) -> str:
+    """Return the words for work that several devices do; empty for little of it."""
+    times, num_devices = rehearsal.repetitions or 1, rehearsal.num_devices
+    if num_devices == 1 or times < _MUCH_REPEATED:
+        return ""
+    if times > 0.9 * num_devices:
+        return f"all {num_devices:,} devices compute the same batch: no product is shared"
+    return f"devices repeat work: each product is computed {times:.2g} times on average"
 
 
 def _least_times(rehearsal: Rehearsal) -> tuple[float | None, float | None]:
