@@ -42,6 +42,7 @@ from gda.planning.planned_array import PlannedArray, padding_words
 if TYPE_CHECKING:
     from gda.planning.memory import ModelMemory
     from gda.planning.model import ModelPlan
+    from gda.planning.notation.model_file import Parameter
 
 _ROWS_SHOWN = 10
 _OF_ONE_ARRAY = ("shape", "dtype", "spec")
@@ -191,6 +192,7 @@ def _model_summary(model: ModelPlan) -> list[str]:
             ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
+            *([("on its host", format_bytes(model.bytes_on_host))] if model.bytes_on_host else []),
             ("per process", held_and_distinct(in_process, model.distinct_bytes)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
             *(("padding", padding) for padding in _model_padding(model)),
@@ -223,6 +225,11 @@ def _memory_lines(memory: ModelMemory) -> list[str]:
     return facts([*rows, ("fits", answer)])
 
 
+def _placed(parameter: Parameter) -> str:
+    spec, kind = format_spec(parameter.grid.spec), parameter.memory_kind
+    return spec if kind is None else f"{spec}, {kind}"
+
+
 def _row_lines(model: ModelPlan) -> list[str]:
     header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
     rows = [
@@ -230,7 +237,7 @@ def _row_lines(model: ModelPlan) -> list[str]:
             format_bytes(row.bytes_per_device),
             row.title,
             row.parameter.title,
-            format_spec(row.parameter.grid.spec),
+            _placed(row.parameter),
             format_shape(row.parameter.grid.shard_shape),
             str(row.parameter.grid.num_replicas),
         ]

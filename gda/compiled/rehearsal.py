@@ -56,6 +56,7 @@ class ArgumentBytes(NamedTuple):
       could_be_donated: it is not donated although a result has its shape, dtype and bytes.
       spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
         an argument without a spec over the mesh of the program.
+      is_on_host: it is in the memory of the host, and takes none of the device.
 
     >>> import gda
     >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
@@ -69,6 +70,7 @@ class ArgumentBytes(NamedTuple):
     is_donated: bool
     could_be_donated: bool = False
     spec: tuple[SpecEntry, ...] | None = None
+    is_on_host: bool = False
 
 
 @set_module("gda")

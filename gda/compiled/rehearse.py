@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
 import re
@@ -34,7 +35,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
-from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, is_on_host, kind_of_device, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -212,12 +213,10 @@ def _too_large(
     capacity = None if mesh is None else _capacity_bytes(mesh.devices.flat[0])
     if capacity is None or not isinstance(stage, Traced):
         return None
-    shardings = [getattr(leaf, "sharding", None) for leaf in given]
-    if any(getattr(each, "memory_kind", None) not in (None, "device") for each in shardings):
-        return None  # in the memory of the host
     arguments = _arguments(stage, None, iter(given), mesh)
     are_used = _are_used(stage.jaxpr.jaxpr)
-    nbytes = sum(each.nbytes for each, is_used in zip(arguments, are_used, strict=True) if is_used)
+    taken = [0 if each.is_on_host else each.nbytes for each in arguments]
+    nbytes = sum(itertools.compress(taken, are_used))
     if nbytes <= capacity:
         return None
     sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
@@ -327,7 +326,7 @@ def _memory_that_does_not_fit(
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
         peak_bytes=_the_more_exact(build.facts.allocated_bytes, needed),
-        argument_bytes=sum(each.nbytes for each in arguments),
+        argument_bytes=sum(each.nbytes for each in arguments if not each.is_on_host),
     )
 
 
@@ -406,13 +405,16 @@ def _arguments(
         structure = jax.tree.structure(stage.args_info)
         shardings = structure.flatten_up_to(program.input_shardings)
     for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
+        # Static arguments, which the program does not have, are skipped: np.shape would ask for
+        # the length of a range.
+        found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
+        of_given = getattr(found, "sharding", None)
         if program is None:
-            # Static arguments, which the program does not have, are skipped: np.shape would ask
-            # for the length of a range.
-            found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
-            sharding = getattr(found, "sharding", None)
+            sharding = of_given
         elif sharding is None:
             continue
+        # Of GPUs that are not here, the shardings of a program have no kind of memory.
+        kinds = [getattr(each, "memory_kind", None) for each in (of_given, sharding)]
         yield ArgumentBytes(
             name=name.removesuffix(".array"),  # of a container of gda
             shape=tuple(leaf.shape),
@@ -420,6 +422,7 @@ def _arguments(
             nbytes=_block_bytes(leaf, sharding),
             is_donated=leaf.donated,
             spec=_spec_of(sharding, leaf.shape, mesh),
+            is_on_host=any(map(is_on_host, kinds)),
         )
 
 
@@ -461,7 +464,7 @@ def _with_donations(
     results.subtract(key for key, each in zip(keys, arguments, strict=True) if each.is_donated)
     found = []
     for of, each in zip(keys, arguments, strict=True):
-        could_be = not each.is_donated and results[of] > 0
+        could_be = not (each.is_donated or each.is_on_host) and results[of] > 0
         results[of] -= could_be
         found.append(each._replace(could_be_donated=could_be))
     return tuple(found)

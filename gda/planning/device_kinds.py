@@ -260,6 +260,11 @@ def kind_of_device(device_kind: str) -> DeviceKind | None:
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
 
 
+def is_on_host(memory_kind: str | None) -> bool:
+    """Return True for the memory of a host; None is the default memory of the devices."""
+    return memory_kind is not None and memory_kind.endswith("host")
+
+
 def speeds_of_device(device_kind: str) -> DeviceSpeeds | None:
     """Return the speeds of ``jax.Device.device_kind``; None if they are not in the table."""
     kind = kind_of_device(device_kind)

@@ -3,13 +3,14 @@
 - ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
-  padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
+  padding, without ``nbytes_on_host``, the blocks of one device in the memory of its host;
+  ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
   ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]``;
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
   ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
-  ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
-  ``num_replicas``, ``nbytes``;
+  ``shape``, ``dtype``, ``memory_kind``, ``spec``, ``shard_shape``, ``padded_shape``,
+  ``percent_padding``, ``num_replicas``, ``nbytes``;
 - ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
   ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
 - ``memory``, with ``--device``: see ``gda/planning/memory.py``.
@@ -32,6 +33,7 @@ from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 from gda.layout.text import in_processes
 from gda.planning.array import distinct_of
+from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
@@ -71,6 +73,8 @@ class ParameterRow:
     @cached_property
     def bytes_saved_per_device(self) -> int:
         """The bytes that ``better_spec`` would save on a device, for all of them."""
+        if is_on_host(self.parameter.memory_kind):
+            return 0
         grid = self.parameter.grid
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * replace(self.parameter, grid=better).block_bytes
@@ -84,6 +88,7 @@ class ParameterRow:
             "nbytes_per_device": self.bytes_per_device,
             "shape": list(grid.global_shape),
             "dtype": self.parameter.dtype.name,
+            "memory_kind": self.parameter.memory_kind,
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
             "padded_shape": list(grid.padded_shape),
@@ -133,7 +138,18 @@ class ModelPlan:
 
     @property
     def bytes_per_device(self) -> int:
-        return sum(parameter.block_bytes for parameter in self.parameters)
+        """Bytes in the memory of one device."""
+        return sum(parameter.block_bytes for parameter in self.on_devices)
+
+    @property
+    def bytes_on_host(self) -> int:
+        """Bytes of the blocks of one device that are in the memory of its host."""
+        return sum(parameter.block_bytes for parameter in self.parameters) - self.bytes_per_device
+
+    @property
+    def on_devices(self) -> list[Parameter]:
+        """The parameters that are not in the memory of the host."""
+        return [each for each in self.parameters if not is_on_host(each.memory_kind)]
 
     @property
     def padding(self) -> Padding:
@@ -162,10 +178,7 @@ class ModelPlan:
     def rows(self) -> list[ParameterRow]:
         """Most bytes per device first; of equal ones, in the order of the file."""
         by_name = {parameter.name: parameter for parameter in self.parameters}
-        layouts = (
-            (name, (parameter.grid.global_shape, parameter.dtype, parameter.grid.spec))
-            for name, parameter in by_name.items()
-        )
+        layouts = ((name, _layout_of(parameter)) for name, parameter in by_name.items())
         rows = [
             ParameterRow(name, tuple(names), by_name[names[0]])
             for name, names, _ in alike_in_ranges(layouts)
@@ -189,6 +202,7 @@ class ModelPlan:
             "num_elements": self.num_elements,
             "nbytes": self.nbytes,
             "nbytes_per_device": self.bytes_per_device,
+            "nbytes_on_host": self.bytes_on_host,
             "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
             **self.padding.document(),
@@ -211,6 +225,11 @@ def plan_model(
     if model.bytes_per_device * model.num_devices >= 2**63:
         raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
     return model
+
+
+def _layout_of(parameter: Parameter) -> tuple[Any, ...]:
+    grid = parameter.grid
+    return grid.global_shape, parameter.dtype, grid.spec, parameter.memory_kind
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

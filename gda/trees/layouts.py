@@ -29,6 +29,7 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
+from gda.planning.device_kinds import is_on_host
 from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import spec_for_json
@@ -240,8 +241,16 @@ class Layouts:
 
     @property
     def nbytes_per_device(self) -> int:
-        """Bytes on a device that has a block of each array, with padding."""
-        return sum(row.nbytes_per_device for row in self.arrays)
+        """Bytes on a device that has a block of each array, with padding.
+
+        Arrays in the memory of the host do not count.
+        """
+        return sum(row.nbytes_per_device for row in self.arrays if not is_on_host(row.memory_kind))
+
+    @property
+    def nbytes_on_host(self) -> int:
+        """Bytes of the blocks of one device that are in the memory of its host."""
+        return sum(row.nbytes_per_device for row in self.arrays if is_on_host(row.memory_kind))
 
     @property
     def mesh(self) -> dict[str, int] | None:
@@ -256,6 +265,8 @@ class Layouts:
     def headline(self) -> str:
         """The sums, in words."""
         on = f"; mesh {format_mesh(self.mesh)}" if self.mesh else ""
+        if self.nbytes_on_host:
+            on = f", {format_bytes(self.nbytes_on_host)} on its host{on}"
         return (
             f"{format_bytes(self.nbytes)} in {counted(len(self.arrays), 'array')}, "
             f"{format_bytes(self.nbytes_per_device)} on each device{on}"
@@ -272,6 +283,7 @@ class Layouts:
         return {
             "nbytes": self.nbytes,
             "nbytes_per_device": self.nbytes_per_device,
+            "nbytes_on_host": self.nbytes_on_host,
             "arrays": arrays,
         }
 
@@ -283,7 +295,8 @@ class Layouts:
         has no mesh, and ``gda plan --tree FILE --mesh data=8`` gives one.
 
         Raises:
-          ValueError: the arrays are on several meshes, or two have the same path.
+          ValueError: the arrays are on several meshes, two have the same path, or one is sharded
+            without a mesh, as by a ``GSPMDSharding``.
 
         >>> import gda, jax, jax.numpy as jnp
         >>> shapes = jax.eval_shape(lambda: {'w': jnp.zeros((8, 2)), 'b': jnp.zeros(2)})
@@ -395,7 +408,8 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
         num_devices, num_replicas = grid.num_devices, grid.num_replicas
     elif sharding is not None:
         block_shape, num_devices = sharding.shard_shape(shape), len(sharding.device_set)
-        num_replicas = num_devices if block_shape == shape else 1
+        blocks = [-(-n // max(1, step)) for n, step in zip(shape, block_shape, strict=True)]
+        num_replicas = num_devices // max(1, math.prod(blocks))
     return {
         "shape": shape,
         "dtype": str(dtype),
@@ -412,11 +426,17 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
 
 def _parameter(row: ArrayLayout) -> dict[str, Any]:
     """Return the entry of an array in a model file."""
+    if row.spec is None and not row.is_whole:
+        raise ValueError(
+            f"the array {row.path!r} is sharded over {row.num_devices:,} devices without a mesh, "
+            "which a model file cannot tell; give it a NamedSharding, such as by gda.reshard"
+        )
     shape, dtype = row.shape, row.dtype
     if dtype.startswith("key<"):
         words = row.nbytes_per_device // 4 // max(1, math.prod(row.block_shape))
         shape, dtype = (*shape, words), "uint32"
-    return {"shape": list(shape), "dtype": dtype, "spec": spec_for_json(row.spec or ())}
+    entry = {"shape": list(shape), "dtype": dtype, "spec": spec_for_json(row.spec or ())}
+    return entry if row.memory_kind is None else entry | {"memory_kind": row.memory_kind}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of, ordered_mesh
 
@@ -227,6 +227,46 @@ def test_shapes_of_a_function_are_planned_on_a_mesh_of_the_command_line(tmp_path
     file = tmp_path / "model.json"
     file.write_text(found.to_json())
     assert gda.abstract(str(file), mesh_of(XY))["w"].shape == (8, 2)
+
+
+def test_the_memory_of_the_host_is_not_that_of_a_device(auto_mesh: Mesh, tmp_path: Path) -> None:
+    on_host = NamedSharding(auto_mesh, P("x"), memory_kind="pinned_host")
+    tree = {
+        "w": shape(auto_mesh, P("x"), 8, 2),
+        "m": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=on_host),
+    }
+    found = gda.layouts(tree)
+    assert (found.nbytes, found.nbytes_per_device, found.nbytes_on_host) == (192, 16, 32)
+    assert str(found).startswith("192 B in 2 arrays, 16 B on each device, 32 B on its host; mesh ")
+    assert planned_bytes(found) == 16
+    file = tmp_path / "model.json"
+    file.write_text(found.to_json())
+    read = gda.abstract(str(file), auto_mesh)
+    assert (read["m"].sharding.memory_kind, read["w"].sharding.spec) == ("pinned_host", P("x"))
+
+
+class Tiled(Sharding):
+    """Rows in four parts, each on two of eight devices, as JAX's GSPMDSharding may have them."""
+
+    device_set: Any = property(lambda _: {*jax.devices()[:8]})
+    num_devices: Any = property(lambda _: 8)
+    memory_kind: Any = property(lambda _: None)
+    is_fully_replicated: Any = property(lambda _: False)
+    is_fully_addressable: Any = property(lambda _: True)
+
+    def check_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
+        pass
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (global_shape[0] // 4, *global_shape[1:])
+
+
+def test_a_sharding_without_a_mesh_has_replicas_and_no_place_in_a_file() -> None:
+    found = gda.layouts({"w": jax.ShapeDtypeStruct((8, 2), np.float32, sharding=Tiled())})
+    (row,) = found.arrays
+    assert (row.num_devices, row.num_replicas, row.is_whole) == (8, 2, False)
+    with pytest.raises(ValueError, match="'w' is sharded over 8 devices without a mesh, which a m"):
+        found.to_json()
 
 
 def test_a_file_has_one_mesh_and_each_path_once(auto_mesh: Mesh) -> None:

@@ -74,7 +74,7 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
     """Yield for arguments of the same shape and spec the one that further axes would shard."""
     alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
     for each in rehearsal.arguments:
-        if each.spec is not None:
+        if each.spec is not None and not each.is_on_host:
             alike.setdefault((each.dtype, each.shape, each.spec), []).append(each)
     for (dtype, shape, spec), arguments in alike.items():
         grid = ShardGrid(shape, rehearsal.mesh_shape, spec)

@@ -156,7 +156,8 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
     array = typed_shape(argument.dtype, argument.shape)
     spec = "" if argument.spec is None else format_spec(argument.spec)
     donated = "donated" if argument.is_donated else "could be donated" * argument.could_be_donated
-    return [argument.name, array, spec, format_bytes(argument.nbytes), donated]
+    says = "on its host" if argument.is_on_host else donated
+    return [argument.name, array, spec, format_bytes(argument.nbytes), says]
 
 
 def temporary_table(temporaries: Sequence[Temporary]) -> ArrayTable:
