@@ -340,6 +340,13 @@ def refused(tree: Any, **options: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
+def test_the_most_replicated_bytes_are_a_number(wrong: Any) -> None:
+    expected = "max_replicated_bytes must be a number of bytes, 0 or more, not "
+    with pytest.raises(ValueError, match=expected):
+        gda.assert_sharded({}, max_replicated_bytes=wrong)
+
+
 def test_arrays_that_are_whole_are_named_with_a_spec_that_shards_them(mesh: Mesh) -> None:
     tree = model(mesh)
     last = "shard them, or pass max_replicated_bytes= if they are to be whole on every device"
