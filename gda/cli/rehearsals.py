@@ -55,8 +55,8 @@ the function:
 topologies:
   v5e:16x16 and the like need libtpu (the extra rehearse) and no TPU.
   h100:4x8 is 4 hosts with 8 GPUs each and needs JAX's plugin for CUDA (the
-  extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, b200,
-  gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
+  extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, gh200,
+  b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
   Meshes that fit come first, those with the least time before others: the longer

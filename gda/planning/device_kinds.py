@@ -152,7 +152,8 @@ def _blackwell(cores: int, clock_ghz: float, cache_bytes: int) -> GpuFacts:
 # (cloud.google.com/tpu/docs), because a part is reserved. With the topology v4:2x2x1, that compiler
 # has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
 # chip_config_name="megacore". Memory and bandwidth of GPUs: as the CUDA driver reports them; XLA's
-# repository has these figures, in xla/backends/gpu/target_config.
+# repository has these figures, in xla/backends/gpu/target_config; those of h200 and gh200 are of
+# nvidia-smi, because the ones there are more than that, or absent.
 #
 # Speeds of TPUs: docs.cloud.google.com/tpu/docs/v5e and /tpu7x, which compares generations. Half of
 # the ICI bandwidth there goes in each direction, and on a tpu7x half of a chip is a device. Between
@@ -220,7 +221,13 @@ KINDS = (
     ),
     _gpu(
         *("h200", "NVIDIA H200"),
-        memory=(151_397_597_184, 4_800_000_000_000),
+        memory=(143_771 * 2**20, 4_800_000_000_000),
+        speeds=_speeds(989, 450, 50),
+        gpu=_hopper(132, 1.98),
+    ),
+    _gpu(
+        *("gh200", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
+        memory=(97_871 * 2**20, 4_000_000_000_000),
         speeds=_speeds(989, 450, 50),
         gpu=_hopper(132, 1.98),
     ),
