@@ -15,6 +15,7 @@ from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
+    from gda.compiled.report.advice import Advice
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
@@ -42,8 +43,8 @@ def html_of(rehearsal: Rehearsal) -> str:
     """Return the report with all tables as one HTML element, light or dark."""
     tables = [_html(_memory_cells(rehearsal))]
     lines = notes_of(rehearsal)
-    if rehearsal.advice:
-        lines += [_TO_SAVE, *(each.text for each in rehearsal.advice)]
+    if worth := _worth_its_price(rehearsal):
+        lines += [_TO_SAVE, *(each.text for each in worth)]
     if rehearsal.traffic:
         tables.append(_html(traffic_cells(rehearsal.traffic)))
     for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
@@ -201,9 +202,27 @@ def _shows_advice(rehearsal: Rehearsal) -> bool:
     return rehearsal.fits is False or is_slow
 
 
+def _worth_its_price(rehearsal: Rehearsal) -> list[Advice]:
+    """Return the advice that a program needs to fit, or that gains more than it costs.
+
+    If it fits, a gain is 1 % of the memory, and what is gathered must not take longer than the work
+    that devices repeat.
+    """
+    if rehearsal.fits is False:
+        return [*rehearsal.advice]
+    memory = rehearsal.capacity_bytes or rehearsal.peak_bytes or 0
+    repeated = (rehearsal.least_compute_seconds or 0) * (1 - 1 / (rehearsal.repetitions or 1))
+    return [
+        each
+        for each in rehearsal.advice
+        if each.saves_bytes is None
+        or (each.saves_bytes * 100 >= memory and (each.costs_seconds or 0) <= repeated)
+    ]
+
+
 def _pointer(rehearsal: Rehearsal) -> list[str]:
     """Return a line on advice that is not shown."""
-    savings = [each.saves_bytes for each in rehearsal.advice if each.saves_bytes]
+    savings = [each.saves_bytes for each in _worth_its_price(rehearsal) if each.saves_bytes]
     if not savings or _shows_advice(rehearsal):
         return []
     changes = counted(len(savings), "change")
@@ -214,7 +233,7 @@ def _pointer(rehearsal: Rehearsal) -> list[str]:
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:
-    advice = rehearsal.advice if _shows_advice(rehearsal) else ()
+    advice = _worth_its_price(rehearsal) if _shows_advice(rehearsal) else []
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
