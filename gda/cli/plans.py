@@ -24,6 +24,7 @@ from gda.cli.facts import (
     two_tables,
 )
 from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.text import (
@@ -41,6 +42,7 @@ from gda.planning.planned_array import PlannedArray, padding_words
 if TYPE_CHECKING:
     from gda.planning.memory import ModelMemory
     from gda.planning.model import ModelPlan
+    from gda.planning.notation.model_file import Parameter
 
 _ROWS_SHOWN = 10
 _OF_ONE_ARRAY = ("shape", "dtype", "spec")
@@ -130,7 +132,7 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
     if least == array.devices_per_process and not array.grid.is_padded:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
-    distinct = (int(size) * array.dtype.itemsize for size in (elements.min(), elements.max()))
+    distinct = (packed_nbytes(int(n), array.dtype) for n in (elements.min(), elements.max()))
     return f"{held_and_distinct(held, distinct)} ({number})"
 
 
@@ -188,9 +190,9 @@ def _model_summary(model: ModelPlan) -> list[str]:
         [
             ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
             ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
-            *(("note", note) for note in model.notes),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
+            *([("on its host", format_bytes(model.bytes_on_host))] if model.bytes_on_host else []),
             ("per process", held_and_distinct(in_process, model.distinct_bytes)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
             *(("padding", padding) for padding in _model_padding(model)),
@@ -223,6 +225,11 @@ def _memory_lines(memory: ModelMemory) -> list[str]:
     return facts([*rows, ("fits", answer)])
 
 
+def _placed(parameter: Parameter) -> str:
+    spec, kind = format_spec(parameter.grid.spec), parameter.memory_kind
+    return spec if kind is None else f"{spec}, {kind}"
+
+
 def _row_lines(model: ModelPlan) -> list[str]:
     header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
     rows = [
@@ -230,7 +237,7 @@ def _row_lines(model: ModelPlan) -> list[str]:
             format_bytes(row.bytes_per_device),
             row.title,
             row.parameter.title,
-            format_spec(row.parameter.grid.spec),
+            _placed(row.parameter),
             format_shape(row.parameter.grid.shard_shape),
             str(row.parameter.grid.num_replicas),
         ]

@@ -55,12 +55,14 @@ the function:
 topologies:
   v5e:16x16 and the like need libtpu (the extra rehearse) and no TPU.
   h100:4x8 is 4 hosts with 8 GPUs each and needs JAX's plugin for CUDA (the
-  extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, b200,
-  gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
+  extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, gh200,
+  b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
-  Meshes that fit come first, those with the fewest bytes over slow links before
-  others, then those with the fewest bytes. As many compile beside each other as
+  Meshes that fit come first, those with the least time before others: the longer
+  of computing and reading the arguments, then communicating, at the vendor's
+  figures. Without figures, those with the fewest floating-point operations of a
+  device come first, then those with the fewest bytes. As many compile beside each other as
   there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
   arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
 
@@ -219,8 +221,11 @@ class _Result(NamedTuple):
         if rehearsal is None:
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
+        # Without speeds, work that devices repeat counts before bytes.
+        times = [rehearsal.least_serial_seconds, rehearsal.flops]
+        computes = [math.inf if each is None else each for each in times]
         peak = rehearsal.peak_bytes or math.inf
-        return (self.code, nbytes is None, slow or 0, nbytes or 0, peak)
+        return (self.code, nbytes is None, *computes, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
         request, rehearsal = self.request, self.report.rehearsal
@@ -249,6 +254,7 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     rehearsed = [(each.request, each.report.rehearsal) for each in results if each.report.rehearsal]
     failed = [each for each in results if not each.report.rehearsal]
     lines = _table(rehearsed) if rehearsed else []
+    lines += _repetitions(rehearsed)
     if failed:
         reasons = [[format_mesh(each.request.mesh), each.report.reason] for each in failed]
         header = ["no rehearsal", "reason"]
@@ -264,21 +270,36 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     return lines if rehearsed else lines[1:]
 
 
+def _repetitions(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]:
+    """Return a line for each mesh whose devices repeat work."""
+    from gda.compiled.report.rehearsal_text import repetition_of
+
+    of_each = ((format_mesh(of.mesh), repetition_of(rehearsal)) for of, rehearsal in rehearsed)
+    lines = [f"{mesh}: {repeated}" for mesh, repeated in of_each if repeated]
+    return ["", *lines] if lines else []
+
+
 def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
+    from gda.compiled.report.rehearsal_text import format_seconds
 
     request, first = rehearsed[0]
     sums = [{each.axes: each.nbytes for each in rehearsal.traffic} for _, rehearsal in rehearsed]
     axes = sorted({*chain(*sums)}, key=lambda key: (key is None, len(key or ()), key or ()))
     over = [f"over {format_axes(each)}" for each in axes]
     has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
+    fitting = [rehearsal for _, rehearsal in rehearsed if rehearsal.fits is not False]
+    has_seconds = any(each.least_serial_seconds is not None for each in fitting)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
+    header += ["at least"] * has_seconds
     answers = {True: "yes", False: "no", None: "?"}
     rows = []
     for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
         sent = [nbytes_over.get(key, 0) for key in axes]
         sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
-        cells = ["" if rehearsal.fits is False else format_size(nbytes) for nbytes in sent]
+        cells = [format_size(nbytes) for nbytes in sent]
+        cells += [format_seconds(rehearsal.least_serial_seconds)] * has_seconds
+        cells = [""] * len(cells) if rehearsal.fits is False else cells
         needed = format_size(rehearsal.peak_bytes)
         if not rehearsal.is_compiled:
             needed = f">= {format_bytes(rehearsal.argument_bytes)}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from jax.dtypes import canonicalize_dtype
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.inspecting import Contents, inspect
@@ -34,7 +34,8 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
         dict by name.
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
         ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
-        ``NamedSharding`` or a tree of them that is a prefix of ``tree``.
+        ``NamedSharding`` or a tree of them that is a prefix of ``tree``. JAX drops ``memory_kind=``
+        of a sharding over GPUs that are not here; one over ``mesh.abstract_mesh`` keeps it.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``tree``, or a function
         ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Numbers need
         none, and are replicated. Omit it for a model file to use the specs of the file.
@@ -58,7 +59,7 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     ((16, 8), ('data', 'model'))
     """
     if isinstance(tree, str | os.PathLike):
-        tree, specs = _read(tree, specs)
+        tree, mesh, specs = _read(tree, mesh, specs)
     elif isinstance(tree, Contents):
         tree = tree.shapes()
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
@@ -66,15 +67,23 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))
 
 
-def _read(path: str | os.PathLike[str], specs: Any) -> tuple[Any, Any]:
-    """Return the shapes in a model file or a checkpoint, and the specs."""
+def _read(path: str | os.PathLike[str], mesh: Any, specs: Any) -> tuple[Any, Any, Any]:
+    """Return the shapes in a model file or a checkpoint, the mesh and the specs."""
     if not os.path.isfile(path):
-        return inspect(path).shapes(), specs
+        return inspect(path).shapes(), mesh, specs
     with open(path, "rb") as file:
         arrays = read_arrays(text_of(os.fspath(path), file))
-    if specs is None:
-        specs = {each.name: PartitionSpec(*each.spec) for each in arrays}
-    return {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}, specs
+    shapes = {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}
+    if specs is not None:
+        return shapes, mesh, specs
+    specs = {each.name: PartitionSpec(*each.spec) for each in arrays}
+    kinds = {each.name: each.memory_kind for each in arrays}
+    if not any(kinds.values()):
+        return shapes, mesh, specs
+    of_each = {
+        name: NamedSharding(mesh, spec, memory_kind=kinds[name]) for name, spec in specs.items()
+    }
+    return shapes, of_each, None
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -15,7 +15,7 @@ from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.rehearsal_text import html_of, lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.planning.device_kinds import DeviceSpeeds, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
 
 
 @set_module("gda")
@@ -56,6 +56,7 @@ class ArgumentBytes(NamedTuple):
       could_be_donated: it is not donated although a result has its shape, dtype and bytes.
       spec: the mesh axes that shard each dimension, as in ``jax.sharding.PartitionSpec``; None for
         an argument without a spec over the mesh of the program.
+      is_on_host: it is in the memory of the host, and takes none of the device.
 
     >>> import gda
     >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
@@ -69,6 +70,7 @@ class ArgumentBytes(NamedTuple):
     is_donated: bool
     could_be_donated: bool = False
     spec: tuple[SpecEntry, ...] | None = None
+    is_on_host: bool = False
 
 
 @set_module("gda")
@@ -100,9 +102,10 @@ class Rehearsal:
         same case.
       code_bytes: bytes of the program itself; None in the same case.
       undonated_bytes: bytes of the arguments that could be donated and are not.
-      flops: floating-point operations of the matrix products and convolutions in one call, of one
-        device if all share them equally. Loops count with their length; None for a loop of unknown
-        length, a ``ragged_dot``, or a function that came lowered or compiled.
+      flops: floating-point operations of the matrix products and convolutions in one call, on one
+        device: those of the partitioned program, so that work which devices repeat counts on each.
+        Loops count with their length. None if they are unknown, for a loop of unknown length or a
+        kernel.
       compile_seconds: the time of tracing, lowering and compiling.
       collectives: as ``gda.collectives`` has them; None if the program does not fit and the
         compiler does not write it.
@@ -114,6 +117,10 @@ class Rehearsal:
         tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
         ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
+      flops_total: the same of the function as it was traced, on all devices together, each once;
+        None also for a function that came lowered or compiled.
+      flops_are_counted: false if the program does not tell ``flops``, which is then an equal part
+        of ``flops_total``.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
 
@@ -147,6 +154,8 @@ class Rehearsal:
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
     is_compiled: bool = True
+    flops_total: float | None = None
+    flops_are_counted: bool = True
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -159,6 +168,17 @@ class Rehearsal:
         return advice_of(self)
 
     @property
+    def repetitions(self) -> float | None:
+        """The number of devices that do the same work, on average; None if it is unknown.
+
+        It is 1 if they share the products, and ``num_devices`` if each computes all of them, as
+        with a batch that is not sharded. XLA may add products of its own, or remove some.
+        """
+        if not self.flops or not self.flops_total or not self.flops_are_counted:
+            return None
+        return max(1.0, self.flops * self.num_devices / self.flops_total)
+
+    @property
     def least_compute_seconds(self) -> float | None:
         """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown.
 
@@ -168,11 +188,31 @@ class Rehearsal:
         return None if speeds is None or self.flops is None else self.flops / speeds.flops
 
     @property
+    def least_memory_seconds(self) -> float | None:
+        """The time to read the arguments and write the results once; None if it is unknown."""
+        kind = kind_of_device(self.device_kind)
+        if kind is None or kind.memory_bandwidth is None:
+            return None
+        return (self.argument_bytes + (self.output_bytes or 0)) / kind.memory_bandwidth
+
+    @property
     def least_communication_seconds(self) -> float | None:
         """The sum of ``least_seconds`` in ``traffic``; None if one or all of it is unknown."""
         if self.collectives is None or speeds_of_device(self.device_kind) is None:
             return None
         return summed(each.least_seconds for each in self.traffic)
+
+    @property
+    def least_serial_seconds(self) -> float | None:
+        """The least time if nothing is communicated while the devices compute; None if unknown.
+
+        It is the longer of ``least_compute_seconds`` and ``least_memory_seconds``, and then
+        ``least_communication_seconds``. It ranks meshes, and was not compared with runs.
+        """
+        computes, communicates = self.least_compute_seconds, self.least_communication_seconds
+        if computes is None or communicates is None:
+            return None
+        return max(computes, self.least_memory_seconds or 0) + communicates
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import os
 import re
@@ -24,16 +25,17 @@ from jax.tree_util import keystr
 
 from gda.compiled.collectives import collectives_in, text_of
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives
+from gda.compiled.hlo import Collectives, read_flops
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
-from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
+from gda.planning.device_kinds import DeviceSpeeds, is_on_host, kind_of_device, speeds_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -110,7 +112,8 @@ def rehearsal_of(
         memory = _memory_that_does_not_fit(build, arguments, device)
     else:
         memory = _memory_of(program, build, device)
-    flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    flops, flops_are_counted = _flops_of_device(build, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
     return Rehearsal(
         name=getattr(fun, "__name__", type(fun).__name__),
@@ -119,7 +122,9 @@ def rehearsal_of(
         mesh_shape=mesh_shape,
         **memory._asdict(),
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
-        flops=None if flops is None else flops / num_devices,
+        flops=flops,
+        flops_total=flops_total,
+        flops_are_counted=flops_are_counted,
         compile_seconds=seconds,
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, *_links(mesh)),
@@ -208,12 +213,10 @@ def _too_large(
     capacity = None if mesh is None else _capacity_bytes(mesh.devices.flat[0])
     if capacity is None or not isinstance(stage, Traced):
         return None
-    shardings = [getattr(leaf, "sharding", None) for leaf in given]
-    if any(getattr(each, "memory_kind", None) not in (None, "device") for each in shardings):
-        return None  # in the memory of the host
     arguments = _arguments(stage, None, iter(given), mesh)
     are_used = _are_used(stage.jaxpr.jaxpr)
-    nbytes = sum(each.nbytes for each, is_used in zip(arguments, are_used, strict=True) if is_used)
+    taken = [0 if each.is_on_host else each.nbytes for each in arguments]
+    nbytes = sum(itertools.compress(taken, are_used))
     if nbytes <= capacity:
         return None
     sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
@@ -323,7 +326,7 @@ def _memory_that_does_not_fit(
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
         peak_bytes=_the_more_exact(build.facts.allocated_bytes, needed),
-        argument_bytes=sum(each.nbytes for each in arguments),
+        argument_bytes=sum(each.nbytes for each in arguments if not each.is_on_host),
     )
 
 
@@ -334,6 +337,20 @@ def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     if mesh is None or mesh.size == 1:
         return Collectives((), {} if mesh is None else dict(mesh.shape))
     return collectives_in(build.text or text_of(build.program), mesh)
+
+
+def _flops_of_device(
+    build: _Build, total: float | None, num_devices: int
+) -> tuple[float | None, bool]:
+    """Return the operations of one device, and True if the program tells them.
+
+    XLA makes sums of products of vectors, so that the program may have fewer products than a fair
+    share of the trace.
+    """
+    text = build.text or ("" if build.program is None else build.program.as_text() or "")
+    counted = read_flops(text) if text else None
+    known = [flops for flops in (counted, total and total / num_devices) if flops is not None]
+    return max(known, default=None), counted is not None
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:
@@ -388,13 +405,16 @@ def _arguments(
         structure = jax.tree.structure(stage.args_info)
         shardings = structure.flatten_up_to(program.input_shardings)
     for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
+        # Static arguments, which the program does not have, are skipped: np.shape would ask for
+        # the length of a range.
+        found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
+        of_given = getattr(found, "sharding", None)
         if program is None:
-            # Static arguments, which the program does not have, are skipped: np.shape would ask
-            # for the length of a range.
-            found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
-            sharding = getattr(found, "sharding", None)
+            sharding = of_given
         elif sharding is None:
             continue
+        # Of GPUs that are not here, the shardings of a program have no kind of memory.
+        kinds = [getattr(each, "memory_kind", None) for each in (of_given, sharding)]
         yield ArgumentBytes(
             name=name.removesuffix(".array"),  # of a container of gda
             shape=tuple(leaf.shape),
@@ -402,12 +422,13 @@ def _arguments(
             nbytes=_block_bytes(leaf, sharding),
             is_donated=leaf.donated,
             spec=_spec_of(sharding, leaf.shape, mesh),
+            is_on_host=any(map(is_on_host, kinds)),
         )
 
 
 def _block_bytes(leaf: Any, sharding: Any) -> int:
     block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-    return math.prod(block) * leaf.dtype.itemsize
+    return packed_nbytes(math.prod(block), leaf.dtype)
 
 
 def _spec_of(sharding: Any, shape: Shape, mesh: Mesh | None) -> tuple[SpecEntry, ...] | None:
@@ -443,7 +464,7 @@ def _with_donations(
     results.subtract(key for key, each in zip(keys, arguments, strict=True) if each.is_donated)
     found = []
     for of, each in zip(keys, arguments, strict=True):
-        could_be = not each.is_donated and results[of] > 0
+        could_be = not (each.is_donated or each.is_on_host) and results[of] > 0
         results[of] -= could_be
         found.append(each._replace(could_be_donated=could_be))
     return tuple(found)

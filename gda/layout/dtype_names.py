@@ -122,18 +122,38 @@ def _names_of_ml_dtypes() -> list[str]:
 @lru_cache(maxsize=64)
 def width_of(dtype: np.dtype[Any]) -> tuple[int, int]:
     """Return the bits of a number of a dtype, and the 32-bit words that hold them."""
-    import ml_dtypes
-
-    bits = dtype.itemsize * 8
-    if getattr(ml_dtypes, dtype.name, None) is dtype.type:
-        info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
-        bits = info(dtype).bits
-    elif dtype.kind not in "biufc":
+    if dtype.kind not in "biufc" and not _is_of_ml_dtypes(dtype):
         raise TypeError(
             f"a fingerprint is of numbers, not of {dtype}; view raw bytes as what they are with "
             "array.view(dtype), or take the fingerprint of the numbers that stand for the values"
         )
+    bits = bits_of(dtype)
     return bits, -(-bits // 32)
+
+
+def packed_nbytes(num_elements: Any, dtype: Any) -> Any:
+    """Return the bytes of elements on a device, which packs types below a byte, such as int4.
+
+    NumPy, and ``jax.Array.nbytes``, have a byte for each of those. An array of numbers gives one.
+    """
+    bits = bits_of(dtype)
+    return num_elements * (bits // 8) if bits % 8 == 0 else -(-num_elements * bits // 8)
+
+
+@lru_cache(maxsize=64)
+def bits_of(dtype: Any) -> int:
+    """Return the bits of an element, which are fewer than eight for int4 and the like."""
+    if not _is_of_ml_dtypes(dtype):
+        return dtype.itemsize * 8
+    import ml_dtypes
+
+    return (ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo)(dtype).bits
+
+
+def _is_of_ml_dtypes(dtype: Any) -> bool:
+    import ml_dtypes
+
+    return getattr(ml_dtypes, dtype.name, None) is dtype.type
 
 
 @lru_cache(maxsize=64)  # NumPy makes a name anew each time: a quarter of a load of a manifest

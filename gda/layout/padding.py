@@ -24,13 +24,13 @@ class Padding(NamedTuple):
 
 
 def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
-    """Return the padding of grids, each with the bytes of one element of it."""
+    """Return the padding of grids, each with the bits of one element of it."""
     total = whole = 0
-    for grid, itemsize in layouts:
-        nbytes = grid.num_replicas * itemsize
-        whole += math.prod(grid.global_shape) * nbytes
-        total += math.prod(grid.padded_shape) * nbytes
-    return Padding(total - whole, 100 * (total - whole) / whole if whole else 0.0)
+    for grid, bits in layouts:
+        times = grid.num_replicas * bits
+        whole += math.prod(grid.global_shape) * times
+        total += math.prod(grid.padded_shape) * times
+    return Padding(-(-(total - whole) // 8), 100 * (total - whole) / whole if whole else 0.0)
 
 
 def format_percent(percent: float) -> str:

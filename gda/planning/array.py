@@ -1,8 +1,8 @@
 """The document of ``gda plan --json`` for one array, with the keys
 
-- ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
-  ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes;
-  dimensions at the end that are not sharded are omitted);
+- ``shape``, ``dtype``, ``itemsize`` (bytes of one element in NumPy), ``nbytes`` (of the array
+  once), ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of
+  axes; dimensions at the end that are not sharded are omitted);
 - ``shard_shape``, ``padded_shape`` (``shape`` if the mesh divides it), ``num_devices``,
   ``num_shards`` (distinct blocks), ``num_replicas`` (devices that hold each), ``num_processes``,
   ``devices_per_process``;
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import tiling_of
@@ -27,7 +28,8 @@ from gda.planning.planned_array import PlannedArray
 
 def document_of(array: PlannedArray) -> dict[str, Any]:
     """Return the document of ``--json``."""
-    nbytes = distinct_of(array.grid, array.devices_per_process).elements * array.dtype.itemsize
+    elements = distinct_of(array.grid, array.devices_per_process).elements
+    nbytes = packed_nbytes(elements, array.dtype)
     return {
         **array.document(),
         "nbytes_distinct_per_process": [int(nbytes.min()), int(nbytes.max())],

@@ -60,9 +60,10 @@ class DeviceKind:
       name: as in names of topologies: ``v5e``, ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
       memory_bytes: the memory of one JAX device, without a part that is reserved on TPUs.
-      memory_bandwidth: bytes per second; None if no figure is here.
+      memory_bandwidth: bytes per second of one JAX device; None if no figure is here.
       speeds: None if no figures are here.
       devices_per_chip: the JAX devices of one chip.
+      dimensions: of the torus that links its chips; 0 for a GPU.
       gpu: more facts about a GPU; None for a TPU.
     """
 
@@ -72,6 +73,7 @@ class DeviceKind:
     memory_bandwidth: int | None = None
     speeds: DeviceSpeeds | None = None
     devices_per_chip: int = 1
+    dimensions: int = 0
     gpu: GpuFacts | None = None
 
     @property
@@ -111,9 +113,17 @@ def _speeds(teraflops: float, link: float, slow_link: float) -> DeviceSpeeds:
 
 
 def _tpu(
-    name: str, *device_kinds: str, gib: float, speeds: DeviceSpeeds | None = None, per_chip: int = 1
+    name: str,
+    *device_kinds: str,
+    gib: float,
+    bandwidth: int,
+    speeds: DeviceSpeeds | None = None,
+    per_chip: int = 1,
+    dimensions: int = 2,
 ) -> DeviceKind:
-    return DeviceKind(name, device_kinds, int(gib * _GIB), None, speeds, per_chip)
+    return DeviceKind(
+        name, device_kinds, int(gib * _GIB), bandwidth * _GIGA, speeds, per_chip, dimensions
+    )
 
 
 def _gpu(
@@ -142,23 +152,49 @@ def _blackwell(cores: int, clock_ghz: float, cache_bytes: int) -> GpuFacts:
 # (cloud.google.com/tpu/docs), because a part is reserved. With the topology v4:2x2x1, that compiler
 # has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
 # chip_config_name="megacore". Memory and bandwidth of GPUs: as the CUDA driver reports them; XLA's
-# repository has these figures, in xla/backends/gpu/target_config.
+# repository has these figures, in xla/backends/gpu/target_config; those of h200 and gh200 are of
+# nvidia-smi, because the ones there are more than that, or absent.
 #
 # Speeds of TPUs: docs.cloud.google.com/tpu/docs/v5e and /tpu7x, which compares generations. Half of
 # the ICI bandwidth there goes in each direction, and on a tpu7x half of a chip is a device. Between
-# slices, the figure is the bandwidth per chip of the data center network. GPUs, as SXM modules, the
+# slices, the figure is the bandwidth per chip of the data center network; that of the memory is of
+# the same pages, of one device. GPUs, as SXM modules, the
 # fastest of each kind: NVIDIA's data sheets of A100, H100, H200, HGX B200 and GB200 NVL72; without
 # sparsity, and half of the NVLink bandwidth in each direction. Between hosts, it is the network
 # adapter that a DGX has for each GPU: 200 Gbit/s with A100, else 400. A rack of GB200 counts as a
 # host, as NVLink connects it.
 KINDS = (
-    _tpu("v2", "TPU v2", gib=7.48, per_chip=2),
-    _tpu("v3", "TPU v3", gib=15.48, per_chip=2),
-    _tpu("v4", "TPU v4", gib=30.75),
-    _tpu("v5e", "TPU v5 lite", "TPU v5e", gib=15.75, speeds=_speeds(197, 200, 25 / 8)),
-    _tpu("v5p", "TPU v5", "TPU v5p", gib=95.73, speeds=_speeds(459, 600, 50 / 8)),
-    _tpu("v6e", "TPU v6 lite", "TPU v6e", gib=31.24, speeds=_speeds(918, 400, 100 / 8)),
-    _tpu("tpu7x", "TPU7x", gib=94.74, speeds=_speeds(2307 / 2, 300, 50 / 8), per_chip=2),
+    _tpu("v2", "TPU v2", gib=7.48, bandwidth=350, per_chip=2),
+    _tpu("v3", "TPU v3", gib=15.48, bandwidth=450, per_chip=2),
+    _tpu("v4", "TPU v4", gib=30.75, bandwidth=1200, dimensions=3),
+    _tpu(
+        "v5e", "TPU v5 lite", "TPU v5e", gib=15.75, bandwidth=819, speeds=_speeds(197, 200, 25 / 8)
+    ),
+    _tpu(
+        "v5p",
+        "TPU v5",
+        "TPU v5p",
+        gib=95.73,
+        bandwidth=2765,
+        speeds=_speeds(459, 600, 50 / 8),
+        dimensions=3,
+    ),
+    _tpu(
+        "v6e",
+        "TPU v6 lite",
+        "TPU v6e",
+        gib=31.24,
+        bandwidth=1640,
+        speeds=_speeds(918, 400, 100 / 8),
+    ),
+    _tpu(
+        *("tpu7x", "TPU7x"),
+        gib=94.74,
+        bandwidth=3690,
+        speeds=_speeds(2307 / 2, 300, 50 / 8),
+        per_chip=2,
+        dimensions=3,
+    ),
     _gpu(
         *("a100-40", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
         memory=(42_331_013_120, 1_555_200_000_000),
@@ -185,7 +221,13 @@ KINDS = (
     ),
     _gpu(
         *("h200", "NVIDIA H200"),
-        memory=(151_397_597_184, 4_800_000_000_000),
+        memory=(143_771 * 2**20, 4_800_000_000_000),
+        speeds=_speeds(989, 450, 50),
+        gpu=_hopper(132, 1.98),
+    ),
+    _gpu(
+        *("gh200", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
+        memory=(97_871 * 2**20, 4_000_000_000_000),
         speeds=_speeds(989, 450, 50),
         gpu=_hopper(132, 1.98),
     ),
@@ -204,12 +246,17 @@ KINDS = (
 )
 
 
+# Names of kinds that people use and libtpu does not know.
+OTHER_NAMES = {"v7x": "tpu7x", "ironwood": "tpu7x", "trillium": "v6e"}
+
+
 def kind_named(name: str) -> DeviceKind:
     """Return the kind of a name, in capitals or not; an error has the known names."""
     known = {kind.name: kind for kind in KINDS}
     if (kind := known.get(name.strip().lower())) is not None:
         return kind
-    hint = did_you_mean(nearest(name.strip(), known, 2)) or ";"
+    meant = OTHER_NAMES.get(name.strip().lower())
+    hint = did_you_mean([meant] if meant else nearest(name.strip(), known, 2)) or ";"
     raise ValueError(
         f"no kind of device has the name {name!r:.80}{hint} known are {', '.join(known)}"
     )
@@ -218,6 +265,11 @@ def kind_named(name: str) -> DeviceKind:
 def kind_of_device(device_kind: str) -> DeviceKind | None:
     """Return the kind of ``jax.Device.device_kind``; None if it is not in the table."""
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
+
+
+def is_on_host(memory_kind: str | None) -> bool:
+    """Return True for the memory of a host; None is the default memory of the devices."""
+    return memory_kind is not None and memory_kind.endswith("host")
 
 
 def speeds_of_device(device_kind: str) -> DeviceSpeeds | None:

@@ -48,7 +48,8 @@ class ModelMemory:
     @property
     def least_devices(self) -> int:
         """The fewest devices with enough memory for the model without replicas."""
-        everywhere = self.model.nbytes * (1 + _COPIES * (self.optimizer is not None))
+        on_devices = sum(parameter.nbytes for parameter in self.model.on_devices)
+        everywhere = on_devices * (1 + _COPIES * (self.optimizer is not None))
         return max(1, -(-everywhere // (self.kind.capacity_bytes - self._optimizer_bytes(0))))
 
     def _optimizer_bytes(self, parameter_bytes: int) -> int:

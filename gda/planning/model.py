@@ -1,16 +1,16 @@
 """The document of ``gda plan --tree --json``, for a whole model, with the keys
 
-- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: surprises,
-  in words;
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
-  padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
+  padding, without ``nbytes_on_host``, the blocks of one device in the memory of its host;
+  ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
   ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]``;
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
   ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
-  ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
-  ``num_replicas``, ``nbytes``;
+  ``shape``, ``dtype``, ``memory_kind``, ``spec``, ``shard_shape``, ``padded_shape``,
+  ``percent_padding``, ``num_replicas``, ``nbytes``;
 - ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
   ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
 - ``memory``, with ``--device``: see ``gda/planning/memory.py``.
@@ -27,20 +27,17 @@ from typing import Any
 
 import numpy as np
 
+from gda.layout.dtype_names import bits_of, packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 from gda.layout.text import in_processes
 from gda.planning.array import distinct_of
+from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import (
-    BELOW_A_BYTE,
-    check_devices_per_process,
-    is_below_a_byte,
-    spec_for_json,
-)
+from gda.planning.planned_array import check_devices_per_process, spec_for_json
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class ParameterRow:
 
     @property
     def padding(self) -> Padding:
-        return padding_of([(self.parameter.grid, self.count * self.parameter.dtype.itemsize)])
+        return padding_of([(self.parameter.grid, self.count * bits_of(self.parameter.dtype))])
 
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
@@ -76,6 +73,8 @@ class ParameterRow:
     @cached_property
     def bytes_saved_per_device(self) -> int:
         """The bytes that ``better_spec`` would save on a device, for all of them."""
+        if is_on_host(self.parameter.memory_kind):
+            return 0
         grid = self.parameter.grid
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * replace(self.parameter, grid=better).block_bytes
@@ -89,6 +88,7 @@ class ParameterRow:
             "nbytes_per_device": self.bytes_per_device,
             "shape": list(grid.global_shape),
             "dtype": self.parameter.dtype.name,
+            "memory_kind": self.parameter.memory_kind,
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
             "padded_shape": list(grid.padded_shape),
@@ -138,16 +138,22 @@ class ModelPlan:
 
     @property
     def bytes_per_device(self) -> int:
-        return sum(parameter.block_bytes for parameter in self.parameters)
+        """Bytes in the memory of one device."""
+        return sum(parameter.block_bytes for parameter in self.on_devices)
+
+    @property
+    def bytes_on_host(self) -> int:
+        """Bytes of the blocks of one device that are in the memory of its host."""
+        return sum(parameter.block_bytes for parameter in self.parameters) - self.bytes_per_device
+
+    @property
+    def on_devices(self) -> list[Parameter]:
+        """The parameters that are not in the memory of the host."""
+        return [each for each in self.parameters if not is_on_host(each.memory_kind)]
 
     @property
     def padding(self) -> Padding:
-        return padding_of((p.grid, p.dtype.itemsize) for p in self.parameters)
-
-    @property
-    def notes(self) -> list[str]:
-        """The surprises, in words."""
-        return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
+        return padding_of((p.grid, bits_of(p.dtype)) for p in self.parameters)
 
     @cached_property
     def distinct_bytes(self) -> tuple[int, int]:
@@ -155,25 +161,24 @@ class ModelPlan:
         nbytes: dict[Any, int] = defaultdict(int)
         grids: dict[Any, ShardGrid] = {}
         for parameter in self.parameters:
-            grid, itemsize = parameter.grid, parameter.dtype.itemsize
-            # Blocks of a padded array have several sizes, so only equal shapes are added up.
-            layout = axes_of(grid), grid.global_shape if grid.is_padded else None
-            nbytes[layout] += itemsize if grid.is_padded else parameter.block_bytes
+            grid, dtype = parameter.grid, parameter.dtype
+            # Blocks of a padded array have several sizes, so only equal arrays are added up.
+            layout = axes_of(grid), (grid.global_shape, dtype) if grid.is_padded else None
+            nbytes[layout] += 1 if grid.is_padded else parameter.block_bytes
             grids.setdefault(layout, grid)
         totals: Any = np.zeros(self.num_processes, np.int64)
         for layout, grid in grids.items():
             blocks, elements = distinct_of(grid, self.devices_per_process)
-            totals += nbytes[layout] * (elements if grid.is_padded else blocks)
+            _, of_padded = layout
+            sizes = packed_nbytes(elements, of_padded[1]) if of_padded else blocks
+            totals += nbytes[layout] * sizes
         return int(totals.min()), int(totals.max())
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
         """Most bytes per device first; of equal ones, in the order of the file."""
         by_name = {parameter.name: parameter for parameter in self.parameters}
-        layouts = (
-            (name, (parameter.grid.global_shape, parameter.dtype, parameter.grid.spec))
-            for name, parameter in by_name.items()
-        )
+        layouts = ((name, _layout_of(parameter)) for name, parameter in by_name.items())
         rows = [
             ParameterRow(name, tuple(names), by_name[names[0]])
             for name, names, _ in alike_in_ranges(layouts)
@@ -193,11 +198,11 @@ class ModelPlan:
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
             "devices_per_process": self.devices_per_process,
-            "notes": self.notes,
             "num_parameters": len(self.parameters),
             "num_elements": self.num_elements,
             "nbytes": self.nbytes,
             "nbytes_per_device": self.bytes_per_device,
+            "nbytes_on_host": self.bytes_on_host,
             "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
             **self.padding.document(),
@@ -220,6 +225,11 @@ def plan_model(
     if model.bytes_per_device * model.num_devices >= 2**63:
         raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
     return model
+
+
+def _layout_of(parameter: Parameter) -> tuple[Any, ...]:
+    grid = parameter.grid
+    return grid.global_shape, parameter.dtype, grid.spec, parameter.memory_kind
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from gda.layout.grid import ShardGrid
     from gda.layout.spec import Shape, SpecEntry
 
-BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
-
 
 @dataclass(frozen=True)
 class PlannedArray(TypedGrid):
@@ -66,13 +64,6 @@ class PlannedArray(TypedGrid):
         }
 
 
-def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
-    """Return True if a type has less than eight bits, as int4 does."""
-    return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
-        ("float4", "float6")
-    )
-
-
 def plan_array(
     shape: Shape,
     dtype: np.dtype[Any],
@@ -91,7 +82,7 @@ def plan_array(
     grid = plan_grid(shape, dtype, mesh, spec, pad=pad)
     devices = check_devices_per_process(devices_per_process, mesh)
     processes = Processes(np.arange(grid.num_devices) // devices)
-    notes = [BELOW_A_BYTE] if is_below_a_byte(dtype) else []
+    notes = []
     if empty := _num_empty_devices(grid):
         notes.append(f"{counted(empty, 'device')} of {grid.num_devices:,} would hold padding alone")
     grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, format_layout, format_spec
 from gda.layout.text import (
@@ -28,6 +29,7 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
+from gda.planning.device_kinds import is_on_host
 from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.planning.planned_array import spec_for_json
@@ -98,7 +100,8 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
     Raises:
       AssertionError: there are such arrays; the message has their paths, bytes and layouts, and a
         spec that would shard them.
-      ValueError, TypeError, LayoutUnknownError: as ``layouts``.
+      ValueError: ``max_replicated_bytes`` is no number of bytes; others as ``layouts``.
+      TypeError, LayoutUnknownError: as ``layouts``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -112,6 +115,11 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
       1-2 (x2): float32[1024,1024], 4.0 MiB, P() on x=4,y=2; P('x', 'y') would leave 512.0 KiB
     shard them, or pass max_replicated_bytes= if they are to be whole on every device
     """
+    if type(max_replicated_bytes) is not int or max_replicated_bytes < 0:
+        raise ValueError(
+            "max_replicated_bytes must be a number of bytes, 0 or more, not "
+            f"{max_replicated_bytes!r:.80}"
+        )
     found = layouts(tree)
     sizes = [row.num_devices for row in found.arrays if row.mesh is not None]
     num_devices = max(sizes) if sizes else jax.device_count()
@@ -153,7 +161,8 @@ class ArrayLayout(NamedTuple):
       block_shape: the shape of the block on each device, with padding.
       num_devices: the devices of the mesh, 1 for an array on one device, 0 without a sharding.
       num_replicas: the devices that hold each block.
-      nbytes: bytes of the array once, without padding.
+      nbytes: bytes of the array once, without padding; of types below a byte as devices pack them,
+        so that two elements of int4 take one.
       nbytes_per_device: bytes of the block on each device, with padding.
       memory_kind: the kind of memory; None for the default of the devices.
 
@@ -238,8 +247,16 @@ class Layouts:
 
     @property
     def nbytes_per_device(self) -> int:
-        """Bytes on a device that has a block of each array, with padding."""
-        return sum(row.nbytes_per_device for row in self.arrays)
+        """Bytes on a device that has a block of each array, with padding.
+
+        Arrays in the memory of the host do not count.
+        """
+        return sum(row.nbytes_per_device for row in self.arrays if not is_on_host(row.memory_kind))
+
+    @property
+    def nbytes_on_host(self) -> int:
+        """Bytes of the blocks of one device that are in the memory of its host."""
+        return sum(row.nbytes_per_device for row in self.arrays if is_on_host(row.memory_kind))
 
     @property
     def mesh(self) -> dict[str, int] | None:
@@ -254,6 +271,8 @@ class Layouts:
     def headline(self) -> str:
         """The sums, in words."""
         on = f"; mesh {format_mesh(self.mesh)}" if self.mesh else ""
+        if self.nbytes_on_host:
+            on = f", {format_bytes(self.nbytes_on_host)} on its host{on}"
         return (
             f"{format_bytes(self.nbytes)} in {counted(len(self.arrays), 'array')}, "
             f"{format_bytes(self.nbytes_per_device)} on each device{on}"
@@ -270,6 +289,7 @@ class Layouts:
         return {
             "nbytes": self.nbytes,
             "nbytes_per_device": self.nbytes_per_device,
+            "nbytes_on_host": self.nbytes_on_host,
             "arrays": arrays,
         }
 
@@ -281,7 +301,8 @@ class Layouts:
         has no mesh, and ``gda plan --tree FILE --mesh data=8`` gives one.
 
         Raises:
-          ValueError: the arrays are on several meshes, or two have the same path.
+          ValueError: the arrays are on several meshes, two have the same path, or one is sharded
+            without a mesh, as by a ``GSPMDSharding``.
 
         >>> import gda, jax, jax.numpy as jnp
         >>> shapes = jax.eval_shape(lambda: {'w': jnp.zeros((8, 2)), 'b': jnp.zeros(2)})
@@ -393,7 +414,8 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
         num_devices, num_replicas = grid.num_devices, grid.num_replicas
     elif sharding is not None:
         block_shape, num_devices = sharding.shard_shape(shape), len(sharding.device_set)
-        num_replicas = num_devices if block_shape == shape else 1
+        blocks = [-(-n // max(1, step)) for n, step in zip(shape, block_shape, strict=True)]
+        num_replicas = num_devices // max(1, math.prod(blocks))
     return {
         "shape": shape,
         "dtype": str(dtype),
@@ -402,19 +424,25 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
         "block_shape": block_shape,
         "num_devices": num_devices,
         "num_replicas": num_replicas,
-        "nbytes": math.prod(shape) * dtype.itemsize,
-        "nbytes_per_device": math.prod(block_shape) * dtype.itemsize,
+        "nbytes": packed_nbytes(math.prod(shape), dtype),
+        "nbytes_per_device": packed_nbytes(math.prod(block_shape), dtype),
         "memory_kind": None if sharding is None else memory_kind_of(sharding),
     }
 
 
 def _parameter(row: ArrayLayout) -> dict[str, Any]:
     """Return the entry of an array in a model file."""
+    if row.spec is None and not row.is_whole:
+        raise ValueError(
+            f"the array {row.path!r} is sharded over {row.num_devices:,} devices without a mesh, "
+            "which a model file cannot tell; give it a NamedSharding, such as by gda.reshard"
+        )
     shape, dtype = row.shape, row.dtype
     if dtype.startswith("key<"):
         words = row.nbytes_per_device // 4 // max(1, math.prod(row.block_shape))
         shape, dtype = (*shape, words), "uint32"
-    return {"shape": list(shape), "dtype": dtype, "spec": spec_for_json(row.spec or ())}
+    entry = {"shape": list(shape), "dtype": dtype, "spec": spec_for_json(row.spec or ())}
+    return entry if row.memory_kind is None else entry | {"memory_kind": row.memory_kind}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

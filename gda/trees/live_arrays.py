@@ -21,6 +21,7 @@ from jax.tree_util import keystr
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import traced_error
 from gda.layout.boundary import public, set_module
+from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, format_layout
 from gda.mesh import Device, is_tracer, memory_kind_of
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
@@ -35,8 +36,8 @@ def memory(**named_trees: Any) -> MemoryReport:
     Arrays that are in no tree are grouped by shape, dtype and sharding, with their number. Buffers
     that several arrays share, by their addresses, count once: for the arrays of the trees in their
     order, then for the others. An array in several places has one row with all its names. Bytes are
-    those of ``nbytes``, in this process, replicas included; beside them is what the device itself
-    reports.
+    those of ``nbytes``, but packed for types below a byte such as int4, in this process, replicas
+    included; beside them is what the device itself reports.
 
     It never communicates, copies data or waits for a computation. 1,000 arrays, each on 8 devices,
     take some 0.1 s the first time: JAX splits each, and lists the parts as live arrays from then
@@ -227,7 +228,8 @@ def _layout_of(
         layout = name_of(devices[0])
     else:
         layout = type(sharding).__name__
-    block_bytes = math.prod(sharding.shard_shape(shape)) * dtype.itemsize if devices else 0
+    block = sharding.shard_shape(shape) if devices else (0,)
+    block_bytes = packed_nbytes(math.prod(block), dtype)
     return [(each, memory) for each in devices], block_bytes, (shape, str(dtype), layout, memory)
 
 

@@ -45,6 +45,11 @@ def fragile(mesh):
     w = jax.ShapeDtypeStruct((6, 2), np.float32, sharding=NamedSharding(mesh, P("data", "model")))
     return lambda w: w.sum(axis=1), (w,)
 
+def repeated(mesh):
+    w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P()))
+    x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
+    return jax.grad(lambda w, x: ((x @ w) ** 2).sum()), (w, x)
+
 def without_a_tuple(mesh):
     return jax.numpy.sin, {"x": 1.0}
 
@@ -235,6 +240,39 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, canned: Callable[..., 
     documents = json.loads(run(*command, "a=1,b=8", "--vary", "a=4,b=2;a=1,b=8", "--json")[1])
     assert [each["mesh"] for each in documents] == [{"a": 4, "b": 2}, {"a": 1, "b": 8}]
     assert run(*command, "a=1,b=8")[0] == 1
+
+
+def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
+    run: Run, train: str, canned: Callable[..., None]
+) -> None:
+    def timed(flops: float, seconds: float) -> RehearsalReport:
+        traffic = (gda.AxisTraffic(("a",), 1, 1 << 24, None, seconds),) if seconds else ()
+        of = report(1 << 20, {}, flops=flops, flops_total=8e12).rehearsal
+        assert of is not None
+        return RehearsalReport(dataclasses.replace(of, traffic=traffic))
+
+    canned({1: timed(8e12, 0), 2: timed(4e12, 1e-3), 8: timed(1e12, 1e-3), 4: timed(2e12, 1e-3)})
+    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
+    out = run.printed("rehearse", f"{train}:rehearsal", *search)
+    assert out.splitlines()[2:] == [
+        "mesh     fits     peak    over a  at least",
+        "a=8,b=1  yes   1.0 MiB  16.0 MiB    6.1 ms",
+        "a=4,b=2  yes   1.0 MiB  16.0 MiB   11.2 ms",
+        "a=2,b=4  yes   1.0 MiB  16.0 MiB   21.3 ms",
+        "a=1,b=8  yes   1.0 MiB       0 B   40.6 ms",
+        "",
+        "a=4,b=2: devices repeat work: each product is computed 2 times on average",
+        "a=2,b=4: devices repeat work: each product is computed 4 times on average",
+        "a=1,b=8: all 8 devices compute the same batch: no product is shared",
+    ]
+
+
+def test_a_search_without_speeds_counts_the_work_that_devices_repeat(run: Run, train: str) -> None:
+    vary = "--mesh", "data=1,model=4", "--vary", "data=4,model=1"
+    out = run.printed("rehearse", f"{train}:repeated", "--topology", "cpu:4", *vary)
+    _, _, _, first, second, _, said = out.splitlines()
+    assert (first.split()[0], second.split()[0]) == ("data=4,model=1", "data=1,model=4")
+    assert said == "data=1,model=4: all 4 devices compute the same batch: no product is shared"
 
 
 def test_two_meshes_side_by_side(run: Run, train: str, canned: Callable[..., None]) -> None:

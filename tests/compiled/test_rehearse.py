@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import abstract, cut, mesh_of
 
@@ -44,7 +44,7 @@ def test_a_step_in_numbers(mesh: Mesh) -> None:
     assert rehearsal.flops == 2 * 2 * 16 * 64 * 32 / 8
     assert rehearsal.undonated_bytes == 0
     (donated, other) = rehearsal.arguments
-    assert donated == ("w", (64, 32), "float32", block, True, False, (None, "y"))
+    assert donated == ("w", (64, 32), "float32", block, True, False, (None, "y"), False)
     assert (other.name, other.is_donated, other.spec) == ("x", False, ("x",))
     (traffic,) = rehearsal.traffic
     assert (traffic.axes, traffic.executions, traffic.nbytes_slow) == (("x",), 1, None)
@@ -110,7 +110,8 @@ def test_stages_are_rehearsed(mesh: Mesh) -> None:
         assert found.argument_bytes == whole.argument_bytes
         assert (found.num_devices, found.mesh_shape) == (8, {"x": 4, "y": 2})
         assert [each[:3] for each in found.traffic] == [each[:3] for each in whole.traffic]
-        assert found.flops == (whole.flops if isinstance(stage, jax.stages.Traced) else None)
+        assert found.flops == whole.flops
+        assert (found.flops_total is None) != isinstance(stage, jax.stages.Traced)
 
 
 def test_arguments_without_a_mesh(auto_mesh: Mesh) -> None:
@@ -255,7 +256,8 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
         "temporaries _",
         "peak _",
         "",
-        "4.92e+04 floating-point operations per device in products",
+        "9.83e+04 floating-point operations per device in products",
+        "devices repeat work: each product is computed 2 times on average",
         "compiled in _ s",
         "rehearsal.advice has 3 changes that would save memory, the first 8.0 KiB",
         "",
@@ -334,6 +336,36 @@ def test_arguments_that_do_not_fit_are_not_compiled(
     assert unused.is_compiled
     monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: nbytes)
     assert rehearse.rehearsal_of(step, (w, x), {}, may_skip=True).is_compiled
+
+
+def test_arguments_below_a_byte_count_as_the_compiler_packs_them(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = abstract((64, 32), mesh, "x", dtype=jnp.int4)
+    nbytes = 64 * 32 // 2 // 4
+    rehearsal = gda.rehearse(lambda q: q.astype(np.float32), q)
+    assert (rehearsal.argument_bytes, arguments(rehearsal)) == (nbytes, {"q": nbytes})
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: nbytes)
+    assert rehearse.rehearsal_of(lambda q: q + 1, (q,), {}, may_skip=True).is_compiled
+
+
+def test_arguments_on_the_host_take_no_memory_of_a_device(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    m, w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=on_host), abstract((8,), mesh)
+
+    def step(m: Any, w: Any) -> Any:
+        return jax.device_put(m, NamedSharding(mesh, P("x"), memory_kind="device")).sum() * w
+
+    rehearsal = gda.rehearse(step, m, w)
+    of_m, of_w = rehearsal.arguments
+    assert (of_m.is_on_host, of_w.is_on_host) == (True, False)
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: 32)
+    assert rehearse.rehearsal_of(step, (m, w), {}, may_skip=True).is_compiled
+    monkeypatch.setattr(rehearse, "_capacity_bytes", lambda _: 31)
+    skipped = rehearse.rehearsal_of(step, (m, w), {}, may_skip=True)
+    assert (skipped.is_compiled, skipped.argument_bytes) == (False, 32)
 
 
 @pytest.mark.topology

@@ -203,6 +203,25 @@ def test_the_first_axes_go_over_the_slices() -> None:
         gda.rehearsal_mesh("v5e:2x2", {"data": 4}, num_slices=2)
 
 
+@pytest.mark.parametrize(
+    ("topology", "right"),
+    [
+        ("v5e:4x4x4", "2 dimensions, and v5e:4x4x4 has 3; give v5e:8x8, which has 64 chips"),
+        ("v5e:2x2x2", "give v5e:2x4, which has 8 chips"),
+        ("v6e:2x2x4", "give v6e:4x4, which has 16 chips"),
+        ("v6e:16x16x4", "give v6e:16x16, which has 256 chips"),
+        ("v5p:2x4", "3 dimensions, and v5p:2x4 has 2; give v5p:2x4x1, which has 8 chips"),
+        ("v4:2x2", "give v4:2x2x1"),
+        ("tpu7x:2x2", "give tpu7x:2x2x1"),
+        ("v7x:2x2x1", "did you mean tpu7x"),
+        ("ironwood:2x2x1", "did you mean tpu7x"),
+    ],
+)
+def test_dimensions_are_those_of_the_kind(topology: str, right: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(right)):
+        gda.rehearsal_mesh(topology, {"x": 4})
+
+
 @pytest.mark.topology
 @pytest.mark.parametrize(
     ("topology", "message"),

@@ -40,10 +40,18 @@ def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert kind_named("v5e").capacity_bytes == int(15.75 * 2**30)
 
 
+def test_the_memory_of_an_h200_is_that_of_its_driver() -> None:
+    # nvidia-smi has 143,771 MiB, and 97,871 MiB for a GH200 of 96 GB.
+    assert kind_named("h200").memory_bytes == 143_771 * 2**20
+    assert kind_of_device("NVIDIA GH200 480GB") is kind_named("gh200")
+    assert kind_named("gh200").memory_bytes == 97_871 * 2**20
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("v5", "no kind of device has the name 'v5'; did you mean v5p or v5e? known are v2,"),
+        ("v7x", "no kind of device has the name 'v7x'; did you mean tpu7x? known are v2,"),
         ("abacus", "no kind of device has the name 'abacus'; known are v2,"),
     ],
 )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of, ordered_mesh
 
@@ -58,10 +58,10 @@ def test_every_array_of_a_tree_has_a_row_and_other_leaves_have_none(mesh: Mesh) 
         "padded": ((5, 3), "float32", XY, ("x",), (2, 3), 8, 2, 60, 24, None),
         "keys": ((8,), "key<fry>", None, None, (8,), 1, 1, 64, 64, None),
         "later": ((2, 3), "bfloat16", None, None, (2, 3), 0, 0, 12, 12, None),
-        "one": ((3,), "int4", None, None, (3,), 1, 1, 3, 3, None),
+        "one": ((3,), "int4", None, None, (3,), 1, 1, 2, 2, None),
         "host": ((), "int8", None, None, (), 0, 0, 1, 1, None),
     }
-    assert [row.nbytes_per_device for row in rows.values()] == [64, 48, 48, 24, 12, 3, 1]
+    assert [row.nbytes_per_device for row in rows.values()] == [64, 48, 48, 24, 12, 2, 1]
     layouts = {path: (row.layout, row.is_whole) for path, row in rows.items()}
     assert layouts["layers/0/w"] == ("P('x') on x=4,y=2", False)
     assert layouts["keys"] == ("1 device", True)
@@ -229,6 +229,46 @@ def test_shapes_of_a_function_are_planned_on_a_mesh_of_the_command_line(tmp_path
     assert gda.abstract(str(file), mesh_of(XY))["w"].shape == (8, 2)
 
 
+def test_the_memory_of_the_host_is_not_that_of_a_device(auto_mesh: Mesh, tmp_path: Path) -> None:
+    on_host = NamedSharding(auto_mesh, P("x"), memory_kind="pinned_host")
+    tree = {
+        "w": shape(auto_mesh, P("x"), 8, 2),
+        "m": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=on_host),
+    }
+    found = gda.layouts(tree)
+    assert (found.nbytes, found.nbytes_per_device, found.nbytes_on_host) == (192, 16, 32)
+    assert str(found).startswith("192 B in 2 arrays, 16 B on each device, 32 B on its host; mesh ")
+    assert planned_bytes(found) == 16
+    file = tmp_path / "model.json"
+    file.write_text(found.to_json())
+    read = gda.abstract(str(file), auto_mesh)
+    assert (read["m"].sharding.memory_kind, read["w"].sharding.spec) == ("pinned_host", P("x"))
+
+
+class Tiled(Sharding):
+    """Rows in four parts, each on two of eight devices, as JAX's GSPMDSharding may have them."""
+
+    device_set: Any = property(lambda _: {*jax.devices()[:8]})
+    num_devices: Any = property(lambda _: 8)
+    memory_kind: Any = property(lambda _: None)
+    is_fully_replicated: Any = property(lambda _: False)
+    is_fully_addressable: Any = property(lambda _: True)
+
+    def check_compatible_aval(self, aval_shape: tuple[int, ...]) -> None:
+        pass
+
+    def shard_shape(self, global_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (global_shape[0] // 4, *global_shape[1:])
+
+
+def test_a_sharding_without_a_mesh_has_replicas_and_no_place_in_a_file() -> None:
+    found = gda.layouts({"w": jax.ShapeDtypeStruct((8, 2), np.float32, sharding=Tiled())})
+    (row,) = found.arrays
+    assert (row.num_devices, row.num_replicas, row.is_whole) == (8, 2, False)
+    with pytest.raises(ValueError, match="'w' is sharded over 8 devices without a mesh, which a m"):
+        found.to_json()
+
+
 def test_a_file_has_one_mesh_and_each_path_once(auto_mesh: Mesh) -> None:
     other = shape(mesh_of({"x": 8}), P(), 8)
     with pytest.raises(ValueError, match="one mesh, and these arrays are on x=4,y=2, x=8; write"):
@@ -298,6 +338,13 @@ def refused(tree: Any, **options: Any) -> list[str]:
     with pytest.raises(AssertionError) as caught:
         gda.assert_sharded(tree, **options)
     return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True])
+def test_the_most_replicated_bytes_are_a_number(wrong: Any) -> None:
+    expected = "max_replicated_bytes must be a number of bytes, 0 or more, not "
+    with pytest.raises(ValueError, match=expected):
+        gda.assert_sharded({}, max_replicated_bytes=wrong)
 
 
 def test_arrays_that_are_whole_are_named_with_a_spec_that_shards_them(mesh: Mesh) -> None:

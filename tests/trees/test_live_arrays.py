@@ -162,6 +162,12 @@ def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     assert "deleted or donated: params['w']; ema" in str(report)
 
 
+def test_types_below_a_byte_count_as_the_device_packs_them(mesh: Mesh) -> None:
+    w = jax.device_put(jnp.zeros((8, 6), "int4"), NamedSharding(mesh, P("x")))
+    (row,) = rows_of(gda.memory(w=w)).values()
+    assert (row.nbytes, row.nbytes_per_device) == (8 * 6 // 2 * 2, 2 * 6 // 2)
+
+
 def test_kinds_of_memory_are_apart(mesh: Mesh) -> None:
     kind, w = "pinned_host", put(mesh, P("x"))
     host = jax.device_put(w, NamedSharding(mesh, P("x"), memory_kind=kind))
@@ -186,7 +192,7 @@ def test_odd_arrays(mesh: Mesh) -> None:
     rows = rows_of(gda.memory(t=tree))
     assert {name: row.nbytes for name, row in rows.items()} == {
         "t['keys']": 128,
-        "t['int4']": 7,
+        "t['int4']": 4,
         "t['empty']": 0,
         "t['scalar']": 4,
         "t['replicated']": 8 * 192,

@@ -10,8 +10,8 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 
 Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
-code), ``program`` (its collectives), ``listing`` (their totals and tables); ``allocations`` (the
-largest temporaries).
+code), ``program`` (its collectives), ``listing`` (their totals and tables), ``products`` (its
+floating-point operations); ``allocations`` (the largest temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes
@@ -23,6 +23,7 @@ from gda.compiled.hlo.listing import format_source as format_source
 from gda.compiled.hlo.listing import sentence as sentence
 from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.listing import table_of as table_of
+from gda.compiled.hlo.products import read_flops as read_flops
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective
 from gda.compiled.hlo.program import num_devices as num_devices

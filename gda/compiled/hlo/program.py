@@ -126,13 +126,21 @@ def read_collectives(
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
     """
-    parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
-    modules = [part for part in parts if part.strip()] or [text]
     found: list[Collective] = []
-    for module in modules:
+    for module in _texts_of(text):
         read = _Module(module, dict(mesh_shape or {}), dict(slices or {}), device_ids)
         found += read.collectives()
     return tuple(found)
+
+
+def modules_of(text: str) -> list[tuple[dict[str, Computation], str]]:
+    """Return the computations by name and the entry of each module of a program."""
+    return [*map(parse_computations, _texts_of(text))]
+
+
+def _texts_of(text: str) -> list[str]:
+    parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
+    return [part for part in parts if part.strip()] or [text]
 
 
 def num_devices(text: str) -> int:
@@ -218,7 +226,7 @@ class _Module:
         seen.add(name)
         computation = self.computations[name]
         for definition, instruction in computation.of_interest.items():
-            calls = _calls(instruction, computation, self.computations)
+            calls = calls_of(instruction, computation, self.computations)
             yield computation, definition, calls
             for call in calls:
                 if call.callee not in seen:
@@ -356,9 +364,10 @@ class _Module:
         return opcodes.pop() if len(opcodes) == 1 else None
 
 
-def _calls(
+def calls_of(
     instruction: Instruction, caller: Computation, computations: Mapping[str, Computation]
 ) -> list[_Call]:
+    """Return the calls of an instruction, with the number of times that it runs each."""
     opcode = instruction.opcode.removesuffix("-start")
     if opcode.endswith(("-done", "-update")) or instruction.kind is not None:
         return []  # the end repeats the call of the beginning, and a reduction only computes

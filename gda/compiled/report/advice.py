@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from gda.compiled.hlo import Axes, Collective, format_axes, format_size, format_source, summed
+from gda.compiled.report.rehearsal_text import format_seconds
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
+from gda.planning.device_kinds import speeds_of_device
 from gda.planning.model import better_spec
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ class Advice(NamedTuple):
       text: the change and its effect, in words.
       saves_bytes: bytes of the arguments or results on one device that it saves; the temporaries
         may change as well. None for a change of the communication.
+      costs_seconds: the least time to gather a sharded argument once, at the vendor's figure; None
+        if nothing is to be gathered, or the figure is unknown.
 
     >>> import gda
     >>> gda.Advice("shard params['w'] float32[8,2] by P('x')", saves_bytes=32).saves_bytes
@@ -35,6 +39,7 @@ class Advice(NamedTuple):
 
     text: str
     saves_bytes: int | None
+    costs_seconds: float | None = None
 
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
@@ -74,7 +79,7 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
     """Yield for arguments of the same shape and spec the one that further axes would shard."""
     alike: dict[tuple[str, Shape, tuple[SpecEntry, ...]], list[ArgumentBytes]] = {}
     for each in rehearsal.arguments:
-        if each.spec is not None:
+        if each.spec is not None and not each.is_on_host:
             alike.setdefault((each.dtype, each.shape, each.spec), []).append(each)
     for (dtype, shape, spec), arguments in alike.items():
         grid = ShardGrid(shape, rehearsal.mesh_shape, spec)
@@ -87,10 +92,18 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
             if len(arguments) > 1:
                 some = f"{counted(len(arguments), 'argument')} such as {some}"
             specs = f"{format_spec(proposed)} in place of {format_spec(spec)}"
+            speeds = speeds_of_device(rehearsal.device_kind)
+            seconds = None if speeds is None else saved / speeds.link
+            price = (
+                ""
+                if seconds is None
+                else f"; to gather it takes {format_seconds(seconds)} or more, each time"
+            )
             yield Advice(
                 f"shard {some} {typed_shape(dtype, shape)} by {printable(specs)}: "
-                f"saves {format_bytes(saved)}",
+                f"saves {format_bytes(saved)}{price}",
                 saved,
+                seconds,
             )
 
 

@@ -15,9 +15,11 @@ from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
+    from gda.compiled.report.advice import Advice
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
+_MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 _TO_SAVE = "to save memory or communication:"
 
 
@@ -41,8 +43,8 @@ def html_of(rehearsal: Rehearsal) -> str:
     """Return the report with all tables as one HTML element, light or dark."""
     tables = [_html(_memory_cells(rehearsal))]
     lines = notes_of(rehearsal)
-    if rehearsal.advice:
-        lines += [_TO_SAVE, *(each.text for each in rehearsal.advice)]
+    if worth := _worth_its_price(rehearsal):
+        lines += [_TO_SAVE, *(each.text for each in worth)]
     if rehearsal.traffic:
         tables.append(_html(traffic_cells(rehearsal.traffic)))
     for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
@@ -84,7 +86,11 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if rehearsal.flops:
-        lines.append(f"{rehearsal.flops:.3g} floating-point operations per device in products")
+        share = "" if rehearsal.flops_are_counted else ", if all devices share them"
+        lines.append(
+            f"{rehearsal.flops:.3g} floating-point operations per device in products{share}"
+        )
+    lines += [repeated] if (repeated := repetition_of(rehearsal)) else []
     computes, communicates = _least_times(rehearsal)
     if computes and communicates:
         lines.append(
@@ -92,6 +98,16 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
             f"{format_seconds(communicates)}, at the vendor's figures"
         )
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
+
+
+def repetition_of(rehearsal: Rehearsal) -> str:
+    """Return the words for work that several devices do; empty for little of it."""
+    times, num_devices = rehearsal.repetitions or 1, rehearsal.num_devices
+    if num_devices == 1 or times < _MUCH_REPEATED:
+        return ""
+    if times > 0.9 * num_devices:
+        return f"all {num_devices:,} devices compute the same batch: no product is shared"
+    return f"devices repeat work: each product is computed {times:.2g} times on average"
 
 
 def _least_times(rehearsal: Rehearsal) -> tuple[float | None, float | None]:
@@ -141,7 +157,8 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
     array = typed_shape(argument.dtype, argument.shape)
     spec = "" if argument.spec is None else format_spec(argument.spec)
     donated = "donated" if argument.is_donated else "could be donated" * argument.could_be_donated
-    return [argument.name, array, spec, format_bytes(argument.nbytes), donated]
+    says = "on its host" if argument.is_on_host else donated
+    return [argument.name, array, spec, format_bytes(argument.nbytes), says]
 
 
 def temporary_table(temporaries: Sequence[Temporary]) -> ArrayTable:
@@ -185,9 +202,27 @@ def _shows_advice(rehearsal: Rehearsal) -> bool:
     return rehearsal.fits is False or is_slow
 
 
+def _worth_its_price(rehearsal: Rehearsal) -> list[Advice]:
+    """Return the advice that a program needs to fit, or that gains more than it costs.
+
+    If it fits, a gain is 1 % of the memory, and what is gathered must not take longer than the work
+    that devices repeat.
+    """
+    if rehearsal.fits is False:
+        return [*rehearsal.advice]
+    memory = rehearsal.capacity_bytes or rehearsal.peak_bytes or 0
+    repeated = (rehearsal.least_compute_seconds or 0) * (1 - 1 / (rehearsal.repetitions or 1))
+    return [
+        each
+        for each in rehearsal.advice
+        if each.saves_bytes is None
+        or (each.saves_bytes * 100 >= memory and (each.costs_seconds or 0) <= repeated)
+    ]
+
+
 def _pointer(rehearsal: Rehearsal) -> list[str]:
     """Return a line on advice that is not shown."""
-    savings = [each.saves_bytes for each in rehearsal.advice if each.saves_bytes]
+    savings = [each.saves_bytes for each in _worth_its_price(rehearsal) if each.saves_bytes]
     if not savings or _shows_advice(rehearsal):
         return []
     changes = counted(len(savings), "change")
@@ -198,7 +233,7 @@ def _pointer(rehearsal: Rehearsal) -> list[str]:
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:
-    advice = rehearsal.advice if _shows_advice(rehearsal) else ()
+    advice = _worth_its_price(rehearsal) if _shows_advice(rehearsal) else []
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")

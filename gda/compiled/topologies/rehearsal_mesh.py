@@ -16,7 +16,7 @@ from gda.compiled.topologies.gpus import gpus_of
 from gda.compiled.topologies.tpus import tpus_of
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_mesh
-from gda.planning.device_kinds import KINDS, kind_named
+from gda.planning.device_kinds import KINDS, OTHER_NAMES, kind_named
 
 _GPUS = [kind.name for kind in KINDS if kind.gpu is not None]
 _OF_TPUS = re.compile(r"[a-z0-9]+:[1-9]\d*(x[1-9]\d*){1,2}(_(un)?twisted)?")
@@ -45,8 +45,8 @@ def rehearsal_mesh(
         ``'v5p:4x4x8'``. A chip is one device, except for ``v2``, ``v3`` and ``tpu7x``, where it is
         two. For GPUs, the kind, the hosts and the GPUs of each host: ``'h100:4x8'``, or
         ``'h100:8'`` on one host. The kinds are ``a100``, ``a100-40``, ``h100``, ``h100-pcie``,
-        ``h200``, ``b200`` and ``gb200``. Where NVLink connects several hosts, as for ``gb200``,
-        give the GPUs that it connects as one host.
+        ``h200``, ``gh200``, ``b200`` and ``gb200``. Where NVLink connects several hosts, as for
+        ``gb200``, give the GPUs that it connects as one host.
       mesh_shape: sizes of the axes by name, in mesh order; their product is the number of devices
         of all slices.
       num_slices: number of slices of this topology of TPUs, which a slower network connects. The
@@ -75,7 +75,7 @@ def rehearsal_mesh(
         raise TypeError(_wrong_name(topology))
     kind = topology.partition(":")[0]
     is_gpu = target_config is not None or kind in _GPUS
-    if not is_gpu and not kind.startswith(("v", "tpu")):
+    if not is_gpu and (kind in OTHER_NAMES or not kind.startswith(("v", "tpu"))):
         kind_named(kind)  # libtpu may know newer ones
     if (_OF_GPUS if is_gpu else _OF_TPUS).fullmatch(topology) is None:
         raise ValueError(_wrong_name(topology))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import os
 import re
 import threading
@@ -20,6 +21,7 @@ from jax.experimental import topologies
 
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.distribution import install_command
+from gda.layout.text import counted
 from gda.planning.device_kinds import KINDS
 
 _AT_MOST_16 = ("v5e", "v6e")
@@ -32,9 +34,11 @@ _SECONDS = 60.0
 @functools.cache
 def tpus_of(topology: str, num_slices: int) -> list[Any]:
     """Return the devices of slices of a topology; errors as ``gda.rehearsal_mesh`` has them."""
-    # The programs of larger topologies, which libtpu describes, abort its compiler.
+    # The programs of other topologies, which libtpu describes, abort its compiler.
     kind, _, chips = topology.partition(":")
-    if kind in _AT_MOST_16 and any(int(size) > 16 for size in re.findall(r"\d+", chips)):
+    sizes = [int(size) for size in re.findall(r"\d+", chips)]
+    _check_dimensions(topology, kind, sizes)
+    if kind in _AT_MOST_16 and any(size > 16 for size in sizes):
         raise ValueError(
             f"a slice of {kind} has at most 16x16 chips, so there is no {topology}; for more take "
             f"num_slices of {kind}:16x16"
@@ -60,6 +64,22 @@ def tpus_of(topology: str, num_slices: int) -> list[Any]:
             "a kind and its chips in each dimension, such as 'v5e:16x16' or 'v5p:4x4x8'; the kinds "
             f"are {kinds}"
         ) from None
+
+
+def _check_dimensions(topology: str, kind: str, sizes: list[int]) -> None:
+    dimensions = next((each.dimensions for each in KINDS if each.name == kind), len(sizes))
+    if len(sizes) == dimensions:
+        return
+    count = math.prod(sizes)
+    if dimensions == 3:
+        right = [*sizes, 1]
+    else:
+        slices = [(first, first * more) for first in (1, 2, 4, 8, 16) for more in (1, 2)]
+        right = min(slices[:-1], key=lambda size: abs(math.prod(size) - count))
+    raise ValueError(
+        f"a slice of {kind} has {dimensions} dimensions, and {topology} has {len(sizes)}; give "
+        f"{kind}:{'x'.join(map(str, right))}, which has {counted(math.prod(right), 'chip')}"
+    )
 
 
 def _description(topology: str, **options: Any) -> Any:

@@ -8,6 +8,8 @@ The file is one JSON object, with
   parameter is not sharded;
 - ``about``: anything a reader should know.
 
+A parameter may have ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host.
+
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
 axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. If the mesh
 is given, the object may also be ``parameters`` alone.
@@ -50,7 +52,7 @@ _SHOWN = 20
 _KEYS_SHOWN = 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
 _OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
-_OF_A_PARAMETER = ("shape", "dtype", "spec")
+_OF_A_PARAMETER = ("shape", "dtype", "spec", "memory_kind")
 
 
 class ModelArray(NamedTuple):
@@ -60,6 +62,7 @@ class ModelArray(NamedTuple):
     shape: Shape
     dtype: np.dtype[Any]
     spec: tuple[SpecEntry, ...]
+    memory_kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Parameter(TypedGrid):
     """An array of a model on a mesh."""
 
     name: str
+    memory_kind: str | None = None
 
 
 class Mistakes:
@@ -160,7 +164,7 @@ def read_model(
             array = _array(name, entry, defaults)
             arrays.append(array)
             grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad)
-            parameters.append(Parameter(grid, array.dtype, name))
+            parameters.append(Parameter(grid, array.dtype, name, array.memory_kind))
     if mesh is not None:
         _check_axes(arrays, sizes, model.get("mesh"), file.path)
     mistakes.check()
@@ -226,7 +230,8 @@ def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]
 def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the shape, the dtype and the spec that can be read, and the mistakes in the others."""
     values, wrong = {}, []
-    for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
+    readers = {"shape": _shape_of, "dtype": _dtype_of, "spec": _spec_of, "memory_kind": _kind_of}
+    for key, read in readers.items():
         try:
             if key in given:
                 values[key] = read(given[key])
@@ -288,6 +293,14 @@ def _dtype_of(given: Any) -> np.dtype[Any]:
         return _known_dtype(given)
     except MisreadError as error:
         raise MistakesError(f'"dtype" {error}') from None
+
+
+def _kind_of(given: Any) -> str | None:
+    if given is not None and not isinstance(given, str):
+        raise MistakesError(
+            f'"memory_kind" must be a name such as "pinned_host", not {_short(given)}'
+        )
+    return given
 
 
 _known_dtype = lru_cache(maxsize=256)(parse_dtype)

@@ -66,8 +66,7 @@ def parse_number(text: str) -> int:
 def parse_dtype(text: str) -> np.dtype[Any]:
     """Return the JAX dtype of a name, in full or short: ``bfloat16``, ``bf16``, ``f32``.
 
-    A dtype below a byte, such as ``int4``, takes a byte per element, as in NumPy. Names of
-    safetensors files, such as ``F8_E4M3``, must be in capitals.
+    Names of safetensors files, such as ``F8_E4M3``, must be in capitals.
     """
     start = len(text) - len(text.lstrip())
     name = text.strip().rpartition(".")[2]  # of jnp.bfloat16

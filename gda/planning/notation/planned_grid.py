@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gda.layout.dtype_names import bits_of, packed_nbytes
 from gda.layout.padding import Padding, format_percent, padding_of
 from gda.layout.text import counted, format_mesh, typed_shape
 from gda.planning.notation.mistakes import MistakesError
@@ -33,16 +34,16 @@ class TypedGrid:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.grid.global_shape) * self.dtype.itemsize
+        return packed_nbytes(math.prod(self.grid.global_shape), self.dtype)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, which are the bytes on one device."""
-        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+        return packed_nbytes(math.prod(self.grid.shard_shape), self.dtype)
 
     @property
     def padding(self) -> Padding:
-        return padding_of([(self.grid, self.dtype.itemsize)])
+        return padding_of([(self.grid, bits_of(self.dtype))])
 
     @property
     def title(self) -> str:
@@ -66,7 +67,7 @@ def plan_grid(
         grid = ShardGrid(shape, mesh, spec, pad=pad)
     except ValueError as error:
         raise MistakesError(f"{error}{_hint_of_padding(shape, mesh, spec)}") from None
-    nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
+    nbytes = packed_nbytes(math.prod(grid.shard_shape), dtype) * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
             f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
