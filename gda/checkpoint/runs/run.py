@@ -468,7 +468,7 @@ class Run:
     def __repr__(self) -> str:
         return f"<run in {self._folder.url}, newest step {self._newest}>"
 
-    # What all processes do together.
+    # Steps that all processes do together.
 
     def _told(self, what: str, work: Callable[[], Any]) -> Any:
         """Return what ``work`` returns in process 0, when all have come to the same call."""

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import jax
 import pytest
 import tensorstore as ts
 from running import USUAL
-from s3_server import ENVIRONMENT, Server, spec_of
+from s3_server import spec_of
 from training import check, state_of, train
 from trials import Trials, tried
 
@@ -22,14 +21,6 @@ from gda.checkpoint import Run, SaveError
 from gda.checkpoint.runs import keeper
 from gda.checkpoint.step_folders import folder
 from gda.multihost import meeting
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with pytest.MonkeyPatch.context() as patch, Server() as server:
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        yield server
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -189,7 +189,7 @@ def test_a_training_that_is_killed_loses_no_step_and_no_bit(tmp_path: Path, tria
 
 
 def check_folder(training: Training, last: int) -> None:
-    """What is kept is whole, and there is nothing else."""
+    """The steps that are kept are whole, and there is nothing else."""
     run = Run(training.path, **OPTIONS)
     steps = run.steps()
     assert steps[-1] == last

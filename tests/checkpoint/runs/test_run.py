@@ -724,7 +724,7 @@ def test_an_error_of_the_loop_leaves_the_step_that_is_being_saved(tmp_path: Path
     assert resumed(tmp_path)[1] == 10
 
 
-# What it says.
+# Its words.
 
 
 def test_each_save_and_removal_is_one_line(
