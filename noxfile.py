@@ -56,6 +56,36 @@ def torture(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def lint(session: nox.Session) -> None:
+    """Check rules, format, layers, and the workflows in .github."""
+    session.install("-e", ".[dev]", env=_FEW_PROCESSES)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-cache")
+    schemas = {"github-workflows": "workflows/*", "github-issue-forms": "ISSUE_TEMPLATE/[!c]*"}
+    for schema, pattern in schemas.items():
+        files = sorted(map(str, Path(".github").glob(pattern)))
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
+    session.run("zizmor", "--offline", "--no-progress", "--quiet", ".github")
+
+
+@nox.session(python="3.11")
+def pages(session: nox.Session) -> None:
+    """Run the tests of pages, examples and benchmarks; they look at pages in Chromium."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-n", "2", "-m", "docs", *session.posargs)
+
+
+@nox.session(python="3.11")
+def accelerator(session: nox.Session) -> None:
+    """Run the tests and benchmarks for an accelerator on CPU devices."""
+    session.install("-e", ".[test]")
+    folder = session.create_tmp()
+    command = ["benchmarks/accelerator.sh", folder, "--quick"]
+    session.run(*command, external=True, env={"GDA_ACCELERATOR": "cpu", "PYTHON": "python"})
+
+
+@nox.session(python="3.11")
 def types(session: nox.Session) -> None:
     """Check the types, with all packages that gda and its tools import."""
     session.install("-e", ".[all]", env=_FEW_PROCESSES)
