@@ -61,6 +61,7 @@ _MODULE_OF = {
     "check_processes_agree": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
+    "report": "gda.multihost.fault_report",
     "check_replicas_agree": "gda.trees.replicas",
     "ReplicaCheck": "gda.trees.replicas",
     "ReplicaMismatch": "gda.trees.replicas",

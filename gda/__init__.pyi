@@ -49,6 +49,7 @@ from gda.trees.files.store import store as store
 # Many processes.
 from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
+from gda.multihost.fault_report import report as report
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree
@@ -123,6 +124,7 @@ __all__ = [  # noqa: RUF022
     "check_processes_agree",
     "DisagreementError",
     "LateProcessError",
+    "report",
     "check_replicas_agree",
     "ReplicaMismatchError",
     # Plan without devices.

@@ -8,5 +8,5 @@ is, and which have ended), ``meeting`` (each brings a payload, one decides), ``s
 or all hear the reason), ``failure_watch`` (work on devices, in which the failure of one process
 ends the others too), ``agreement`` (checks that all processes have the same arrays, and make the
 same calls; ``communicates`` for what fails before that), ``ending`` (a signal in one process is the
-same answer in all).
+same answer in all), ``fault_report`` (versions and devices).
 """
