@@ -61,7 +61,6 @@ _MODULE_OF = {
     "check_processes_agree": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
-    "report": "gda.multihost.fault_report",
     "check_replicas_agree": "gda.trees.replicas",
     "ReplicaCheck": "gda.trees.replicas",
     "ReplicaMismatch": "gda.trees.replicas",
@@ -88,6 +87,7 @@ _MODULE_OF = {
     "Advice": "gda.compiled.report.advice",
     # Test, and read code of others.
     "testing": "gda.testing",
+    "report": "gda.multihost.fault_report",
     "compat": "gda.trees.batches.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",

@@ -49,7 +49,6 @@ from gda.trees.files.store import store as store
 # Many processes.
 from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
-from gda.multihost.fault_report import report as report
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree
@@ -81,6 +80,7 @@ from gda.compiled.report.advice import Advice as Advice
 
 # Test, and use other libraries.
 from gda import testing as testing
+from gda.multihost.fault_report import report as report
 from gda.trees.batches import compat as compat
 
 # The names of GlobalDeviceArray.
@@ -124,7 +124,6 @@ __all__ = [  # noqa: RUF022
     "check_processes_agree",
     "DisagreementError",
     "LateProcessError",
-    "report",
     "check_replicas_agree",
     "ReplicaMismatchError",
     # Plan without devices.
@@ -139,6 +138,7 @@ __all__ = [  # noqa: RUF022
     "compare_rehearsals",
     # Test, and read code of others.
     "testing",
+    "report",
     # The names of GlobalDeviceArray.
     "get_shard_shape",
     "get_shard_indices",

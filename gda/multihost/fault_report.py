@@ -1,4 +1,7 @@
-"""The facts about a program that a report of a fault needs."""
+"""The facts about a program that a report of a fault needs.
+
+Provisional: see ``docs/stable.md``.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import jax
 
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.distribution import DISTRIBUTION
 from gda.layout.text import counted, listed, printable
 
@@ -20,6 +23,7 @@ _PACKAGES = (
 _VARIABLES = ("JAX_PLATFORMS", "XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
+@set_module("gda")
 @public
 def report() -> str:
     """Return versions, devices, processes and settings, for a report of a fault.
