@@ -42,9 +42,10 @@ from meshes import cut, mesh_of
 from trials import Trials, tried
 
 import gda
-from gda.checkpoint import CheckpointNotFoundError, CorruptionError, restoring
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, compress
+from gda.checkpoint.reading import checked_files
 from gda.storage.stores.directory import FileStore
 from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
 
@@ -364,7 +365,7 @@ def test_overwritten_meanwhile(plain: Damaged, monkeypatch: pytest.MonkeyPatch) 
 def test_overwritten_time_and_again(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch, is_alone: bool
 ) -> None:
-    monkeypatch.setattr(restoring, "MOST_ATTEMPTS", 3)
+    monkeypatch.setattr(checked_files, "MOST_ATTEMPTS", 3)
     overwriting = Overwriting(monkeypatch, plain.path)
     if not is_alone:  # the others may have the tree of before
         monkeypatch.setattr(jax, "process_count", lambda: 1 if overwriting.is_saving else 2)
