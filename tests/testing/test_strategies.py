@@ -156,17 +156,9 @@ def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
 # Options.
 
 
-@given(
-    mesh_shapes(
-        axis_names=("data", "model", "expert"),
-        min_axes=2,
-        max_axes=3,
-        min_axis_size=2,
-        max_devices=1000,
-    )
-)
+@given(mesh_shapes(axis_names=("data", "model", "expert"), min_axis_size=2, max_devices=1000))
 def test_mesh_shapes_keep_their_limits(shape: dict[str, int]) -> None:
-    assert tuple(shape) in (("data", "model"), ("data", "model", "expert"))
+    assert tuple(shape) == ("data", "model", "expert")[: len(shape)]
     assert min(shape.values()) >= 2
     assert math.prod(shape.values()) <= 1000
 
@@ -184,13 +176,6 @@ def test_a_mesh_shape_may_be_given(mesh: Mesh) -> None:
     assert dict(mesh.shape) == {"data": 3, "model": 2}
     assert device_ids(mesh) == [0, 1, 2, 3, 4, 5]
     assert set(mesh.axis_types) == {AxisType.Explicit}
-
-
-@given(st.data())
-def test_meshes_are_made_of_the_given_devices(data: st.DataObject) -> None:
-    devices = jax.devices()[3:6]
-    mesh = data.draw(meshes(mesh_shapes(max_devices=3), devices=devices))
-    assert set(mesh.devices.flat) <= set(devices)
 
 
 def test_specs_and_shapes_take_any_kind_of_mesh() -> None:
@@ -225,15 +210,11 @@ def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
     assert len(case.spec) <= len(case.global_shape) <= 3
 
 
-@given(
-    sharded_cases(
-        mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
-    )
-)
+@given(sharded_cases(mesh_shapes(max_devices=4096), max_dims=2, allow_empty=False))
 def test_cases_without_devices_keep_their_limits(case: ShardedCase[dict[str, int]]) -> None:
     assert isinstance(case.mesh, dict)
-    assert 1 <= len(case.global_shape) <= 2
-    assert all(1 <= side <= 5 for side in case.grid.shard_shape)
+    assert len(case.global_shape) <= 2
+    assert all(1 <= side <= 3 for side in case.grid.shard_shape)
 
 
 @given(st.data())
@@ -288,11 +269,10 @@ def test_elements_may_be_given_for_dtypes_that_numpy_does_not_know(g: gda.Global
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
-        lambda: mesh_shapes(max_devices=3, min_axes=2, min_axis_size=2),
+        lambda: mesh_shapes(max_devices=1, min_axis_size=2),
         ValueError,
-        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 d",
+        "no mesh has 1 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 1 d",
     ),
-    (lambda: mesh_shapes(max_devices=0), ValueError, "and at most 0 devices"),
     (lambda: meshes({"x": 0}), ValueError, "mesh {'x': 0} has an axis without devices"),
     (
         lambda: find(meshes({"x": 16}), lambda mesh: True),
@@ -308,7 +288,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: global_shapes({"x": 4}, P(None, "x"), max_dims=1),
         ValueError,
-        "max_dims=1 is too few: spec P(None, 'x') has 2 entries, and min_dims=0",
+        "max_dims=1 is too few: spec P(None, 'x') has 2 entries",
     ),
 ]
 
