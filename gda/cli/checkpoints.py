@@ -44,21 +44,21 @@ exit code:
 """
 
 
-def _add_path(parser: argparse.ArgumentParser) -> None:
+def _add_path(parser: argparse.ArgumentParser, kinds: str) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint, safetensors files or an Orbax run; the folder of a Run, or one of its "
-        "steps, as runs/a@100, @latest or @best; or a URL such as s3://bucket/run",
+        help=f"{kinds}; the folder of a Run, or one of its steps, as runs/a@100, @latest or @best; "
+        "or a URL such as s3://bucket/run",
     )
-    add_item(parser)
     add_timeout(parser)
 
 
 def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
-    _add_path(parser)
+    _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
+    add_item(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -141,9 +141,9 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
 
 
 def add_verify(commands: Any) -> None:
-    says = "Read all data at a path and compare the checksums that its format has."
+    says = "Read all data of a checkpoint and compare its checksums."
     parser = add_command(commands, verify, says)
-    _add_path(parser)
+    _add_path(parser, "a checkpoint")
     parser.add_argument(
         "--fingerprints",
         action="store_true",
@@ -153,25 +153,19 @@ def add_verify(commands: Any) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.inspecting import verify_at
+    from gda import checkpoint
     from gda.checkpoint.runs import overview
 
-    if options.item is None and overview.is_run(options.path, options.timeout):
-        progress, fingerprints = shows_progress(), options.fingerprints
-        print(
-            overview.verify_run(options.path, options.timeout, progress, fingerprints=fingerprints)
-        )
+    path, seconds, fingerprints = options.path, options.timeout, options.fingerprints
+    if overview.is_run(path, seconds):
+        print(overview.verify_run(path, seconds, shows_progress(), fingerprints=fingerprints))
         return OK
-    contents = verify_at(
-        options.path,
-        options.timeout,
-        shows_progress(),
-        fingerprints=options.fingerprints,
-        item=options.item,
+    progress = shows_progress()
+    contents = checkpoint.verify(
+        path, fingerprints=fingerprints, timeout=seconds, progress=progress
     )
     leaves = counted(len(contents.leaves), "leaf", "leaves")
-    is_known = "is whole" if contents.data else "can be read, but has no checksums of its arrays"
-    print(f"{contents.path} {is_known}: {leaves}, {format_bytes(contents.nbytes)}")
+    print(f"{contents.path} is whole: {leaves}, {format_bytes(contents.nbytes)}")
     return OK
 
 
