@@ -281,7 +281,8 @@ def global_shapes(
       max_dims: most dimensions; by default 3, or the length of the spec if that is more.
       allow_empty: allow dimensions of size 0 now and then, sharded or not.
 
-    The blocks have at most 3 elements along a dimension. Shrinks to as few dimensions as the spec allows and blocks of a single element.
+    Blocks have at most 3 elements along a dimension. Shrinks to as few dimensions as the spec
+    allows and blocks of a single element.
 
     Raises:
       TypeError, ValueError: the spec does not fit the mesh, or has more than ``max_dims`` entries.
