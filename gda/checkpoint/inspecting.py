@@ -20,7 +20,7 @@ from gda.checkpoint.reading.checked_files import (
 )
 from gda.checkpoint.reading.chunk_sums import ChunkSums
 from gda.checkpoint.step_folders.references import path_of
-from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, leaf_records, open_tree
+from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
@@ -230,7 +230,7 @@ def verify(
     )
 
 
-def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
+def contents_at(path: Any, timeout: float) -> Contents:
     """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
 
     The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
@@ -238,12 +238,9 @@ def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     """
     path = path_of(path, timeout)
     store = open_store(path, timeout)
-    if item is None and kind_at(store) is FileKind.CHECKPOINT:
+    if kind_at(store) is FileKind.CHECKPOINT:
         return _contents(store, load_complete(store))
-    return _contents_of(open_tree(path, timeout, item))
-
-
-def _contents_of(opened: OpenedTree) -> Contents:
+    opened = open_tree(path, timeout)
     structure, leaves = flatten(opened.tree)
     records = tuple(leaf_records(leaves))
     nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))

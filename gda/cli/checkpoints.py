@@ -19,7 +19,6 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    add_item,
     add_timeout,
     print_json,
     shows_progress,
@@ -58,7 +57,6 @@ def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
-    add_item(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -67,14 +65,14 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.inspecting import contents_at
     from gda.checkpoint.runs import overview
 
-    if options.item is None and overview.is_run(options.path, options.timeout):
+    if overview.is_run(options.path, options.timeout):
         document = overview.document_of(options.path, options.timeout)
         if options.json:
             print_json(document)
         else:
             print(*overview.lines_of(document), sep="\n")
         return OK
-    contents = contents_at(options.path, timeout=options.timeout, item=options.item)
+    contents = contents_at(options.path, timeout=options.timeout)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():
@@ -180,23 +178,16 @@ def add_diff(commands: Any) -> None:
         help="compare only the subtree there, such as params/layers/0",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_item(parser)
     add_timeout(parser)
 
 
 def diff(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda import checkpoint
-    from gda.checkpoint.comparing.diff import differences_at
 
     try:
-        differences = differences_at(
-            options.a,
-            options.b,
-            at=_keys(options),
-            timeout=options.timeout,
-            item=options.item,
-        )
+        at = _keys(options)
+        differences = checkpoint.diff(options.a, options.b, at=at, timeout=options.timeout)
     except KeyError as error:
         raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
     except checkpoint.CorruptionError as error:
@@ -250,15 +241,11 @@ def hold(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
     from gda.checkpoint.inspecting import contents_at
-    from gda.checkpoint.tree_at import FileKind, kind_at
-    from gda.storage.stores.opening import open_store
 
     parts = [part for part in (options.at or "").split("/") if part]
     leaves: Sequence[Leaf] = ()
     if parts:
-        is_run = kind_at(open_store(options.a, options.timeout)) is FileKind.ORBAX
-        item = options.item if is_run else None
-        leaves = contents_at(options.a, options.timeout, item).leaves
+        leaves = contents_at(options.a, options.timeout).leaves
     for leaf in leaves:
         keys = leaf.path[: len(parts)]
         if [str(key) for key in keys] == parts:
