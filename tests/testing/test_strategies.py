@@ -3,7 +3,6 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,28 +130,6 @@ def test_cases_shrink_to_readable_ones(
     assert repr(found) == smallest or len(repr(found)) <= len(smallest) + len(", 'y': 1, None")
 
 
-def test_shuffled_devices_come_up_and_shrink_to_a_few() -> None:
-    found = find(
-        sharded_cases(),
-        lambda case: device_ids(case.mesh) != sorted(device_ids(case.mesh)),
-        settings=SEARCH,
-    )
-    assert (found.global_shape, found.spec) == ((), P())
-    assert len(found.mesh_shape) == 1
-    assert found.mesh.size <= 3
-
-
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
-    g = find(
-        global_arrays(dtype=jnp.dtype(dtype)),
-        lambda g: bool(np.asarray(g).astype(bool).any()),
-        settings=SEARCH,
-    )
-    assert (g.shape, g.dtype.name) == ((), dtype)
-    assert abs(int(g)) == 1
-
-
 # Options.
 
 
@@ -245,17 +222,6 @@ def test_case_dtype_and_elements_may_be_given(g: gda.GlobalArray) -> None:
     assert (g.shape, dict(g.mesh.shape), g.spec) == ((4, 2), {"x": 2}, P("x"))
     assert g.dtype.name in ("int32", "uint16")  # JAX narrows 64 bits to 32
     assert ((np.asarray(g) >= 0) & (np.asarray(g) <= 9)).all()
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.uint4])
-def test_dtypes_that_numpy_does_not_know_come_up_with_content(dtype: Any) -> None:
-    case = ShardedCase((2,), mesh_of({"x": 2}), P("x"))
-    g = find(
-        global_arrays(case, dtype=dtype),
-        lambda g: len(set(np.asarray(g).astype(float).flat)) == 2,
-        settings=SEARCH,
-    )
-    assert g.dtype == dtype
 
 
 @rarely(5)

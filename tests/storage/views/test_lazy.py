@@ -227,17 +227,6 @@ def test_columns_that_are_far_from_each_other_are_read_a_piece_at_a_time(
         assert source.counts.max() == 1
 
 
-def test_halves_of_every_other_row_read_each_row_once() -> None:
-    source = Counting(numbers(8, 6))
-    w = lazy(source)
-    halves = concatenate([w[0::2], w[1::2]])
-    np.testing.assert_array_equal(
-        np.asarray(halves), np.concatenate([source.data[0::2], source.data[1::2]])
-    )
-    assert (source.counts == 1).all()
-    assert len(source.asked) == 1
-
-
 def test_rows_that_are_far_from_each_other_are_read_alone() -> None:
     source = Counting(np.zeros((20, 2**14), np.float32))  # rows of 64 KiB
     np.asarray(lazy(source)[::5])
