@@ -119,19 +119,6 @@ def sleep_in(process, seconds):
         time.sleep(seconds)
 
 
-def test_a_process_that_hangs_is_named_and_its_stack_shown(pool):
-    pool.run(nothing)
-    started = time.monotonic()
-    with pytest.raises(ProcessError) as caught:
-        pool.run(sleep_in, 1, 600, timeout=2)
-    assert 2 <= time.monotonic() - started < 60
-    message = str(caught.value)
-    assert message.startswith("process 1 of 2 gave no answer in time (sleep_in with timeout=2)\n")
-    assert re.search(r'Its stack:\n.*\n  File ".*test_pool.py", line \d+ in sleep_in', message)
-    assert "gda/testing" not in message
-    assert "process 0 of 2 succeeded." in message
-
-
 def nothing():
     """A call that loads this module in the processes, so that the next call starts at once."""
 
