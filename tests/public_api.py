@@ -101,6 +101,8 @@ def _members(kind: type) -> Iterator[str]:
                 for name, value in vars(base).items()
                 if "of the ``jax.Array`` inside" not in (value.__doc__ or "")
             }
+    # Those of a dataclass or a named tuple are the parameters of its constructor, which are shown.
+    fields = getattr(kind, "__match_args__", ())
     for name in sorted(name for name in found if not name.startswith("_")):
         member = found[name]
         if isinstance(member, property | cached_property):
@@ -110,7 +112,7 @@ def _members(kind: type) -> Iterator[str]:
             method = getattr(kind, name)
             static = f"{type(member).__name__} " * isinstance(member, classmethod | staticmethod)
             yield from _function(static + name, method, kind)
-        else:
+        elif name not in fields:
             yield f"attribute {name}"
 
 

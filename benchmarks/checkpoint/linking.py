@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.arrays.building import MIB
 from benchmarks.checkpoint.checkpointers import (
@@ -109,34 +110,22 @@ def works(quick: bool) -> list[Work]:
         replace(each, side=each.side // 16) if quick else each for each in (LARGE, FROZEN, ADAPTER)
     )
     what = f"{frozen.name} of frozen arrays and {adapter.name} that changed"
+    ours: dict[str, Any] = {"ours": OURS, "seconds": 24}
+    held = "how long the caller is held while"
+    saving, beginning, writing = (
+        partial(each, frozen, adapter) for each in (_saving, _beginning, _writing)
+    )
+    others = {WHOLE: None, ORBAX: None}
+    all_changed = f"save {large.name}, all changed since the base"
+    to_beat = {WHOLE: AtMost(1.03), WRITE: None}
     return [
-        Work(
-            f"save {large.name}, all changed since the base",
-            partial(_all_changed, large),
-            {WHOLE: AtMost(1.03), WRITE: None},
-            ours=OURS,
-            raw=WRITE,
-            seconds=24,
-        ),
-        Work(
-            f"save {what}",
-            partial(_saving, frozen, adapter),
-            {WHOLE: None, ORBAX: Faster(5)},
-            ours=OURS,
-            seconds=24,
-        ),
-        Work(
-            f"how long the caller is held while {what} are saved behind it",
-            partial(_beginning, frozen, adapter),
-            {WHOLE: None, ORBAX: None},
-            Within(2),
-            ours=OURS,
-            seconds=24,
-        ),
+        Work(all_changed, partial(_all_changed, large), to_beat, raw=WRITE, **ours),
+        Work(f"save {what}", saving, others | {ORBAX: Faster(5)}, **ours),
+        Work(f"{held} {what} are saved behind it", beginning, others, Within(2), **ours),
         Work(
             f"written by a save of {what}",
-            partial(_writing, frozen, adapter),
-            {WHOLE: None, ORBAX: None},
+            writing,
+            others,
             WithinMiB(11),
             ours=OURS,
             seconds=0,

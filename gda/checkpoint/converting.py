@@ -50,23 +50,14 @@ class ConvertedLeaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Conversion:
-    """A tree to be written, and its place. Nothing of its arrays was read or written yet.
-
-    Attributes:
-      source: the tree at the source.
-      target: the path of the target.
-      kind: the kind of its files.
-      leaves: the leaves that ``write`` writes.
-      num_files: of safetensors files, their number; otherwise 0.
-      save: the saver with all of its arguments but ``progress``.
-    """
+    """A tree to be written, and its place. Nothing of its arrays was read or written yet."""
 
     source: OpenedTree
     target: str
     kind: FileKind
     leaves: tuple[ConvertedLeaf, ...]
-    num_files: int
-    save: Callable[..., None]
+    num_files: int  # of safetensors files; otherwise 0
+    save: Callable[..., None]  # with all of its arguments but progress
 
     def write(self, progress: ProgressLike) -> None:
         """Write the target: all of it, or nothing. Errors as those of the two savers."""
@@ -83,31 +74,17 @@ def plan_conversion(
     max_bytes: int = MAX_BYTES,
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 600,
-    item: str | None = None,
 ) -> Conversion:
     """Return what a conversion will read and write; nothing of it is done, and all is checked.
 
-    Args:
-      source: the path of a checkpoint, of safetensors files or of an Orbax run.
-      target: a path where nothing is, or only the files of a killed conversion to the same kind.
-      kind: of the files at the target; by default safetensors files if the name ends with
-        ``.safetensors``, and a checkpoint otherwise.
-      change: takes the tree at the source, with a ``LazyArray`` for each array; returns the tree to
-        write.
-      dtype: of all arrays of floats that are written.
-      max_bytes: bound on host memory, as for ``checkpoint.save``.
-      max_file_bytes: as for ``save_safetensors``.
-      timeout: as for ``checkpoint.save``.
-      item: that of ``open_orbax``.
-
-    Raises:
-      FileExistsError: something is at the target.
-      TypeError, ValueError: the tree cannot be written; ``dtype`` or ``kind`` cannot be used.
-      Exception: any other error of ``open_tree``, or of ``change``.
+    At the target is nothing, or only the files of a killed conversion to the same ``kind``, which
+    is by default that of the target's name. ``change`` takes the tree at the source, with a
+    ``LazyArray`` for each array, and returns the tree to write; ``dtype`` is that of its floats.
+    The rest is as for ``checkpoint.save`` and ``save_safetensors``.
     """
     kind = _kind_of_target(target, kind)
     _check_is_new(open_store(target, timeout), kind)
-    opened = open_tree(source, timeout, item)
+    opened = open_tree(source, timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"

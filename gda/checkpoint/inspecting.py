@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
 
-from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -22,23 +20,20 @@ from gda.checkpoint.reading.checked_files import (
 )
 from gda.checkpoint.reading.chunk_sums import ChunkSums
 from gda.checkpoint.step_folders.references import path_of
-from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, leaf_records, open_tree
+from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
-from gda.storage.sources import Unreadable
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
-from gda.storage.views.lazy import LazyArray
 from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
-    Path,
     PerProcessLeaf,
     ValueLeaf,
     check_keys,
@@ -235,7 +230,7 @@ def verify(
     )
 
 
-def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
+def contents_at(path: Any, timeout: float) -> Contents:
     """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
 
     The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
@@ -243,79 +238,9 @@ def contents_at(path: Any, timeout: float, item: str | None = None) -> Contents:
     """
     path = path_of(path, timeout)
     store = open_store(path, timeout)
-    if item is None and kind_at(store) is FileKind.CHECKPOINT:
+    if kind_at(store) is FileKind.CHECKPOINT:
         return _contents(store, load_complete(store))
-    return _contents_of(open_tree(path, timeout, item))
-
-
-def verify_at(
-    path: Any,
-    timeout: float,
-    progress: ProgressLike,
-    *,
-    fingerprints: bool,
-    item: str | None = None,
-) -> Contents:
-    """Read all data at a path, of a checkpoint as ``verify``; return its contents.
-
-    Safetensors files and Orbax runs have no checksums of whole arrays: what their libraries check
-    when they read is checked.
-
-    Raises:
-      CorruptionError: an array is damaged.
-      ValueError: gda cannot read some leaves, and the others are not damaged; or ``fingerprints``
-        is for checkpoints only.
-    """
-    path = path_of(path, timeout)
-    store = open_store(path, timeout)
-    if item is None and kind_at(store) is FileKind.CHECKPOINT:
-        return verify(path, fingerprints=fingerprints, timeout=timeout, progress=progress)
-    opened = open_tree(path, timeout, item)
-    if fingerprints:
-        raise ValueError(f"{opened.url} is {opened.kind.value}, without fingerprints; omit them")
-    leaves = flatten(opened.tree)[1]
-    blocks = [*_blocks_of(leaves)]
-    problems: set[str] = set()
-    with counting(progress, "verify", sum(block.nbytes for _, block in blocks)) as add:
-
-        def finish(nbytes: int, found: list[str]) -> None:
-            problems.update(found)
-            add(nbytes)
-
-        reads = (
-            tasks.Task(
-                block.nbytes, partial(_problems_of, path, block), partial(finish, block.nbytes)
-            )
-            for path, block in blocks
-        )
-        tasks.run(reads, options_for(store, Options(max_bytes=MAX_BYTES)))
-    if problems:
-        lines = sorted(problems)
-        raise CorruptionError(f"{opened.url} is damaged: {join_some(lines)}", lines)
-    if unread := [leaf.reason for _, leaf in leaves if isinstance(leaf, Unreadable)]:
-        raise ValueError(
-            f"{opened.url} was verified but for {len(unread)} of {len(leaves)} leaves, which gda "
-            f"cannot read: {join_some(unread)}"
-        )
-    return _contents_of(opened)
-
-
-def _blocks_of(leaves: Iterable[tuple[Path, Any]]) -> Iterator[tuple[Path, SourceBlock]]:
-    for path, leaf in leaves:
-        if isinstance(leaf, LazyArray):
-            array = SourceArray.of(leaf, "", MAX_BYTES, nullcontext())
-            yield from ((path, array.block(number)) for number in range(array.num_blocks))
-
-
-def _problems_of(path: Path, block: SourceBlock) -> list[str]:
-    try:
-        block.read()
-    except ValueError as error:
-        return [f"array {format_path(path)}: {error}"]
-    return []
-
-
-def _contents_of(opened: OpenedTree) -> Contents:
+    opened = open_tree(path, timeout)
     structure, leaves = flatten(opened.tree)
     records = tuple(leaf_records(leaves))
     nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))

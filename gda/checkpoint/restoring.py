@@ -17,11 +17,9 @@ from gda.arrays.buffers import Buffers
 from gda.arrays.transport.exchanging import exchange
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import (
-    MOST_ATTEMPTS,
     Files,
-    ReplacedError,
     check_not_replaced,
-    load_complete,
+    read_complete,
 )
 from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
 from gda.checkpoint.reading.chunk_sums import check_provable
@@ -190,14 +188,9 @@ class _Restore:
 
     def tree(self) -> Any:
         """Return the restored tree; begin again if another save replaces the checkpoint."""
-        for attempt in range(1, MOST_ATTEMPTS + 1):
-            try:
-                return self._tree_of(load_complete(self.store))
-            except ReplacedError:
-                # Processes do not communicate here: if one began again, it could have a later tree.
-                if attempt == MOST_ATTEMPTS or jax.process_count() > 1:
-                    raise
-        raise AssertionError
+        # Processes do not communicate here: if one began again, it could have a later tree.
+        is_alone = lambda: jax.process_count() == 1  # noqa: E731
+        return read_complete([self.store], self._tree_of, is_alone)
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)

@@ -134,12 +134,8 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {
-        "overwrite": overwrite,
-        "base": base,
-        "compression": compression,
-        "fingerprint": fingerprint,
-    }
+    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
+    agreed["fingerprint"] = fingerprint
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
@@ -194,12 +190,8 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {
-        "overwrite": overwrite,
-        "base": base,
-        "compression": compression,
-        "fingerprint": fingerprint,
-    }
+    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
+    agreed["fingerprint"] = fingerprint
     options = Options(max_workers, max_bytes, retry=retry)
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 

@@ -61,23 +61,21 @@ def kind_at(store: Store) -> FileKind:
     return kinds[0] if kinds else FileKind.CHECKPOINT
 
 
-def open_tree(path: Any, timeout: float, item: str | None = None) -> OpenedTree:
+def open_tree(path: Any, timeout: float) -> OpenedTree:
     """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
 
-    ``path`` and ``timeout`` are as for ``checkpoint.save``, ``item`` is that of ``open_orbax``.
-    Errors are those of ``kind_at``, ``inspect``, ``open_safetensors`` and ``open_orbax``.
+    ``path`` and ``timeout`` are as for ``checkpoint.save``. Errors are those of ``kind_at``,
+    ``inspect``, ``open_safetensors`` and ``open_orbax``.
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
-    if item is not None and kind is not FileKind.ORBAX:
-        raise ValueError(f"{store.url} is {kind.value}, which has no items; omit item {item!r}")
     metadata: Mapping[str, str] = {}
     if kind is FileKind.SAFETENSORS:
         files = open_safetensors(store.url)
         tree: Any = dict(files)
         metadata = files.metadata
     elif kind is FileKind.ORBAX:
-        tree = open_orbax(path, item=item)
+        tree = open_orbax(path)
     else:
         tree = tree_of_sources(store, _manifest_of(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)

@@ -1,9 +1,9 @@
 """The command line ``gda``: plans, rehearsals, checkpoints and other files of trees.
 
 ``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
-``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
-checkpoint, safetensors files or an Orbax run, ``diff`` at two; ``convert`` makes one of another.
-``report`` prints versions and devices. ``python -m gda`` is the same command.
+``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint, safetensors
+files or an Orbax run, ``diff`` at two; ``verify`` reads a checkpoint; ``convert`` makes one of
+another. ``report`` prints versions and devices. ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
@@ -21,10 +21,9 @@ import argparse
 import contextlib
 import io
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
@@ -58,9 +57,6 @@ exit code:
   an unreadable path, output that cannot be written, or an error in the program
   to rehearse, 130 after Ctrl-C.
 """
-
-# Options with numbers. argparse would read a negative one, given by mistake, as another option.
-_WITH_NUMBERS = ("--shape", "--mesh", "--devices-per-process")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +133,7 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
     parser = _parser()
     if argv[:1] == ["launch"]:
         parser.error(f"for processes: python -m gda.launch {shlex.join(argv[1:])}".rstrip())
-    parser.parse_args([*_with_negative_values(argv)], options)
+    parser.parse_args(argv, options)
     if options.run is None:
         parser.print_help()
         return OK
@@ -147,20 +143,6 @@ def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
         raise  # these are kinds of RuntimeError, and mistakes of gda
     except options.errors as error:
         return _failed(error)
-
-
-def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with ``--shape -1,2`` as ``--shape=-1,2``."""
-    rest = iter(argv)
-    for word in rest:
-        if word in _WITH_NUMBERS:
-            value = next(rest, None)
-            if value is not None and re.match(r"-[0-9]", value):
-                yield f"{word}={value}"
-                continue
-            yield from [word] if value is None else [word, value]
-        else:
-            yield word
 
 
 def _failed(error: Exception) -> int:

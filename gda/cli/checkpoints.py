@@ -19,7 +19,6 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    add_item,
     add_timeout,
     print_json,
     shows_progress,
@@ -44,21 +43,20 @@ exit code:
 """
 
 
-def _add_path(parser: argparse.ArgumentParser) -> None:
+def _add_path(parser: argparse.ArgumentParser, kinds: str) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint, safetensors files or an Orbax run; the folder of a Run, or one of its "
-        "steps, as runs/a@100, @latest or @best; or a URL such as s3://bucket/run",
+        help=f"{kinds}; the folder of a Run, or one of its steps, as runs/a@100, @latest or @best; "
+        "or a URL such as s3://bucket/run",
     )
-    add_item(parser)
     add_timeout(parser)
 
 
 def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
-    _add_path(parser)
+    _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -67,14 +65,14 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.inspecting import contents_at
     from gda.checkpoint.runs import overview
 
-    if options.item is None and overview.is_run(options.path, options.timeout):
+    if overview.is_run(options.path, options.timeout):
         document = overview.document_of(options.path, options.timeout)
         if options.json:
             print_json(document)
         else:
             print(*overview.lines_of(document), sep="\n")
         return OK
-    contents = contents_at(options.path, timeout=options.timeout, item=options.item)
+    contents = contents_at(options.path, timeout=options.timeout)
     if options.json:
         print_json(_document(contents))
     elif sys.stdout.isatty():
@@ -141,9 +139,9 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
 
 
 def add_verify(commands: Any) -> None:
-    says = "Read all data at a path and compare the checksums that its format has."
+    says = "Read all data of a checkpoint and compare its checksums."
     parser = add_command(commands, verify, says)
-    _add_path(parser)
+    _add_path(parser, "a checkpoint")
     parser.add_argument(
         "--fingerprints",
         action="store_true",
@@ -153,25 +151,19 @@ def add_verify(commands: Any) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.inspecting import verify_at
+    from gda import checkpoint
     from gda.checkpoint.runs import overview
 
-    if options.item is None and overview.is_run(options.path, options.timeout):
-        progress, fingerprints = shows_progress(), options.fingerprints
-        print(
-            overview.verify_run(options.path, options.timeout, progress, fingerprints=fingerprints)
-        )
+    path, seconds, fingerprints = options.path, options.timeout, options.fingerprints
+    if overview.is_run(path, seconds):
+        print(overview.verify_run(path, seconds, shows_progress(), fingerprints=fingerprints))
         return OK
-    contents = verify_at(
-        options.path,
-        options.timeout,
-        shows_progress(),
-        fingerprints=options.fingerprints,
-        item=options.item,
+    progress = shows_progress()
+    contents = checkpoint.verify(
+        path, fingerprints=fingerprints, timeout=seconds, progress=progress
     )
     leaves = counted(len(contents.leaves), "leaf", "leaves")
-    is_known = "is whole" if contents.data else "can be read, but has no checksums of its arrays"
-    print(f"{contents.path} {is_known}: {leaves}, {format_bytes(contents.nbytes)}")
+    print(f"{contents.path} is whole: {leaves}, {format_bytes(contents.nbytes)}")
     return OK
 
 
@@ -186,23 +178,16 @@ def add_diff(commands: Any) -> None:
         help="compare only the subtree there, such as params/layers/0",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    add_item(parser)
     add_timeout(parser)
 
 
 def diff(options: argparse.Namespace) -> int:
     without_accelerators()
     from gda import checkpoint
-    from gda.checkpoint.comparing.diff import differences_at
 
     try:
-        differences = differences_at(
-            options.a,
-            options.b,
-            at=_keys(options),
-            timeout=options.timeout,
-            item=options.item,
-        )
+        at = _keys(options)
+        differences = checkpoint.diff(options.a, options.b, at=at, timeout=options.timeout)
     except KeyError as error:
         raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
     except checkpoint.CorruptionError as error:
@@ -256,15 +241,11 @@ def hold(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> Sequence[str | int]:
     """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
     from gda.checkpoint.inspecting import contents_at
-    from gda.checkpoint.tree_at import FileKind, kind_at
-    from gda.storage.stores.opening import open_store
 
     parts = [part for part in (options.at or "").split("/") if part]
     leaves: Sequence[Leaf] = ()
     if parts:
-        is_run = kind_at(open_store(options.a, options.timeout)) is FileKind.ORBAX
-        item = options.item if is_run else None
-        leaves = contents_at(options.a, options.timeout, item).leaves
+        leaves = contents_at(options.a, options.timeout).leaves
     for leaf in leaves:
         keys = leaf.path[: len(parts)]
         if [str(key) for key in keys] == parts:

@@ -58,12 +58,6 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_item(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--item", metavar="NAME", help="the item to read of an Orbax run with several"
-    )
-
-
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (number := float(text)) > 0:

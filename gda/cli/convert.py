@@ -13,7 +13,6 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    add_item,
     add_timeout,
     shows_progress,
     without_accelerators,
@@ -83,7 +82,6 @@ def add_convert(commands: Any) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be written, and write nothing"
     )
-    add_item(parser)
     add_timeout(parser)
 
 
@@ -108,7 +106,6 @@ def convert(options: argparse.Namespace) -> int:
         max_bytes=options.max_bytes,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
-        item=options.item,
     )
     if options.dry_run:
         print(*_plan(conversion), sep="\n")

@@ -33,7 +33,6 @@ _MODULE_OF = {
     "lazy": "gda.storage.views.lazy",
     "stack": "gda.storage.views.lazy",
     "concatenate": "gda.storage.views.lazy",
-    "SliceTarget": "gda.storage.targets",
 }
 
 __all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -2,7 +2,6 @@ from gda.storage.orbax_runs.open_orbax import open_orbax as open_orbax
 from gda.storage.safetensors import SafetensorsFiles as SafetensorsFiles
 from gda.storage.safetensors import SafetensorsTensor as SafetensorsTensor
 from gda.storage.safetensors import open_safetensors as open_safetensors
-from gda.storage.targets import SliceTarget as SliceTarget
 from gda.storage.views.lazy import LazyArray as LazyArray
 from gda.storage.views.lazy import concatenate as concatenate
 from gda.storage.views.lazy import lazy as lazy

@@ -6,30 +6,13 @@ the library of the target is imported here.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.storage.sources import chunks_of, is_a, is_future, is_group
-
-
-@set_module("gda.storage")
-class SliceTarget(Protocol):
-    """A target of ``gda.store``: it has a shape and a dtype, and slices of it can be assigned.
-
-    ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and arrays of TensorStore are targets.
-
-    >>> import gda, numpy as np
-    >>> target: gda.storage.SliceTarget = np.empty((8, 2))
-    """
-
-    @property
-    def shape(self) -> Any: ...
-    @property
-    def dtype(self) -> Any: ...
 
 
 class Target(NamedTuple):

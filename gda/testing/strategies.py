@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,6 @@ from gda.layout.spec import (
     check_spec,
     format_spec,
 )
-from gda.mesh import Device
 
 __all__ = [  # noqa: RUF022
     "global_arrays",
@@ -121,20 +120,14 @@ class ShardedCase(Generic[MeshT]):
 
 
 def mesh_shapes(
-    *,
-    max_devices: int = 8,
-    min_axes: int = 1,
-    max_axes: int | None = None,
-    min_axis_size: int = 1,
-    axis_names: Sequence[str] = _AXIS_NAMES,
+    *, max_devices: int = 8, min_axis_size: int = 1, axis_names: Sequence[str] = _AXIS_NAMES
 ) -> st.SearchStrategy[dict[str, int]]:
     """Return a strategy for mesh shapes: dicts from axis name to size, in mesh order.
 
     Args:
       max_devices: the product of the sizes is at most this.
-      min_axes, max_axes: number of axes; by default up to the number of names.
       min_axis_size: 1 allows axes of size 1, which shard nothing; 2 omits them.
-      axis_names: names of the axes; a mesh of two axes has the first two.
+      axis_names: names of the axes, as many as a mesh may have; one of two has the first two.
 
     Shrinks to fewer and smaller axes, down to ``{'x': min_axis_size}``.
 
@@ -146,29 +139,22 @@ def mesh_shapes(
     {'x': 1, 'y': 2}
     """
     names = tuple(axis_names)
-    most = len(names) if max_axes is None else min(max_axes, len(names))
-    if not 1 <= min_axes <= most or min_axis_size < 1 or min_axis_size**min_axes > max_devices:
+    if not names or not 1 <= min_axis_size <= max_devices:
         raise ValueError(
-            f"no mesh has {min_axes} to {most} axes, named {names}, each of size {min_axis_size} "
-            f"or more, and at most {max_devices} devices"
+            f"no mesh has 1 to {len(names)} axes, named {names}, each of size {min_axis_size} or "
+            f"more, and at most {max_devices} devices"
         )
-    return _mesh_shapes(names, min_axes, most, min_axis_size, max_devices)
+    return _mesh_shapes(names, min_axis_size, max_devices)
 
 
 # Here and not inside the functions: to compose a strategy takes longer than a draw from it.
 @st.composite
 def _mesh_shapes(
-    draw: st.DrawFn,
-    names: tuple[str, ...],
-    min_axes: int,
-    max_axes: int,
-    min_axis_size: int,
-    max_devices: int,
+    draw: st.DrawFn, names: tuple[str, ...], min_axis_size: int, max_devices: int
 ) -> dict[str, int]:
     sizes: list[int] = []
-    while len(sizes) < min_axes or (_more(draw) and len(sizes) < max_axes):
-        axes_to_come = max(min_axes - len(sizes) - 1, 0)
-        most = max_devices // (math.prod(sizes) * min_axis_size**axes_to_come)
+    while not sizes or (_more(draw) and len(sizes) < len(names)):
+        most = max_devices // math.prod(sizes)
         if most < min_axis_size:
             break
         # Often small: one large axis would leave only axes of size 1 for the others.
@@ -181,16 +167,14 @@ def _mesh_shapes(
 def meshes(
     shapes: st.SearchStrategy[dict[str, int]] | MeshShape | None = None,
     *,
-    devices: Sequence[Device] | None = None,
     axis_types: Sequence[AxisType] | AxisType = _AXIS_TYPES,
     shuffle: bool = True,
 ) -> st.SearchStrategy[Mesh]:
-    """Return a strategy for ``jax.sharding.Mesh``es over existing devices.
+    """Return a strategy for ``jax.sharding.Mesh``es over ``jax.devices()``.
 
     Args:
       shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most the
         number of devices.
-      devices: the devices to take; by default ``jax.devices()``.
       axis_types: Auto, Explicit or both; all axes of one mesh have one type.
       shuffle: allow meshes over any of the devices in any order. Without it a mesh is over the
         first devices, in order.
@@ -207,18 +191,17 @@ def meshes(
     if isinstance(shapes, Mapping):
         shapes = st.just(check_mesh_shape(shapes))
     kinds = (axis_types,) if isinstance(axis_types, AxisType) else tuple(axis_types)
-    return _meshes(shapes, devices, kinds, shuffle)
+    return _meshes(shapes, kinds, shuffle)
 
 
 @st.composite
 def _meshes(
     draw: st.DrawFn,
     shapes: st.SearchStrategy[dict[str, int]] | None,
-    devices: Sequence[Device] | None,
     kinds: tuple[AxisType, ...],
     shuffle: bool,
 ) -> Mesh:
-    available = list(cast("list[Device]", jax.devices()) if devices is None else devices)
+    available = jax.devices()
     shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
     num_devices = math.prod(shape.values())
     if num_devices > len(available):
@@ -287,9 +270,7 @@ def global_shapes(
     mesh: Mesh | AbstractMesh | MeshShape,
     spec: SpecLike,
     *,
-    min_dims: int = 0,
     max_dims: int | None = None,
-    max_block_side: int = _MAX_BLOCK_SIDE,
     allow_empty: bool = True,
 ) -> st.SearchStrategy[Shape]:
     """Return a strategy for the global shapes that a spec shards evenly over a mesh.
@@ -297,12 +278,11 @@ def global_shapes(
     Args:
       mesh: a mesh, or a mapping from axis name to size.
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      min_dims, max_dims: number of dimensions; never fewer than the entries of the spec. By
-        default up to 3, or the length of the spec if that is more.
-      max_block_side: largest size of a dimension of a block.
+      max_dims: most dimensions; by default 3, or the length of the spec if that is more.
       allow_empty: allow dimensions of size 0 now and then, sharded or not.
 
-    Shrinks to as few dimensions as the spec allows and blocks of a single element.
+    Blocks have at most 3 elements along a dimension. Shrinks to as few dimensions as the spec
+    allows and blocks of a single element.
 
     Raises:
       TypeError, ValueError: the spec does not fit the mesh, or has more than ``max_dims`` entries.
@@ -315,29 +295,22 @@ def global_shapes(
     entries = check_spec(spec, (1,) * len(tuple(spec)))
     axes = axes_by_dimension(entries, len(entries), mesh_shape)
     ways = tuple(math.prod(mesh_shape[name] for name in names) for names in axes)
-    fewest = max(min_dims, len(ways))
-    most = max(fewest, _MAX_DIMS) if max_dims is None else max_dims
-    if fewest > most:
+    most = max(len(ways), _MAX_DIMS) if max_dims is None else max_dims
+    if len(ways) > most:
         raise ValueError(
-            f"max_dims={max_dims} is too few: spec {format_spec(entries)} has {len(ways)} entries, "
-            f"and min_dims={min_dims}"
+            f"max_dims={max_dims} is too few: spec {format_spec(entries)} has {len(ways)} entries"
         )
-    return _global_shapes(ways, fewest, most, max_block_side, allow_empty)
+    return _global_shapes(ways, most, allow_empty)
 
 
 @st.composite
 def _global_shapes(
-    draw: st.DrawFn,
-    ways: tuple[int, ...],
-    min_dims: int,
-    max_dims: int,
-    max_block_side: int,
-    allow_empty: bool,
+    draw: st.DrawFn, ways: tuple[int, ...], max_dims: int, allow_empty: bool
 ) -> Shape:
-    num_dims = draw(st.integers(min_dims, max_dims))
+    num_dims = draw(st.integers(len(ways), max_dims))
     shape = []
     for parts in ways + (1,) * (num_dims - len(ways)):
-        block_side = draw(st.integers(1, max_block_side))
+        block_side = draw(st.integers(1, _MAX_BLOCK_SIDE))
         # Rarely, because one empty dimension hides everything about the others.
         is_empty = allow_empty and draw(st.integers(0, 15)) == 15
         shape.append(0 if is_empty else parts * block_side)
@@ -347,9 +320,7 @@ def _global_shapes(
 def sharded_cases(
     mesh: st.SearchStrategy[MeshT] | MeshT | None = None,
     *,
-    min_dims: int = 0,
     max_dims: int = _MAX_DIMS,
-    max_block_side: int = _MAX_BLOCK_SIDE,
     allow_empty: bool = True,
 ) -> st.SearchStrategy[ShardedCase[Any]]:
     """Return a strategy for a mesh, a spec of it and a global shape that it shards evenly.
@@ -357,9 +328,7 @@ def sharded_cases(
     Args:
       mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
         ``mesh_shapes()`` the cases need no devices.
-      min_dims, max_dims: number of dimensions of the shapes.
-      max_block_side: largest size of a dimension of a block.
-      allow_empty: allow dimensions of size 0 now and then.
+      max_dims, allow_empty: as for ``global_shapes``.
 
     Shrinks to few devices in order, a short spec and blocks of a single element.
 
@@ -375,16 +344,7 @@ def sharded_cases(
     def cases(draw: st.DrawFn) -> ShardedCase[Any]:
         over = draw(drawn)
         spec = draw(partition_specs(over, max_entries=max_dims))
-        shape = draw(
-            global_shapes(
-                over,
-                spec,
-                min_dims=min_dims,
-                max_dims=max_dims,
-                max_block_side=max_block_side,
-                allow_empty=allow_empty,
-            )
-        )
+        shape = draw(global_shapes(over, spec, max_dims=max_dims, allow_empty=allow_empty))
         return ShardedCase(shape, over, spec)
 
     return cases()

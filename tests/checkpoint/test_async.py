@@ -21,7 +21,7 @@ from meshes import batch, cut, mesh_of
 from running import python
 
 import gda
-from gda.checkpoint import CorruptionError, Pending, SaveError, restore, save, save_async
+from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.multihost.agreement import checking_agreement
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
@@ -173,33 +173,6 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
     gate.set()
     pending.result()
     assert pending.done()
-    np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
-
-
-def test_a_save_goes_on_after_ctrl_c_when_its_thread_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its data is not removed under it."""
-    start, replacing, begun = Pending._start, FileStore.replacing, []
-    is_written, is_interrupted = threading.Event(), threading.Event()
-
-    def start_and_interrupt(pending: Pending, *args: Any) -> None:
-        start(pending, *args)
-        begun.append(pending)
-        assert is_written.wait(30)
-        raise KeyboardInterrupt
-
-    def replacing_later(store: FileStore, *args: Any) -> Any:
-        is_written.set()
-        assert is_interrupted.wait(30)
-        return replacing(store, *args)
-
-    monkeypatch.setattr(Pending, "_start", start_and_interrupt)
-    monkeypatch.setattr(FileStore, "replacing", replacing_later)
-    with pytest.raises(KeyboardInterrupt):
-        save_async(tmp_path, {"a": DATA})
-    is_interrupted.set()
-    begun[0].result()
     np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
 
 

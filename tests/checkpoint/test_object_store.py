@@ -483,17 +483,6 @@ def test_passing_faults_are_waited_out_and_logged(
     assert re.fullmatch(said, line)
 
 
-def test_lasting_faults_are_given_up(
-    kv: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(waiting, "SILENT", 0.01)
-    faults.fault = for_ever("never")
-    for number, look in enumerate(LOOKS):
-        with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
-            look(kv, timeout=0.2)
-        assert "manifest.json: no answer yet (for " in caplog.messages[number]
-
-
 def test_a_server_that_has_answered_may_come_back(
     kv: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -407,16 +407,6 @@ def test_streams_stay_apart_and_no_byte_of_a_flood_is_lost(program: Program) -> 
     assert done.stdout.count("] no end of line\n") == 3
 
 
-def test_lines_keep_the_last_ones() -> None:
-    with open(os.devnull, "rb") as pipe:
-        lines = Lines(pipe, "[0] ", 1)
-    assert lines.take(b"a") == b""
-    assert lines.take(b"b\nc") == b"[0] ab\n"
-    assert lines.end() == b"[0] c\n"
-    assert lines.end() == b""
-    assert lines.last() == b"[0] ab\n[0] c\n"
-
-
 @pytest.mark.parametrize(
     ("line", "is_shown"),
     [
@@ -741,13 +731,6 @@ def test_a_wrong_command_is_one_line(
         main(args.split())
     assert end.value.code == 2
     assert capsys.readouterr().err == f"gda.launch: {complaint} (see --help)\n"
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
 
 
 def test_initialize_without_variables_names_the_launcher() -> None:

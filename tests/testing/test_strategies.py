@@ -3,7 +3,6 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -131,42 +130,12 @@ def test_cases_shrink_to_readable_ones(
     assert repr(found) == smallest or len(repr(found)) <= len(smallest) + len(", 'y': 1, None")
 
 
-def test_shuffled_devices_come_up_and_shrink_to_a_few() -> None:
-    found = find(
-        sharded_cases(),
-        lambda case: device_ids(case.mesh) != sorted(device_ids(case.mesh)),
-        settings=SEARCH,
-    )
-    assert (found.global_shape, found.spec) == ((), P())
-    assert len(found.mesh_shape) == 1
-    assert found.mesh.size <= 3
-
-
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
-    g = find(
-        global_arrays(dtype=jnp.dtype(dtype)),
-        lambda g: bool(np.asarray(g).astype(bool).any()),
-        settings=SEARCH,
-    )
-    assert (g.shape, g.dtype.name) == ((), dtype)
-    assert abs(int(g)) == 1
-
-
 # Options.
 
 
-@given(
-    mesh_shapes(
-        axis_names=("data", "model", "expert"),
-        min_axes=2,
-        max_axes=3,
-        min_axis_size=2,
-        max_devices=1000,
-    )
-)
+@given(mesh_shapes(axis_names=("data", "model", "expert"), min_axis_size=2, max_devices=1000))
 def test_mesh_shapes_keep_their_limits(shape: dict[str, int]) -> None:
-    assert tuple(shape) in (("data", "model"), ("data", "model", "expert"))
+    assert tuple(shape) == ("data", "model", "expert")[: len(shape)]
     assert min(shape.values()) >= 2
     assert math.prod(shape.values()) <= 1000
 
@@ -184,13 +153,6 @@ def test_a_mesh_shape_may_be_given(mesh: Mesh) -> None:
     assert dict(mesh.shape) == {"data": 3, "model": 2}
     assert device_ids(mesh) == [0, 1, 2, 3, 4, 5]
     assert set(mesh.axis_types) == {AxisType.Explicit}
-
-
-@given(st.data())
-def test_meshes_are_made_of_the_given_devices(data: st.DataObject) -> None:
-    devices = jax.devices()[3:6]
-    mesh = data.draw(meshes(mesh_shapes(max_devices=3), devices=devices))
-    assert set(mesh.devices.flat) <= set(devices)
 
 
 def test_specs_and_shapes_take_any_kind_of_mesh() -> None:
@@ -225,15 +187,11 @@ def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
     assert len(case.spec) <= len(case.global_shape) <= 3
 
 
-@given(
-    sharded_cases(
-        mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
-    )
-)
+@given(sharded_cases(mesh_shapes(max_devices=4096), max_dims=2, allow_empty=False))
 def test_cases_without_devices_keep_their_limits(case: ShardedCase[dict[str, int]]) -> None:
     assert isinstance(case.mesh, dict)
-    assert 1 <= len(case.global_shape) <= 2
-    assert all(1 <= side <= 5 for side in case.grid.shard_shape)
+    assert len(case.global_shape) <= 2
+    assert all(1 <= side <= 3 for side in case.grid.shard_shape)
 
 
 @given(st.data())
@@ -266,17 +224,6 @@ def test_case_dtype_and_elements_may_be_given(g: gda.GlobalArray) -> None:
     assert ((np.asarray(g) >= 0) & (np.asarray(g) <= 9)).all()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.uint4])
-def test_dtypes_that_numpy_does_not_know_come_up_with_content(dtype: Any) -> None:
-    case = ShardedCase((2,), mesh_of({"x": 2}), P("x"))
-    g = find(
-        global_arrays(case, dtype=dtype),
-        lambda g: len(set(np.asarray(g).astype(float).flat)) == 2,
-        settings=SEARCH,
-    )
-    assert g.dtype == dtype
-
-
 @rarely(5)
 @given(global_arrays(dtype=jnp.bfloat16, elements=st.just(0.5)))
 def test_elements_may_be_given_for_dtypes_that_numpy_does_not_know(g: gda.GlobalArray) -> None:
@@ -288,11 +235,10 @@ def test_elements_may_be_given_for_dtypes_that_numpy_does_not_know(g: gda.Global
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
-        lambda: mesh_shapes(max_devices=3, min_axes=2, min_axis_size=2),
+        lambda: mesh_shapes(max_devices=1, min_axis_size=2),
         ValueError,
-        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 d",
+        "no mesh has 1 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 1 d",
     ),
-    (lambda: mesh_shapes(max_devices=0), ValueError, "and at most 0 devices"),
     (lambda: meshes({"x": 0}), ValueError, "mesh {'x': 0} has an axis without devices"),
     (
         lambda: find(meshes({"x": 16}), lambda mesh: True),
@@ -308,7 +254,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: global_shapes({"x": 4}, P(None, "x"), max_dims=1),
         ValueError,
-        "max_dims=1 is too few: spec P(None, 'x') has 2 entries, and min_dims=0",
+        "max_dims=1 is too few: spec P(None, 'x') has 2 entries",
     ),
 ]
 

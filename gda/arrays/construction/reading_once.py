@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +31,7 @@ from gda.multihost.descriptions import Description
 from gda.storage.options import Options, shown
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.sources import Source
-from gda.storage.tasks import AsyncTask, Task, groups_within, run
+from gda.storage.tasks import AsyncTask, Task, Transfer, groups_within, run
 
 # A smaller part would not be read in much less time: a request takes as long as so many bytes.
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
@@ -88,8 +89,8 @@ def read_builds(pending: Sequence[PendingArray], options: Options, name: str) ->
                 exchange(sent, lambda n, pieces=pieces: pieces[n][1].memory(pieces[n][2]), watch)
                 for blocks in shared:
                     blocks.drop_staged()
-        for blocks in shared:
-            blocks.settle()
+        settling = itertools.chain.from_iterable(blocks.settling() for blocks in shared)
+        run(settling, Options(max_bytes=options.max_bytes))
 
 
 def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
@@ -245,9 +246,11 @@ class SharedBlocks:
                 "read_once for a source that converts its data"
             )
 
-    def settle(self) -> None:
-        """Make blocks of the array of the memory, which is complete."""
-        pending = self._pending
+    def settling(self) -> Iterator[Task]:
+        """Yield tasks that make blocks of the array of the memory, which is complete."""
         for number in sorted(self._memory):
-            index, memory = pending.plan.distinct[number], self._memory.pop(number)
-            pending.settle_own(number, index, self._report, memory)
+            yield Task(self._memory[number].nbytes, lambda: None, partial(self._settle, number))
+
+    def _settle(self, number: int, _: None) -> Transfer | None:
+        index, memory = self._pending.plan.distinct[number], self._memory.pop(number)
+        return self._pending.settle_own(number, index, self._report, memory)

@@ -68,17 +68,6 @@ def diff(
     >>> print(*differences.of_other_content, differences.num_equal)
     ['w'] float64[2,3] 1
     """
-    return differences_at(a, b, at, timeout)
-
-
-def differences_at(
-    a: Any,
-    b: Any,
-    at: Iterable[str | int],
-    timeout: float,
-    item: str | None = None,
-) -> Differences:
-    """Return what ``diff`` does; ``item`` is that of ``open_orbax``, for each Orbax run."""
     path = checked_path(at)
     if not (names_store(a) or names_store(b)):
         raise TypeError(
@@ -86,9 +75,7 @@ def differences_at(
             f"{type(b).__name__}; pass the path of a checkpoint as one of them"
         )
     given = [_DiffArgument.of(each, timeout) for each in (a, b)]
-    if item is not None and FileKind.ORBAX not in [each.kind for each in given]:
-        raise ValueError(f"neither {a} nor {b} is an Orbax run; omit item {item!r}")
-    opened = [each.opened(timeout, item) for each in given]
+    opened = [each.opened(timeout) for each in given]
     return read_complete(
         [each.store for each in opened if each.store and each.kind is FileKind.CHECKPOINT],
         partial(_differences, opened, path),
@@ -111,11 +98,10 @@ class _DiffArgument(NamedTuple):
         store = open_store(what, timeout)
         return cls(what, store, kind_at(store))
 
-    def opened(self, timeout: float, item: str | None) -> _DiffArgument:
+    def opened(self, timeout: float) -> _DiffArgument:
         if self.kind in (None, FileKind.CHECKPOINT):
             return self
-        item = item if self.kind is FileKind.ORBAX else None
-        return self._replace(what=open_tree(self.what, timeout, item))
+        return self._replace(what=open_tree(self.what, timeout))
 
 
 def _differences(given: Sequence[_DiffArgument], at: Path, *manifests: Manifest) -> Differences:

@@ -95,9 +95,11 @@ class ChunkGrid:
       chunk_shape: sizes of a chunk.
 
     >>> import gda
-    >>> grid = gda.checkpoint.ChunkGrid((4, 6), (2, 2))
-    >>> grid.num_chunks, grid.start(4), grid.key(4)
-    (6, (2, 2), 'c.1.1')
+    >>> grid = gda.checkpoint.ChunkGrid((4, 5), (2, 2))
+    >>> grid.num_chunks, grid.start(4), grid.key(4), grid.shape_within(5)
+    (6, (2, 2), 'c.1.1', (2, 1))
+    >>> [overlap.chunk for overlap in grid.overlaps((1, 2), (2, 2))]
+    [1, 4]
     """
 
     shape: Shape
@@ -122,35 +124,19 @@ class ChunkGrid:
         return tuple(self._tiling.columns(chunk))
 
     def start(self, chunk: int) -> tuple[int, ...]:
-        """Return the first element of a chunk.
-
-        >>> ChunkGrid((4, 6), (2, 2)).start(4)
-        (2, 2)
-        """
+        """Return the first element of a chunk."""
         return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
 
     def shape_within(self, chunk: int) -> Shape:
-        """Return the sizes of the part of a chunk that is within the shape.
-
-        >>> ChunkGrid((4, 5), (2, 2)).shape_within(5)
-        (2, 1)
-        """
+        """Return the sizes of the part of a chunk that is within the shape."""
         return shape_at(self._tiling.index(chunk), self.shape)
 
     def key(self, chunk: int) -> str:
-        """Return the name of a chunk within the array, as in zarr v3 with separator ``.``.
-
-        >>> ChunkGrid((4, 6), (2, 2)).key(4)
-        'c.1.1'
-        """
+        """Return the name of a chunk within the array, as in zarr v3 with separator ``.``."""
         return ".".join(["c", *map(str, self.coordinates(chunk))])
 
     def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
-        """Yield the overlap of each chunk with the block at ``starts``, in order of number.
-
-        >>> [overlap.chunk for overlap in ChunkGrid((4, 6), (2, 2)).overlaps((1, 2), (2, 2))]
-        [1, 4]
-        """
+        """Yield the overlap of each chunk with the block at ``starts``, in order of number."""
         along = []
         for start, size, part, count in zip(
             starts, block_shape, self.chunk_shape, self.counts, strict=True

@@ -262,14 +262,6 @@ class ReshardPlan:
         """The target device that gets most, the first of several."""
         return _largest(self.received_by_device)
 
-    @property
-    def lists_moves(self) -> bool:
-        """True if the bytes that devices and processes send cost O(``num_moves``).
-
-        This is the case if moves of one block have several sizes *and* the block several senders.
-        """
-        return self._flow is not None and self._flow.is_listed
-
     # Move by move.
 
     def moves(self) -> Iterator[Move]:

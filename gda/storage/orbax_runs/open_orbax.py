@@ -49,9 +49,7 @@ _OF_PYTHON = ("bool", "int64", "float64", "complex128")
 
 @set_module("gda.storage")
 @public
-def open_orbax(
-    path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None, like: Any = None
-) -> Any:
+def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None) -> Any:
     """Return the tree of an Orbax run, with sources that are read when they are sliced.
 
     Orbax is not imported. The metadata is read, and numbers, strings and PRNG keys; no other data.
@@ -64,8 +62,6 @@ def open_orbax(
         given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made. Also
         a URL such as ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
       item: the item to open if the run has several, such as ``'params'``.
-      like: a tree of the structure that was saved, of arrays, shapes or numbers, for a run of an
-        old release without ``_METADATA``; the result has this structure. Other runs need none.
 
     Returns:
       the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
@@ -96,32 +92,13 @@ def open_orbax(
     100 (8, 2) float32
     float32[8,2] P('x', 'y')
     """
-    folder = folder_of_tree(path, item, has_like=like is not None)
-    if like is not None:
-        return _structured(folder, like)
+    folder = folder_of_tree(path, item)
     saved = None
     if (tree := _parsed(folder, METADATA, parse_tree)) is None:
         saved = _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
         tree = OrbaxTree(_parsed_by(folder, AGGREGATE, lambda: [*leaves_of(saved)]))
     values = _values_of(folder, tree, saved)
     return _parsed_by(folder, METADATA, lambda: tree_of(tree.leaves, lambda leaf: values[leaf]))
-
-
-def _structured(folder: OrbaxFolder, like: Any) -> Any:
-    """Return the tree of a run without metadata, in the structure of another one."""
-    if folder.has_tree():
-        raise ValueError(f"{folder.url} has the structure of its tree; omit like=")
-    keyed, structure = jax.tree_util.tree_flatten_with_path(like)
-    leaves = [
-        OrbaxLeaf(
-            tuple(str(jax.tree_util.keystr((key,), simple=True)) for key in keys),
-            "scalar" if isinstance(leaf, int | float | complex | np.generic) else "np.ndarray",
-            is_written=True,
-        )
-        for keys, leaf in keyed
-    ]
-    values = _values_of(folder, OrbaxTree(leaves), None)
-    return jax.tree.unflatten(structure, [values[leaf] for leaf in leaves])
 
 
 def _values_of(folder: OrbaxFolder, tree: OrbaxTree, saved: Any) -> dict[OrbaxLeaf, Any]:

@@ -43,15 +43,10 @@ _DAMAGED = re.compile(
 )
 
 
-def folder_of_tree(path: Any, item: str | None, *, has_like: bool) -> OrbaxFolder:
-    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``.
-
-    With ``has_like``, a folder needs no metadata.
-    """
+def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
+    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``."""
     folder = OrbaxFolder(open_store(path, _TIMEOUT))
     folder.check_finished()
-    if has_like:
-        return folder if item is None else folder.within(item)
     if item is None and folder.has_tree():
         return folder
     return folder.within(_item(folder, item))
@@ -103,7 +98,7 @@ def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
         text = join_some([repr(name) for name in runs])
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
     if OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names):
-        return "it has arrays, but no structure; pass like=, a tree of the structure that was saved"
+        return "it has arrays, but no structure; save it again with a release that writes one"
     if any(_PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
     if "manifest.json" in names:

@@ -107,51 +107,6 @@ class LazyArray(HasReader):
         return self._then(f".transpose{given}", self._node.map.transposed(order))
 
     @public
-    def swapaxes(self, axis1: int, axis2: int) -> LazyArray:
-        """Return the view with two of its dimensions interchanged, as ``numpy.swapaxes``.
-
-        Raises:
-          ValueError: there is no such axis.
-
-        >>> import gda, numpy as np
-        >>> gda.storage.lazy(np.zeros((2, 3, 4))).swapaxes(0, -1).shape
-        (4, 3, 2)
-        """
-        one, other = _axis(axis1, self.ndim), _axis(axis2, self.ndim)
-        order = [*range(self.ndim)]
-        order[one], order[other] = other, one
-        return self._then(f".swapaxes({one}, {other})", self._node.map.transposed(order))
-
-    @public
-    def squeeze(self, axis: int | Sequence[int] | None = None) -> LazyArray:
-        """Return the view without dimensions of size 1, as ``numpy.squeeze``.
-
-        Args:
-          axis: the dimension or dimensions; by default all of size 1.
-
-        Raises:
-          ValueError: there is no such axis, or it has another size.
-
-        >>> import gda, numpy as np
-        >>> view = gda.storage.lazy(np.zeros((1, 3, 1)))
-        >>> view.squeeze().shape, view.squeeze(0).shape
-        ((3,), (3, 1))
-        """
-        axes = {n for n, size in enumerate(self.shape) if size == 1}
-        if axis is not None:
-            given = {_axis(each, self.ndim) for each in _integers([axis])}
-            if given - axes:
-                raise ValueError(
-                    f"axis={axis} of a view of shape {self.shape}; squeeze drops dimensions of "
-                    "size 1 only"
-                )
-            axes = given
-        items = [0 if n in axes else range(size) for n, size in enumerate(self.shape)]
-        view_map = self._node.map.indexed(items)
-        assert view_map is not None  # whole dimensions
-        return self._then(f".squeeze({'' if axis is None else axis})", view_map)
-
-    @public
     def reshape(self, *shape: int | Sequence[int]) -> LazyArray:
         """Return the view in another shape: dimensions split, and neighbours merged.
 

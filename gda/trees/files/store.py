@@ -33,7 +33,7 @@ from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike, Retry, counting
 from gda.storage.sources import source_of
-from gda.storage.targets import SliceTarget, Target, check_fit, target_of
+from gda.storage.targets import Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
 from gda.trees.leaves import (
     array_of,
@@ -57,7 +57,7 @@ _OTHERWISE = "for a NumPy array that every process has, let one process assign i
 @communicates("store", lambda given: _waiting(given["tree"], given["wait_for_all"]))
 def store(
     tree: Any,
-    targets: SliceTarget | Any,
+    targets: Any,
     *,
     max_workers: int | None = None,
     max_bytes: int | None = None,

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, ordered_mesh, total
 
 import gda
-from gda.arrays.construction import reading_once
+from gda.arrays.construction import from_sources, placing, reading_once
 from gda.multihost.agreement import checking_agreement
 from gda.storage.sources import source_of
 from gda.testing import Pool
@@ -97,6 +97,36 @@ def test_blocks_are_cast_when_they_are_whole() -> None:
     too_large = np.array([1, 2**40])
     with pytest.raises(gda.DoesNotFitError, match="index"):
         gda.GlobalArray.from_source(too_large, mesh, P(), read_once=True)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_whole_blocks_are_within_the_bound_until_they_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placing, "places_early", lambda _: True)
+    monkeypatch.setattr(from_sources, "LARGE_BYTES", 0)
+    monkeypatch.setattr(from_sources, "are_sent", lambda _: False)
+    moving, most = [], []
+    keep, wait = from_sources.PendingArray.settle_own, jax.block_until_ready
+
+    def settle(*args: Any) -> Any:
+        moving.append(args)
+        most.append(len(moving))
+        return keep(*args)
+
+    def block_until_ready(arrays: Any) -> Any:
+        moving.pop(0)
+        return wait(arrays)
+
+    monkeypatch.setattr(from_sources.PendingArray, "settle_own", settle)
+    monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
+    data = [batch(8, 6) + n for n in range(6)]
+    mesh = ordered_mesh(range(8), {"x": 8})
+    arrays = gda.load_tree(data, mesh, P(), read_once=True, max_bytes=2 * data[0].nbytes)
+    monkeypatch.undo()
+    assert max(most) == 2
+    for array, each in zip(arrays, data, strict=True):
+        assert is_right(array, each)
 
 
 # Libraries.

@@ -5,7 +5,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -110,22 +109,6 @@ def test_what_did_not_change_is_linked_and_each_checkpoint_is_whole(
     check_holds(second, after)
 
 
-def test_a_linked_checkpoint_is_copied_as_any_other(mesh: Mesh, tmp_path: Path) -> None:
-    tree = tree_at(1, mesh)
-    checkpoint.save(tmp_path / "1", tree)
-    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
-    subprocess.run(["cp", "-r", tmp_path / "2", tmp_path / "copy"], check=True)
-    (tmp_path / "unpacked").mkdir()
-    packed = ["tar", "-cf", tmp_path / "2.tar", "-C", tmp_path, "2"]
-    subprocess.run(packed, check=True)
-    unpacking = ["tar", "-xf", tmp_path / "2.tar", "-C", tmp_path / "unpacked"]
-    subprocess.run(unpacking, check=True)
-    shutil.rmtree(tmp_path / "1")
-    shutil.rmtree(tmp_path / "2")
-    for copy in (tmp_path / "copy", tmp_path / "unpacked" / "2"):
-        check_holds(copy, tree)
-
-
 def test_a_checkpoint_may_be_the_base_of_the_one_that_replaces_it(
     mesh: Mesh, tmp_path: Path
 ) -> None:
@@ -135,25 +118,6 @@ def test_a_checkpoint_may_be_the_base_of_the_one_that_replaces_it(
     after = {name: {file.st_ino for file in files} for name, files in files_of(tmp_path).items()}
     assert {name for name in after if after[name] == before[name]} == LINKED
     check_holds(tmp_path, tree_at(2, mesh))
-
-
-def test_ten_saves_write_what_is_trained(mesh: Mesh, tmp_path: Path) -> None:
-    """Two are kept; the bytes of a save are those that no checkpoint before it has."""
-    frozen = cut(batch(64, 32), mesh, P("x"))
-    checkpoint.save(tmp_path / "0", {"frozen": frozen, "trained": TRAINED})
-    known = {file.st_ino for files in files_of(tmp_path / "0").values() for file in files}
-    for step in range(1, 10):
-        path = tmp_path / f"{step}"
-        tree = {"frozen": frozen, "trained": TRAINED + step}
-        checkpoint.save(path, tree, base=tmp_path / f"{step - 1}")
-        if step > 1:
-            shutil.rmtree(tmp_path / f"{step - 2}")
-        files = [file for files in files_of(path).values() for file in files]
-        written = sum(file.st_size for file in files if file.st_ino not in known)
-        assert written <= TRAINED.nbytes + 4 * 4
-        known.update(file.st_ino for file in files)
-    checkpoint.verify(tmp_path / "8")
-    checkpoint.verify(tmp_path / "9")
 
 
 DIFFERENT: dict[str, Callable[[jax.Array], Any]] = {
@@ -287,17 +251,6 @@ def test_inspect_tells_own_and_shared_bytes(auto_mesh: Mesh, tmp_path: Path) -> 
     )
     shutil.rmtree(tmp_path / "2")
     assert shared.shared_nbytes == 0
-
-
-def test_files_keep_the_permissions_of_a_group(tmp_path: Path) -> None:
-    umask = os.umask(0o002)
-    try:
-        checkpoint.save(tmp_path / "1", {"w": FROZEN})
-        checkpoint.save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1")
-    finally:
-        os.umask(umask)
-    assert linked_in(tmp_path / "2") == {"w"}
-    assert {file.st_mode & 0o777 for file in files_of(tmp_path / "2")["w"]} == {0o664}
 
 
 def test_no_fingerprint_is_computed_twice(

@@ -303,14 +303,6 @@ def test_a_plan_is_a_value() -> None:
     assert plan.sent_by_process == {0: 0}
 
 
-def test_lists_moves() -> None:
-    assert not ReshardPlan(ROWS, COLUMNS, itemsize=1).lists_moves
-    twice = ShardGrid((12,), {"x": 3, "y": 2}, ("x",))
-    assert ReshardPlan(twice, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
-    once = ShardGrid((12,), {"x": 3}, ("x",))
-    assert not ReshardPlan(once, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
-
-
 # Bad input.
 
 

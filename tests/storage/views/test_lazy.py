@@ -227,17 +227,6 @@ def test_columns_that_are_far_from_each_other_are_read_a_piece_at_a_time(
         assert source.counts.max() == 1
 
 
-def test_halves_of_every_other_row_read_each_row_once() -> None:
-    source = Counting(numbers(8, 6))
-    w = lazy(source)
-    halves = concatenate([w[0::2], w[1::2]])
-    np.testing.assert_array_equal(
-        np.asarray(halves), np.concatenate([source.data[0::2], source.data[1::2]])
-    )
-    assert (source.counts == 1).all()
-    assert len(source.asked) == 1
-
-
 def test_rows_that_are_far_from_each_other_are_read_alone() -> None:
     source = Counting(np.zeros((20, 2**14), np.float32))  # rows of 64 KiB
     np.asarray(lazy(source)[::5])
@@ -315,19 +304,11 @@ def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
     """Return a view and its array, both changed by one random operation."""
-    names = ["transpose", "swap", "index", "index", "reshape", "reshape", "squeeze", "join"]
+    names = ["transpose", "index", "index", "reshape", "reshape", "join"]
     name = data.draw(st.sampled_from(names))
     if name == "transpose":
         axes = data.draw(st.permutations(range(array.ndim)))
         return view.transpose(axes), array.transpose(axes)
-    if name == "swap" and array.ndim:
-        axis = st.integers(-array.ndim, array.ndim - 1)
-        pair = data.draw(axis), data.draw(axis)
-        return view.swapaxes(*pair), array.swapaxes(*pair)
-    if name == "squeeze":
-        ones = [axis for axis, size in enumerate(array.shape) if size == 1]
-        axes = data.draw(st.sampled_from([None, tuple(ones), *ones]))
-        return view.squeeze(axes), array.squeeze(axes)
     if name == "index" or not array.ndim:
         index = data.draw(indices(array.shape))
         return view[index], array[index]
@@ -403,8 +384,6 @@ def test_advanced_indexing_is_refused_with_the_reason(index: Any) -> None:
         (lambda: VIEW.reshape(5, -1), ValueError, r"of 24 elements, cannot be reshaped to \(5, -1"),
         (lambda: VIEW.reshape(2.0, 12), TypeError, "integer"),
         (lambda: VIEW.transpose(0, 0), ValueError, r"axes \(0, 0\) .* give each number from 0 to"),
-        (lambda: VIEW.swapaxes(0, 2), ValueError, "axis=2 of 2 dimensions; .* from -2 to 1"),
-        (lambda: VIEW.squeeze(1), ValueError, r"axis=1 of a view of shape \(6, 4\); squeeze drops"),
         (lambda: VIEW.astype("flaot32"), TypeError, "'flaot32' is not a dtype; did you mean"),
         (lambda: len(lazy(np.float32(1))), TypeError, r"has no len\(\); use view.size"),
         (lambda: stack([]), ValueError, "stack needs at least one"),
