@@ -11,7 +11,6 @@ launcher gets a signal to end. None outlives the launcher.
 Read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
 ``child`` (the first code in each process), ``ending`` (its last), ``output`` (prefixes of lines),
 ``children`` (processes that end with their parent), ``arguments`` (command lines and mistakes).
-``accelerators`` says what this machine has.
 """
 
 from __future__ import annotations

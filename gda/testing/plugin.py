@@ -25,22 +25,18 @@ Processes are kept for the next test of the same size.
 ``gda.Layouts.check`` instead of comparing with them, in this process, the workers of xdist and the
 processes of tests.
 
-If compilers for TPUs or GPUs are installed, without any such device or another plugin of JAX, tests
-run with ``JAX_PLATFORMS=cpu``, unless it is set. JAX has the CPU only there, and finds it faster.
-
-Every pytest run with gda installed imports this module, so it has no slow imports.
+Every pytest run with gda installed imports this module, so it has no slow imports, and it changes
+nothing in a run without the marker and the option.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gda.launch.accelerators import has_only_compilers
 from gda.testing import marker
 
 if TYPE_CHECKING:
@@ -57,15 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the golden files of gda.Rehearsal.check and gda.Layouts.check, not compare",
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    # Before a conftest imports JAX, which reads the variable then.
-    if "JAX_PLATFORMS" not in os.environ and has_only_compilers():
-        patch = pytest.MonkeyPatch()
-        patch.setenv("JAX_PLATFORMS", "cpu")
-        early_config.add_cleanup(patch.undo)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,11 +76,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
 def pytest_collection_modifyitems_ids(items: list[pytest.Item]) -> Generator[None, None, None]:
     yield
+    if not any(map(_needs_processes, items)):
+        return
     for item in items:
         # xdist puts the group into an attribute that pytest 9.2 does not read (pytest-xdist 1386).
         with_group = getattr(item, "_nodeid", item.nodeid)
         if with_group != item.nodeid and hasattr(item, "_id"):
             setattr(item, "_id", type(getattr(item, "_id")).parse(with_group))  # noqa: B009, B010
+
+
+def _needs_processes(item: pytest.Item) -> bool:
+    return marker.is_marked(item) or "process_pool" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -6,9 +6,9 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from gda.launch.accelerators import has_gpu, has_tpu
-
+_DEVICES = Path("/dev")
 # Without them libtpu asks a metadata server for the accelerator, the hosts and the number of this
 # host, warns that there are none, and admits one process at a time.
 _WITHOUT_TPU = {
@@ -27,7 +27,7 @@ _lock = threading.Lock()
 @contextmanager
 def without_hardware() -> Iterator[None]:
     """Stop compilers from looking for hardware and a server in this block, unless there is some."""
-    wanted = ({} if has_tpu() else _WITHOUT_TPU) | ({} if has_gpu() else _WITHOUT_GPU)
+    wanted = ({} if _has_tpu() else _WITHOUT_TPU) | ({} if _has_gpu() else _WITHOUT_GPU)
     with _lock:
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
@@ -39,3 +39,12 @@ def without_hardware() -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
+
+
+def _has_tpu() -> bool:
+    return any(_DEVICES.glob("accel*")) or any(_DEVICES.glob("vfio/[0-9]*"))
+
+
+def _has_gpu() -> bool:
+    """Return True if there is a GPU of NVIDIA."""
+    return any(_DEVICES.glob("nvidia[0-9]*")) or (_DEVICES / "dxg").exists()
