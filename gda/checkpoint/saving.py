@@ -204,8 +204,13 @@ def save_async(
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
 
-def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: None) -> Pending:
-    """Begin a save, whose thread calls ``after`` when the checkpoint is complete."""
+def in_background(
+    save: Save,
+    tree: Any,
+    after: Callable[[], None] = lambda: None,
+    failed: Callable[[], None] = lambda: None,
+) -> Pending:
+    """Begin a save, whose thread calls ``after`` when the checkpoint is complete, or ``failed``."""
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(save)
         saving.check_same_call(tree)
@@ -216,7 +221,11 @@ def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: Non
         stack.pop_all()
 
     def finish() -> None:
-        saving.finish()
+        try:
+            saving.finish()
+        except BaseException:
+            failed()
+            raise
         after()
 
     # Threads of this name communicate.
