@@ -185,6 +185,8 @@ class Run:
     ) -> tuple[Any, int]:
         """Return the newest saved state and its step, or the given state and 0 if there is none.
 
+        In a folder of an Orbax CheckpointManager, its newest step counts too.
+
         Args:
           state: as ``like`` of ``restore``: each leaf comes back as its example is.
           step: resume at this step, which must be the newest; ``rollback`` removes later ones.
@@ -281,7 +283,9 @@ class Run:
           ValueError: there is a newer step, or the folder has steps, and ``resume`` was not called.
           SaveError: another program took over the folder; or this save, or the one before, failed
             in another process.
-          Exception: any error of ``gda.checkpoint.save``, of this save or of the one before.
+          RuntimeError: the run is closed.
+          Exception: any error of ``gda.checkpoint.save``, of this save or of the one before. That
+            of the one before is raised at the same call in all processes, also if no step is due.
 
         >>> import gda, jax.numpy as jnp, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
