@@ -206,12 +206,12 @@ class _Restore:
             except CheckpointNotFoundError:
                 if kind_at(self.store) is not FileKind.ORBAX:
                     raise
-                return self._tree_of_orbax()
+                break
             except ReplacedError:
                 # Processes do not communicate here: if one began again, it could have a later tree.
                 if attempt == MOST_ATTEMPTS or jax.process_count() > 1:
                     raise
-        raise AssertionError
+        return self._tree_of_orbax()
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)

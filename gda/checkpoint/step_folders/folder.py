@@ -185,10 +185,9 @@ class RunFolder:
         with contextlib.suppress(FileNotFoundError):
             names = store.entries()
         ours = {each.name for each in self.listed().values() if each.is_complete}
-        steps = {int(found[2]): found[0] for found in map(STEP.fullmatch, names) if found}
-        for number, name in sorted(steps.items(), reverse=True):
-            if name in ours or PARTIAL in name:
-                continue
+        rest = [name for name in names if name not in ours and PARTIAL not in name]
+        steps = [(int(found[2]), found[0]) for found in map(STEP.fullmatch, rest) if found]
+        for number, name in sorted(steps, reverse=True):
             with contextlib.suppress(NotADirectoryError):
                 step = StepFolder(name, frozenset(store.entries(name)))
                 if step.is_of_orbax and (COMMITTED in step.files or not store.is_remote):
