@@ -6,12 +6,15 @@ of the files before they are read; where this process reads alone, before memory
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.transport.exchanging import exchange
@@ -25,17 +28,20 @@ from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_
 from gda.checkpoint.reading.chunk_sums import check_provable
 from gda.checkpoint.reading.read_once import processes_together, shared_reads
 from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import public, set_module
+from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
 from gda.multihost.settings import own_settings
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
-from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.leaves import are_keys
 from gda.trees.per_process import PerProcess
-from gda.trees.records.arrivals import Arrival
+from gda.trees.records.arrivals import Arrival, NeededBlock
 from gda.trees.records.compared_fingerprints import check_fingerprints
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
@@ -82,7 +88,8 @@ def restore(
     Args:
       path: as for ``save``; or a step of a run, as ``runs/a@100``, ``@latest`` or ``@best``.
         Each process looks for itself which step is the latest: in several, while the run goes on,
-        name the step.
+        name the step. Or the checkpoint of Orbax, or one item of it; it has no fingerprints, and
+        each process reads its blocks by itself.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
         needed. Each leaf comes back as its example is, so that a jitted step is not traced again:
@@ -162,8 +169,10 @@ def restore(
     checksums.require_crc32c()
     if missing not in ("error", "keep"):
         raise ValueError(f"missing must be 'error' or 'keep', not {missing!r}")
+    path = path_of(path, timeout)
     return _Restore(
-        store=open_store(path_of(path, timeout), timeout),
+        path=path,
+        store=open_store(path, timeout),
         options=Options(max_workers, max_bytes, progress, read_once=read_once),
         request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
         check_fingerprint=check_fingerprint,
@@ -180,6 +189,7 @@ class _Restore:
     ``_compare_fingerprints``.
     """
 
+    path: Any
     store: Store
     options: Options
     request: Request
@@ -190,7 +200,12 @@ class _Restore:
         """Return the restored tree; begin again if another save replaces the checkpoint."""
         # Processes do not communicate here: if one began again, it could have a later tree.
         is_alone = lambda: jax.process_count() == 1  # noqa: E731
-        return read_complete([self.store], self._tree_of, is_alone)
+        try:
+            return read_complete([self.store], self._tree_of, is_alone)
+        except CheckpointNotFoundError:
+            if kind_at(self.store) is not FileKind.ORBAX:
+                raise
+        return self._tree_of_orbax()
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)
@@ -213,6 +228,22 @@ class _Restore:
         if self.check_fingerprint:
             self._compare_fingerprints()
         return self.wanted.tree()
+
+    def _tree_of_orbax(self) -> Any:
+        tree, leaves = recorded(open_tree(self.path, self.timeout))
+        wanted = self.request.match(tree)
+        if self.check_fingerprint:
+            check_provable(self.store.url, wanted.arrivals)
+        options = options_for(self.store, self.options, least=4)
+        sizes = [each.passing_nbytes for each in wanted.arrivals]
+        for group in tasks.groups_within(wanted.arrivals, sizes, options.max_bytes):
+            buffers = Buffers(sum(len(arrival.needed) for arrival in group))
+            for arrival in group:
+                arrival.allocate(buffers)
+            reads = [read for each in group for read in _reads(each, leaves[each.record.path])]
+            tasks.run(reads, options)
+            _finish(group)
+        return wanted.tree()
 
     def _value_of(self, leaf: PerProcessLeaf) -> Any:
         """Return the value of this process; of other processes than now, they are merged."""
@@ -294,6 +325,23 @@ class _Restore:
     def _compare_fingerprints(self) -> None:
         source = f"the checkpoint {self.store.url}"
         check_fingerprints(source, self.wanted.arrivals, timeout=self.timeout)
+
+
+def _reads(arrival: Arrival, leaf: Any) -> Iterator[tasks.Task]:
+    """Yield the reads of the blocks of an array from the leaf of an opened tree."""
+    source = jax.random.key_data(leaf) if are_keys(leaf) else leaf
+
+    def read(block: NeededBlock) -> Any:
+        with noting_path(arrival.record.path):
+            return np.asarray(source[index_at(block.start, block.shape)])
+
+    def fill(block: NeededBlock, data: Any) -> None:
+        assert block.number is not None
+        arrival.blocks[block.number][index_at((0,) * data.ndim, data.shape)] = data
+
+    for block in arrival.needed:
+        nbytes = math.prod(block.shape) * arrival.record.dtype.itemsize
+        yield tasks.Task(nbytes, functools.partial(read, block), functools.partial(fill, block))
 
 
 def _finish(group: Sequence[Arrival]) -> None:

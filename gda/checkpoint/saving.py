@@ -196,8 +196,13 @@ def save_async(
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
 
-def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: None) -> Pending:
-    """Begin a save, whose thread calls ``after`` when the checkpoint is complete."""
+def in_background(
+    save: Save,
+    tree: Any,
+    after: Callable[[], None] = lambda: None,
+    failed: Callable[[], None] = lambda: None,
+) -> Pending:
+    """Begin a save, whose thread calls ``after`` when the checkpoint is complete, or ``failed``."""
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(save)
         saving.check_same_call(tree)
@@ -208,7 +213,11 @@ def in_background(save: Save, tree: Any, after: Callable[[], None] = lambda: Non
         stack.pop_all()
 
     def finish() -> None:
-        saving.finish()
+        try:
+            saving.finish()
+        except BaseException:
+            failed()
+            raise
         after()
 
     # Threads of this name communicate.
@@ -236,15 +245,14 @@ class Save:
       name: of the public function.
       agreed: the options that must be the same in all processes.
       before_commit: called in process 0 when all is written; if it raises, nothing is committed.
-      needs_base: False to write everything if a process cannot read the manifest of the base.
+      needs_base: False to write everything if a process cannot read the manifest of the base. On
+        CPU, the caller does not wait for the read then.
     """
 
     claim: _Claim  # after begin(): the new directory
     _writer: Writer
     nbytes_linked: int = 0  # after link(): by all processes
     _share: Share
-    _base_manifest: Manifest
-    _links: Links | None  # after begin(); None if nothing can be linked, and after link()
     _structure: Any  # of the tree, as JSON
     _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
     held_until: float  # of a save in the background: when its caller goes on
@@ -276,7 +284,8 @@ class Save:
         self._options, self._before_commit = options, before_commit
         self._needs_base = needs_base
         self._lock = contextlib.ExitStack()
-        self._has_begun = False
+        self._has_begun = self._has_linked = False
+        self._base_manifest: Manifest | None = None
         self._may_be_committed = False  # True as soon as the new manifest may be there
 
     def __enter__(self) -> Self:
@@ -313,17 +322,14 @@ class Save:
             # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
             options=options_for(self.store, self._options, least=4),
         )
-        self._links = None
-        if self._linkable is not None:
-            self._links = Links(self._writer, *self._linkable, self._base_manifest)
         self._has_begun = True
         if keeps and links_first:
             self.link(keeps=True)
 
     def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
         """Return what process 0 compares, and from process 0 the new directory."""
-        if self._base is not None:
-            self._base_manifest = self._read_base(self._base)
+        if self._base is not None and self._needs_base:
+            self._base_manifest = load_complete(self._base)
         self._structure, leaves = flatten(tree)
         self._share = Share(saved_leaves(leaves, self._options))
         values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
@@ -340,8 +346,6 @@ class Save:
         try:
             return load_complete(base)
         except (OSError, ValueError) as error:
-            if self._needs_base:
-                raise
             logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
             return _EMPTY
 
@@ -350,11 +354,16 @@ class Save:
 
         ``keeps`` is that of ``begin``. Does nothing without a base, and when it is called again.
         """
-        links, self._links = self._links, None
-        if links is None:
+        linkable = self._linkable
+        if linkable is None or self._has_linked:
             return
+        self._has_linked = True
+        links: Any = None
 
         def compare() -> dict[str, Any]:
+            nonlocal links
+            base = self._base_manifest or self._read_base(linkable[1])
+            links = Links(self._writer, *linkable, base)
             self._share, part = links.compared(self._share)
             return part
 

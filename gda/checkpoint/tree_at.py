@@ -22,7 +22,14 @@ from gda.storage.stores.errors import CheckpointNotFoundError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, ValueLeaf
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    RecordedTree,
+    ValueLeaf,
+    flatten,
+)
 from gda.trees.records.saved_leaves import saved_leaves
 
 _INDEX = ".safetensors.index.json"
@@ -79,6 +86,12 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
     else:
         tree = tree_of_sources(store, _manifest_of(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
+
+
+def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
+    """Return an opened tree as it would be recorded in a checkpoint, and its leaves by path."""
+    structure, leaves = flatten(opened.tree)
+    return RecordedTree(tuple(leaf_records(leaves)), structure), dict(leaves)
 
 
 def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:

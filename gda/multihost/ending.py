@@ -1,8 +1,9 @@
 """Ending in time: a signal in one process becomes the same answer in all, at the same call.
 
-JAX's own ``reached_preemption_sync_point`` is not used. It is True once, for one step number, which
-a loop may pass over; it raises if its service is off; it hears SIGTERM alone, and not if another
-library has replaced its handler. The way below serves in all of these cases, so it is the only one.
+JAX's own ``reached_preemption_sync_point`` is True once, for one step number, which a loop may pass
+over; it raises if its service is off; it hears SIGTERM alone, and not if another library has
+replaced its handler. The way below serves in all of these cases. JAX is asked only for a SIGTERM
+that came before gda had its handler, with a count of calls in place of steps.
 
 Its protocol is that of JAX's service, with calls of ``check`` in place of step numbers. A process
 that got a signal announces it. Then a thread of each process holds further calls back, and tells
@@ -17,6 +18,7 @@ import ctypes
 import itertools
 import json
 import logging
+import math
 import os
 import signal
 import threading
@@ -30,6 +32,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import jax
+from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from gda.layout.text import format_processes, signal_name
 from gda.multihost.background import in_thread
@@ -45,14 +48,18 @@ _ACTION_BYTES = 256  # more than a ``struct sigaction`` has
 _log = logging.getLogger("gda")
 _libc = ctypes.CDLL(None)
 _made = itertools.count()
+_EARLY = "JAX's word of a SIGTERM that came before gda heard signals"
+_Came = deque[tuple[int | None, float]]  # signals, or None for a wish to save, and their times
+_calls = itertools.count(1)  # of ``check``, of all objects: JAX has one count for a program
 
 
 class _Notice(NamedTuple):
-    """A signal that a process got."""
+    """A signal that a process got; without a name, its wish to save."""
 
     process: int
     name: str
     ends: bool
+    came: float  # by the monotonic clock of the process that has the notice
 
 
 class Ending:
@@ -69,6 +76,7 @@ class Ending:
 
     Attributes:
       is_ending: True from the call of ``check`` on that found an end.
+      since: the time of the first signal that ends the program, by this process's monotonic clock.
       reason: processes and signals of the last True, such as ``"process 1 got SIGTERM"``.
 
     >>> import os, signal
@@ -85,9 +93,10 @@ class Ending:
         self, signals: Sequence[int] = (signal.SIGTERM,), save_on: Sequence[int] = ()
     ) -> None:
         self.is_ending = False
+        self.since = math.inf
         self.reason = ""
         self._signals = frozenset(signals)
-        self._came: deque[int] = deque()  # the handlers add to it
+        self._came: _Came = deque()  # the handlers add to it
         self._folder = f"{_FOLDER}/{next(_made)}"
         self._handled: list[int] = []
         numbers = [*dict.fromkeys([*signals, *save_on])]
@@ -119,13 +128,21 @@ class Ending:
         for number in self._handled:
             _handlers[number].keep()
         notices = self._take(0) if self._listener is None else self._listener.call(self._came)
+        if signal.SIGTERM in self._signals and _is_heard_by_jax():
+            notices.append(_Notice(0, _EARLY, True, time.monotonic()))
         if not notices:
             return False
+        self.since = min((each.came for each in notices if each.ends), default=math.inf)
         self.is_ending = any(notice.ends for notice in notices)
         self.reason = _text(notices)
-        if self._listener is None or jax.process_index() in {0, *(each[0] for each in notices)}:
+        is_told = self._listener is None or jax.process_index() in {0, *(e[0] for e in notices)}
+        if self.reason and is_told:
             _log.warning("%s: all save and %s", self.reason, "end" if self.is_ending else "go on")
         return True
+
+    def ask(self) -> None:
+        """Let ``check`` be True once in all processes; for any thread of any of them."""
+        self._came.append((None, time.monotonic()))
 
     def close(self) -> None:
         """Restore the former handlers, in the main thread. May be called twice."""
@@ -142,10 +159,12 @@ class Ending:
 
     def _take(self, process: int) -> list[_Notice]:
         """Return the signals that came to this process, once."""
-        numbers = []
+        notices = []
         while self._came:
-            numbers.append(self._came.popleft())
-        return [_Notice(process, signal_name(each), each in self._signals) for each in numbers]
+            number, came = self._came.popleft()
+            name = "" if number is None else signal_name(number)
+            notices.append(_Notice(process, name, number in self._signals, came))
+        return notices
 
 
 class _Listener:
@@ -163,7 +182,7 @@ class _Listener:
         self._may_call = threading.Lock()
         self._thread: Future[None] = in_thread("gda-ending", self._listen)
 
-    def call(self, came: Collection[int]) -> list[_Notice]:
+    def call(self, came: Collection[Any]) -> list[_Notice]:
         """Count a call, and return the notices that are due at it."""
         if came and self._announced != self._round:
             self._announced = self._round
@@ -191,11 +210,13 @@ class _Listener:
 
     def _agree(self, by: int) -> bool:
         """Tell all calls and signals, and return True if the program ends."""
-        self._put(self._round, f"calls/{self._me}", [self._calls, self._take(self._me)])
         if by == self._me:
             self._put(self._round, "all", self._gather())
             # All have told, so none reads those of the round before.
             self._service.delete(f"{self._folder}/{self._round - 1}/")
+        else:
+            own = [self._calls, _sent(self._take(self._me))]
+            self._put(self._round, f"calls/{self._me}", own)
         try:
             calls, notices, late = self._get("all", _LATE_SECONDS + _MORE_SECONDS)
         except TimeoutError:
@@ -208,22 +229,23 @@ class _Listener:
                 f"Look for the reason in the output of {who}",
                 late,
             )
-        notices = [_Notice(*each) for each in notices]
+        notices = _received(notices)
         self._due.setdefault(calls + 1, []).extend(notices)
         return any(notice.ends for notice in notices)
 
-    def _gather(self) -> tuple[int, list[_Notice], list[int]]:
+    def _gather(self) -> tuple[int, list[Any], list[int]]:
         """Return the highest number of calls, all signals, and the processes that did not tell."""
-        most, notices, late = 0, [], []
+        most, late = self._calls, []
+        told = {self._me: self._take(self._me)}
         limit = time.monotonic() + _LATE_SECONDS
-        for process in range(self._processes):
+        for process in (each for each in range(self._processes) if each != self._me):
             try:
-                calls, came = self._get(f"calls/{process}", max(0, limit - time.monotonic()))
+                calls, notices = self._get(f"calls/{process}", max(0, limit - time.monotonic()))
             except TimeoutError:
                 late.append(process)
             else:
-                most, notices = max(most, calls), [*notices, *came]
-        return most, notices, late
+                most, told[process] = max(most, calls), _received(notices)
+        return most, [each for _, notices in sorted(told.items()) for each in _sent(notices)], late
 
     def _put(self, number: int, name: str, value: Any, *, overwrite: bool = True) -> None:
         key = f"{self._folder}/{number}/{name}"
@@ -233,11 +255,23 @@ class _Listener:
         return json.loads(self._service.get(f"{self._folder}/{self._round}/{name}", timeout))
 
 
+def _sent(notices: Sequence[_Notice]) -> list[Any]:
+    """Return notices as JSON, with the seconds since they came in place of the time."""
+    now = time.monotonic()
+    return [[*each[:3], now - each.came] for each in notices]
+
+
+def _received(notices: Sequence[Any]) -> list[_Notice]:
+    """Return the notices that another process has just sent."""
+    now = time.monotonic()
+    return [_Notice(*each, came=now - seconds) for *each, seconds in notices]
+
+
 class _Handler:
     """The handler of a signal: it adds its number to queues, and calls the former handler."""
 
     def __init__(self, number: int) -> None:
-        self.queues: list[deque[int]] = []
+        self.queues: list[_Came] = []
         self._number, self._pid = number, os.getpid()
         self._is_within = self._was_replaced = False
         self._handle = self._called  # one object, to be recognized
@@ -263,7 +297,7 @@ class _Handler:
         if found is not self._handle:
             self._former = found
 
-    def leave(self, queue: deque[int]) -> None:
+    def leave(self, queue: _Came) -> None:
         """Forget a queue; without any, restore the former handler unless ours was replaced."""
         self.queues = [each for each in self.queues if each is not queue]
         if self.queues:
@@ -281,7 +315,7 @@ class _Handler:
             os.kill(os.getpid(), number)
             return
         for queue in self.queues:
-            queue.append(number)
+            queue.append((number, time.monotonic()))
         former = self._former
         # Not if it calls this one in turn, nor Python's own, which raises KeyboardInterrupt.
         if callable(former) and former is not signal.default_int_handler and not self._is_within:
@@ -293,6 +327,20 @@ class _Handler:
 
 
 _handlers: dict[int, _Handler] = {}
+
+
+_jax_heard = False
+
+
+def _is_heard_by_jax() -> bool:
+    """Return True from the call on at which JAX tells all processes that one got SIGTERM.
+
+    JAX hears it from ``jax.distributed.initialize`` on, until gda has its handler.
+    """
+    global _jax_heard
+    with suppress(RuntimeError):  # its service is off
+        _jax_heard = _jax_heard or reached_preemption_sync_point(next(_calls))
+    return _jax_heard
 
 
 class _Action:
@@ -342,12 +390,12 @@ def _place(handler: Any) -> str:
 def _text(notices: Sequence[_Notice]) -> str:
     """Return the processes and their signals.
 
-    >>> _text([_Notice(0, "SIGTERM", True), _Notice(2, "SIGTERM", True)])
+    >>> _text([_Notice(0, "SIGTERM", True, 5.0), _Notice(2, "SIGTERM", True, 6.5)])
     'processes 0, 2 got SIGTERM'
     """
     processes: dict[str, set[int]] = {}
     for notice in notices:
         processes.setdefault(notice.name, set()).add(notice.process)
     return "; ".join(
-        f"{format_processes(sorted(group))} got {name}" for name, group in processes.items()
+        f"{format_processes(sorted(group))} got {name}" for name, group in processes.items() if name
     )

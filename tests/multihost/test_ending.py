@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,71 @@ def test_a_program_ends_without_the_preemption_service_of_jax(tmp_path: Path, is
     assert len(lines) == 1
     assert ("[0] __main__.<lambda> has replaced gda's handler of" in done.stderr) == is_on
     assert ("[1] libjax_common" in done.stderr) == is_on
+
+
+EARLY = """
+import os, signal
+import jax
+import gda.launch
+from gda.multihost.ending import Ending
+gda.launch.initialize()
+if jax.process_index() == 1:
+    os.kill(os.getpid(), signal.SIGTERM)
+ending, call = Ending(), 1
+while not ending.check():
+    gda.check_processes_agree(call)
+    call += 1
+print(call, ending.reason, flush=True)
+assert Ending().check()
+gda.check_processes_agree(call)
+jax.distributed.shutdown()
+"""
+
+
+def test_a_signal_that_jax_heard_in_the_start_ends_all_at_one_call(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(EARLY)
+    done = launch("-n", 2, "program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = [line[4:] for line in done.stdout.splitlines()]
+    assert first == second
+    assert first.endswith(
+        " process 0 got JAX's word of a SIGTERM that came before gda heard signals"
+    )
+
+
+def asked(process: int) -> tuple[int, bool, str]:
+    """Let one process ask, and return the call at which all save, and two facts of it."""
+    waits, call = Ending(), 1
+    if jax.process_index() == process:
+        waits.ask()
+    with Log() as messages:
+        while not waits.check():
+            call += 1
+    waits.close()
+    return call, waits.is_ending, "".join([waits.reason, *messages])
+
+
+def test_all_save_once_if_a_thread_of_one_asks(process_pool: Pools) -> None:
+    first, second = process_pool(2).run(asked, 1)
+    assert first == second
+    assert first[1:] == (False, "")
+
+
+def since() -> tuple[float, float, float]:
+    """Return times before a signal to process 1 and at the end, and the time of the signal."""
+    waits, before = Ending(), time.monotonic()
+    if jax.process_index() == 1:
+        kill(TERM)
+    while not waits.check():
+        pass
+    waits.close()
+    return before, waits.since, time.monotonic()
+
+
+def test_all_know_when_the_signal_came(process_pool: Pools) -> None:
+    (_, first, end), (before, second, late) = process_pool(2).run(since)
+    assert before <= first <= end  # on one machine, their clocks are one
+    assert before <= second <= late
 
 
 # One process.

@@ -5,6 +5,7 @@ Nothing here communicates. A thread of a save calls ``before_commit`` and ``comp
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
 
 log = logging.getLogger("gda")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass
@@ -69,20 +72,16 @@ class Keeper:
         ``only`` is the one step that may be the newest. Raises ``ValueError`` if a run that does
         not resume would save beside steps, or the folder is itself a checkpoint.
         """
-        steps, url = self._steps(only, resumes), self.folder.url
-        of_orbax = [n for n, each in self.folder.listed().items() if each.is_of_orbax]
-        if max(of_orbax, default=-1) > max(steps, default=-1):
-            raise ValueError(
-                f"Orbax saved step {of_orbax[-1]} in {url}: convert it with gda convert into the "
-                f"folder {name_of(of_orbax[-1])} of another run, and resume that one"
-            )
+        self._steps(only, resumes)
         remove_left_over(self.folder, self._claimed())
         # Until it was no longer the owner, another program may have completed a step.
-        return [[number, each.name] for number, each in self._steps(only, resumes).items()]
+        return [*map(list, self._steps(only, resumes).items())]
 
-    def _steps(self, only: int | None, resumes: bool) -> dict[int, StepFolder]:
-        """Return the complete steps, if this program may go on from them."""
-        steps, url = self.folder.complete(), self.folder.url
+    def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
+        """Return the complete steps and Orbax's newest, if this program may go on from them."""
+        complete, url = self.folder.complete(), self.folder.url
+        names = {number: each.name for number, each in complete.items()}
+        steps = dict(sorted((self.folder.newest_of_orbax() | names).items()))
         if steps and not resumes:
             raise ValueError(
                 f"{url} has steps up to {max(steps)}, and this run has not resumed: call "
@@ -94,7 +93,8 @@ class Keeper:
                 "or a new one, and begin with this checkpoint by resume(state, start_from=...)"
             )
         if only is not None:
-            self.folder.step(only)
+            if only not in steps:
+                self.folder.step(only)  # raises
             if later := [number for number in steps if number > only]:
                 raise ValueError(
                     f"{url} has later steps than {only}: {format_numbers(later)}; call "
@@ -105,7 +105,15 @@ class Keeper:
     def _claimed(self) -> Owner:
         """Return the owner, which this program has become, and still is."""
         if self.owner is None:
-            self.owner = self.folder.claim(self.keeping.best)
+            try:
+                self.owner = self.folder.claim(self.keeping.best)
+            except OSError as error:
+                former = self.folder.owner()
+                if error.errno not in _FULL or former is None:
+                    raise
+                # What a killed save has left may be what fills the disk.
+                remove_left_over(self.folder, former)
+                self.owner = self.folder.claim(self.keeping.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
             remove_later(self.folder, self.owner, ends)
@@ -119,7 +127,7 @@ class Keeper:
         remove_later(self.folder, self._claimed(), step)
         return True
 
-    def begin(self, step: StepSave, before: int | None, seconds_left: float | None) -> str | None:
+    def begin(self, step: StepSave, before: int | None, seconds_left: float) -> str | None:
         """Make the folder of a step; return the step to link to, or an empty text.
 
         ``None`` if the program will be killed before the step is complete.
@@ -132,7 +140,7 @@ class Keeper:
                 "the metrics of step %d have no %r, by which keep_best ranks: %s",
                 *(number, best[0], ", ".join(step.metrics)),
             )
-        if seconds_left is not None and self.last_seconds > seconds_left:
+        if self.last_seconds > seconds_left:
             log.warning(
                 "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
                 "the steps after %d are lost",
@@ -154,7 +162,7 @@ class Keeper:
         newest = None if before is None else folders.get(before)
         is_linkable = self.links and not self.folder.store().is_remote
         is_whole = not is_linkable or self.keeping.is_milestone(number, before)
-        return "" if is_whole or newest is None else newest.name
+        return "" if is_whole or newest is None or newest.is_of_orbax else newest.name
 
     def _may_replace(self, there: StepFolder, owner: Owner) -> bool:
         """Return True for what a damaged step, a failure, or another program at its end has left.

@@ -31,7 +31,11 @@ def document_of(path: Any, timeout: float) -> dict[str, Any]:
         "path": folder.url,
         "owner": asdict(owner),
         "steps": [_step(folder, number, each) for number, each in complete.items()],
-        "unfinished": [each.name for n, each in folder.listed().items() if n not in complete],
+        "unfinished": [
+            each.name
+            for n, each in folder.listed().items()
+            if n not in complete and not each.is_of_orbax
+        ],
     }
 
 

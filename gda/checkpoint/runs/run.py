@@ -11,8 +11,8 @@ import logging
 import operator
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, NamedTuple, Self
 
@@ -163,7 +163,7 @@ class Run:
         self._running: _Running | None = None
         self._ending: Ending | None = None
         self._is_asked = False  # the next call of save shall save
-        self._announced: float | None = None  # when this process learned of the end
+        self._is_closed = False
 
     # The steps of the training.
 
@@ -184,6 +184,8 @@ class Run:
         merge: Callable[[list[Any], int], Sequence[Any]] | None = None,
     ) -> tuple[Any, int]:
         """Return the newest saved state and its step, or the given state and 0 if there is none.
+
+        In a folder of an Orbax CheckpointManager, its newest step counts too.
 
         Args:
           state: as ``like`` of ``restore``: each leaf comes back as its example is.
@@ -225,7 +227,7 @@ class Run:
             # The same in all processes, also if it names the latest step of a run.
             source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
             state = all_do(
-                lambda: restore(source or start_from, state, **options),
+                _noting_state()(lambda: restore(source or start_from, state, **options)),
                 share=lambda _: None,
                 what=f"reading {start_from}, for the run {url}",
                 timeout=self._timeout,
@@ -235,6 +237,7 @@ class Run:
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
+        @_noting_state()
         def read(name: str) -> Any:
             return restore(below(self._folder.path, name), state, **options)
 
@@ -280,7 +283,9 @@ class Run:
           ValueError: there is a newer step, or the folder has steps, and ``resume`` was not called.
           SaveError: another program took over the folder; or this save, or the one before, failed
             in another process.
-          Exception: any error of ``gda.checkpoint.save``, of this save or of the one before.
+          RuntimeError: the run is closed.
+          Exception: any error of ``gda.checkpoint.save``, of this save or of the one before. That
+            of the one before is raised at the same call in all processes, also if no step is due.
 
         >>> import gda, jax.numpy as jnp, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -294,9 +299,9 @@ class Run:
         is_due = rules.is_due(number, self._previous, self._every)
         self._previous, self._reached = number, max(number, self._reached)
         if number in self._done:
+            if self.is_ending or self._is_asked:
+                self._finish(self._logs_errors and not self.is_ending)
             self._is_asked = False
-            if self.is_ending:
-                self._finish()
             return False
         self._check_is_newest(number)
         wants = is_due or now or self._is_asked
@@ -498,6 +503,8 @@ class Run:
 
     def _own(self, only: int | None, *, resumes: bool) -> None:
         """Become the owner of the folder, list its steps, and hear signals from now on."""
+        if self._is_closed:
+            self._ending, self._is_closed = self._ending if self.is_ending else None, False
         check_same_call("gda.checkpoint.Run", (), self._compared, timeout=self._timeout)
         what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
         self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
@@ -573,9 +580,7 @@ class Run:
 
     def _begin(self, step: StepSave, state: Any) -> bool:
         number, before = step.number, self._newest
-        left = None
-        if self._announced is not None:
-            left = self._announced + self._grace - time.monotonic()
+        left = self._hears().since + self._grace - time.monotonic()
         what = f"save of step {number}"
         base = self._told(what, lambda: self._keeper.begin(step, before, left))
         if base is None:
@@ -591,7 +596,9 @@ class Run:
         )
         is_first = jax.process_index() == 0
         after = bind(self._keeper.completed, step, save) if is_first else lambda: None
-        self._running = _Running(number, in_background(save, state, after), before)
+        # The next call of save that all make raises the error.
+        failed = (lambda: None) if self._logs_errors else self._hears().ask
+        self._running = _Running(number, in_background(save, state, after, failed), before)
         self._newest, self._reached = number, max(number, self._reached)
         self._done.add(number)
         return True
@@ -647,15 +654,18 @@ class Run:
 
     def _look(self) -> None:
         """Hear of the end of the program, or of a wish to save; counted in all processes alike."""
+        if self._is_closed:
+            raise RuntimeError(
+                f"{self!r} is closed; make another gda.checkpoint.Run, or call resume, to go on"
+            )
         was_ending = self.is_ending
         if self._hears().check() and not was_ending:
             self._is_asked = True
-            if self.is_ending:
-                self._announced = time.monotonic()
 
     def _end(self) -> None:
         if self._ending is not None:
             self._ending.close()
+            self._is_closed = True
 
 
 class _Running(NamedTuple):
@@ -677,6 +687,17 @@ def _check_signals(name: str, numbers: Any) -> None:
             f"{name} must be a list of signals that a program can hear, such as (signal.SIGTERM,), "
             f"not {numbers!r}"
         )
+
+
+@contextmanager
+def _noting_state() -> Iterator[None]:
+    """Add to an error of ``restore`` that its argument ``like`` is the state."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if " like" in str(error):
+            error.add_note("gda: like is the state that was given to resume")
+        raise
 
 
 def _text_of(path: Any) -> str | None:

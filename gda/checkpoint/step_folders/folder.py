@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
-from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
@@ -83,7 +83,8 @@ class StepFolder(NamedTuple):
 
     @property
     def is_of_orbax(self) -> bool:
-        return not self.files.isdisjoint(MARKS)
+        # Older releases have no mark beside the folder of the tree.
+        return not self.files.isdisjoint({*MARKS, "default"})
 
     @property
     def is_complete(self) -> bool:
@@ -178,6 +179,21 @@ class RunFolder:
             if folder.is_complete and (ends is None or number <= ends)
         }
 
+    def newest_of_orbax(self) -> dict[int, str]:
+        """Return number and name of the newest complete step of Orbax's, with any prefix."""
+        store, names = self.store(), []
+        with contextlib.suppress(FileNotFoundError):
+            names = store.entries()
+        ours = {each.name for each in self.listed().values() if each.is_complete}
+        rest = [name for name in names if name not in ours and PARTIAL not in name]
+        steps = [(int(found[2]), found[0]) for found in map(STEP.fullmatch, rest) if found]
+        for number, name in sorted(steps, reverse=True):
+            with contextlib.suppress(NotADirectoryError):
+                step = StepFolder(name, frozenset(store.entries(name)))
+                if step.is_of_orbax and (COMMITTED in step.files or not store.is_remote):
+                    return {number: name}
+        return {}
+
     def step(self, number: int) -> StepFolder:
         """Return a complete step; ``CheckpointNotFoundError`` if there is none of this number."""
         steps = self.complete()
@@ -241,12 +257,12 @@ class RunFolder:
     # The owner.
 
     def is_checkpoint(self) -> bool:
-        """Return True if the folder itself is a checkpoint."""
-        try:
-            self.store().head(manifest_json.NAME, 1)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        """Return True if the folder itself is a checkpoint, of gda or of Orbax."""
+        for name in (manifest_json.NAME, *MARKS):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self.store().head(name, 1)
+                return True
+        return False
 
     def owner(self) -> Owner | None:
         """Return the program that may write here; ``None`` if there was none."""
@@ -306,8 +322,14 @@ class RunFolder:
             raise
 
     def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
-        """Return True if an incomplete step was begun by this run, in this or a former program."""
-        return manifest_json.NAME not in folder.files and self.was_begun_by(folder, mine)
+        """Return True if an incomplete step was begun by this run, in this or a former program.
+
+        So was one with a first file that is not whole, and no other.
+        """
+        if manifest_json.NAME in folder.files:
+            return False
+        is_torn = folder.files == {BEGUN} and not self._read(f"{folder.name}/{BEGUN}")
+        return is_torn or self.was_begun_by(folder, mine)
 
     def was_begun_by(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if a step was begun by this run, in this or a former program."""

@@ -28,9 +28,9 @@ METADATA = "_METADATA"
 MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
 AGGREGATE = "checkpoint"  # values of older releases
 OCDBT = "manifest.ocdbt"
-_COMMITTED, _PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
-_OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", _COMMITTED)  # also of a run with items
-_STEP = re.compile(r"(.*[_-])?\d+")  # the name of the run of a step
+COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
+_OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
+STEP = re.compile(r"(.*[_-])?(\d+)")  # the name of the run of a step
 
 _TIMEOUT = 600.0  # seconds for each answer of an object store
 # Of TensorStore, which reads the arrays.
@@ -54,7 +54,7 @@ def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
     """Return the item to open; ``ValueError`` says which there are, or which other files."""
-    if item and _PARTIAL not in item and folder.has_tree(item):
+    if item and PARTIAL not in item and folder.has_tree(item):
         return item
     named = folder.named_items()
     names = named or folder.entries()
@@ -62,7 +62,7 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
     items = [
         name
         for name in names
-        if (of_run or not _STEP.fullmatch(name)) and _PARTIAL not in name and folder.has_tree(name)
+        if (of_run or not STEP.fullmatch(name)) and PARTIAL not in name and folder.has_tree(name)
     ]
     if item is None and len(items) == 1:
         return items[0]
@@ -87,7 +87,7 @@ def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     runs = [
         name
         for name in names
-        if _STEP.fullmatch(name)
+        if STEP.fullmatch(name)
         and (
             any(folder.has(f"{name}/{mark}") for mark in marks)
             or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
@@ -99,7 +99,7 @@ def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
     if OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names):
         return "it has arrays, but no structure; save it again with a release that writes one"
-    if any(_PARTIAL in name for name in names):
+    if any(PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
     if "manifest.json" in names:
         return "it has a manifest.json; restore a checkpoint of gda with gda.checkpoint.restore"
@@ -170,20 +170,20 @@ class OrbaxFolder:
 
     def check_finished(self) -> None:
         """Raise if the run does not exist, or its save has not finished."""
-        if _PARTIAL in os.path.basename(self.url.rstrip("/")):
+        if PARTIAL in os.path.basename(self.url.rstrip("/")):
             raise ValueError(
-                f"{self.url} is an unfinished save: {_PARTIAL} is in its name; open a run that is "
+                f"{self.url} is an unfinished save: {PARTIAL} is in its name; open a run that is "
                 "complete"
             )
         if not self._store.is_remote:
             self._store.entries()  # FileNotFoundError, NotADirectoryError
             return
-        if self.has(_COMMITTED):
+        if self.has(COMMITTED):
             return
         if self.has_tree() or any(map(self.has, _OF_RUN)):
             raise ValueError(
-                f"{self.url} is an unfinished save: it has no {_COMMITTED}; open a run that is "
-                f"complete. If it was copied from a disk and is whole, add an empty {_COMMITTED}"
+                f"{self.url} is an unfinished save: it has no {COMMITTED}; open a run that is "
+                f"complete. If it was copied from a disk and is whole, add an empty {COMMITTED}"
             )
         if not self.entries():
             raise FileNotFoundError(f"there is nothing at {self.url}")

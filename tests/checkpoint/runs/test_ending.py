@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,16 @@ def test_a_save_that_will_not_be_complete_in_time_is_left_out(
         each.startswith(f"step 11 of {tmp_path} is not saved: a save takes ")
         for each in caplog.messages
     )
+
+
+def test_grace_counts_from_the_signal(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10, grace=0.2) as run:
+        train(run, 0, 10)
+        run.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        assert not run.save(11, state_of(11))
+        assert run.is_ending
 
 
 @pytest.mark.processes(2, devices=2)

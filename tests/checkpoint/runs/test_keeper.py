@@ -157,13 +157,6 @@ def test_a_run_that_is_killed_has_the_step_that_was_durable(tmp_path: Path, tria
         trials.count("killed")
 
 
-def test_a_folder_of_orbax_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "100").mkdir()
-    (tmp_path / "100/_CHECKPOINT_METADATA").write_text("{}")
-    with pytest.raises(ValueError, match="Orbax saved step 100 in .*: convert it with gda convert"):
-        Run(tmp_path, every=10).resume({})
-
-
 @pytest.mark.processes(2)
 def test_processes_that_are_awaited_are_named(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -162,7 +162,7 @@ def test_folders_of_each_process_are_refused(
 def test_a_background_failure_of_one_process_is_raised_in_all_at_the_same_step(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(shared_tmp_path, every=100)
+    run = Run(shared_tmp_path, every=10**9)
     write = FileStore.write_sealed
 
     def refuse(self: FileStore, name: str, payload: Any) -> int:
@@ -171,15 +171,24 @@ def test_a_background_failure_of_one_process_is_raised_in_all_at_the_same_step(
         return write(self, name, payload)
 
     monkeypatch.setattr(FileStore, "write_sealed", refuse)
-    train(run, 0, 200, 100)
+    train(run, 0, 200, 100, now=True)
+    step = 200
+
+    def go_on() -> None:
+        nonlocal step
+        while True:  # no step is due
+            step += 1
+            run.save(step, state_of(step))
+
     with pytest.raises((OSError, gda.checkpoint.SaveError), match="No space left"):
-        run.save(300, state_of(300))
+        go_on()
+    gda.check_processes_agree(step)
     assert run.steps() == [100]
-    run.close(301, state_of(301))
-    assert run.steps() == [100, 301]
-    state, step = Run(shared_tmp_path, every=100).resume(state_of(0))
-    assert step == 301
-    check(state, 301)
+    run.close(step, state_of(step))
+    assert run.steps() == [100, step]
+    state, found = Run(shared_tmp_path, every=100).resume(state_of(0))
+    assert found == step
+    check(state, step)
 
 
 @pytest.mark.processes(2, devices=2)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ def test_step_0_is_saved_if_it_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_not_resumed_does_not_save_beside_steps(tmp_path: Path) -> None:
-    with Run(tmp_path, every=10) as run:
-        train(run, 0, 10)
+    run, _ = resumed(tmp_path)
+    train(run, 0, 10)
+    run.wait()
     for call in (lambda run: run.save(1, state_of(1)), lambda run: run.is_due(1)):
         with pytest.raises(ValueError, match="has steps up to") as error:
             call(Run(tmp_path, every=10))
@@ -104,7 +106,7 @@ def test_a_run_that_has_not_resumed_does_not_save_beside_steps(tmp_path: Path) -
         )
     # Nothing was written: the first program still owns the folder.
     assert run.save(20, state_of(20))
-    run.wait()
+    run.close()
 
 
 def test_a_step_below_the_newest_is_refused(tmp_path: Path) -> None:
@@ -607,16 +609,59 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
     return full.append
 
 
-def test_a_save_that_failed_is_raised_by_the_next(tmp_path: Path, full_disk: Any) -> None:
+def end_of_save(run: Run) -> None:
+    """Wait until the save in flight has ended, without its error."""
+    while not run._running.pending.done():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("step", [20, 21])
+def test_a_save_that_failed_is_raised_by_the_next_call(
+    tmp_path: Path, full_disk: Any, step: int
+) -> None:
     full_disk("00000020")
     run, _ = resumed(tmp_path)
-    train(run, 0, 29)
+    train(run, 0, 20)
+    end_of_save(run)
     with pytest.raises(OSError, match="No space left"):
-        run.save(30, state_of(30))
+        run.save(step, state_of(step))  # though it is not due
     assert run.steps() == [10]
     assert run.save(31, state_of(31), now=True)
     run.close()
     assert run.steps() == [10, 31]
+
+
+def test_a_full_disk_is_freed_of_what_a_killed_program_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, write = tmp_path / "00000020", FileStore.write
+
+    def full(self: FileStore, name: str, data: Any) -> Any:
+        if left.exists():
+            raise OSError(28, "No space left on device", name)
+        return write(self, name, data)
+
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    run.close()
+    (left / "manifest.json").unlink()
+    monkeypatch.setattr(FileStore, "write", full)
+    assert resumed(tmp_path)[1] == 10
+    assert not left.exists()
+    left.mkdir()
+    (left / "data").touch()  # of another program
+    with pytest.raises(OSError, match="No space left"):
+        resumed(tmp_path)
+    assert left.exists()
+
+
+def test_a_step_whose_first_file_is_not_whole_is_removed(tmp_path: Path) -> None:
+    for name in ("00000010", "00000020"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "begun.json").touch()
+    (tmp_path / "00000020/data").touch()  # not the first file alone
+    resumed(tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock", "00000020"}
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
@@ -703,12 +748,31 @@ def test_a_save_goes_on_after_ctrl_c_in_the_wait_for_it(
 def test_close_saves_the_last_state_before_it_raises(tmp_path: Path, full_disk: Any) -> None:
     full_disk("00000020")
     run, _ = resumed(tmp_path)
-    train(run, 0, 25)
+    train(run, 0, 20)
     with pytest.raises(OSError, match="No space left"):
         run.close(25, state_of(25))
     assert run.steps() == [10, 25]
     assert run._ending is not None
     assert run._ending._handled == []  # the program may be ended as before
+
+
+def test_a_run_that_is_closed_does_not_save(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 10)
+    run.close()
+    run.close()
+    for call in (lambda: run.save(20, state_of(20)), run.check):
+        with pytest.raises(RuntimeError, match="is closed") as error:
+            call()
+    assert str(error.value) == (
+        f"<run in {tmp_path}, newest step 10> is closed; make another gda.checkpoint.Run, or call "
+        "resume, to go on"
+    )
+    assert run.steps() == [10]
+    assert run.resume(state_of(0))[1] == 10
+    os.kill(os.getpid(), signal.SIGTERM)  # which it hears again
+    assert run.save(11, state_of(11))
+    run.close()
 
 
 def test_an_error_of_the_loop_leaves_the_step_that_is_being_saved(tmp_path: Path) -> None:
@@ -797,6 +861,7 @@ def test_a_state_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="n") as error:
         Run(tmp_path, every=10).resume(state_of(0) | {"m": 1})
     assert not isinstance(error.value, CorruptionError)
+    assert error.value.__notes__ == ["gda: like is the state that was given to resume"]
     assert run.steps() == [10, 20]
     state, step = Run(tmp_path, every=10).resume({"n": 0}, partial=True)
     assert (state, step) == ({"n": 20}, 20)
