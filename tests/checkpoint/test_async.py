@@ -37,7 +37,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     write = FileStore.write_sealed
 
     def write_later(store: FileStore, name: str, payload: Any) -> int:
-        assert gate.wait(30)
+        assert gate.wait(120)
         return write(store, name, payload)
 
     monkeypatch.setattr(FileStore, "write_sealed", write_later)
@@ -163,9 +163,13 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
     main = threading.main_thread().ident
     assert main is not None
     interrupting = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
-    interrupting.start()
+
+    def interrupted() -> None:
+        interrupting.start()
+        pending.result(timeout=60)
+
     with pytest.raises(KeyboardInterrupt):
-        pending.result(timeout=30)
+        interrupted()
     interrupting.join()
     assert not pending.done()
     with pytest.raises(TimeoutError, match="goes on after 0.01 s"):
@@ -186,12 +190,12 @@ def test_a_save_goes_on_after_ctrl_c_when_its_thread_has_started(
     def start_and_interrupt(pending: Pending, *args: Any) -> None:
         start(pending, *args)
         begun.append(pending)
-        assert is_written.wait(30)
+        assert is_written.wait(120)
         raise KeyboardInterrupt
 
     def replacing_later(store: FileStore, *args: Any) -> Any:
         is_written.set()
-        assert is_interrupted.wait(30)
+        assert is_interrupted.wait(120)
         return replacing(store, *args)
 
     monkeypatch.setattr(Pending, "_start", start_and_interrupt)

@@ -305,7 +305,7 @@ def test_processes_that_bring_different_arrays_are_told() -> None:
     with checking_agreement(False):
         g = cut(batch(8 + 8 * jax.process_index()), mesh, P("x"))
     with (
-        gda.check_processes_agree(timeout=20),
+        gda.check_processes_agree(timeout=50),
         pytest.raises(gda.DisagreementError, match=r"GlobalArray.fingerprint .*shape"),
     ):
         g.fingerprint()
