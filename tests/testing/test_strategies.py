@@ -142,15 +142,11 @@ def test_shuffled_devices_come_up_and_shrink_to_a_few() -> None:
     assert found.mesh.size <= 3
 
 
-@pytest.mark.parametrize("dtype", ["int32", "bool"])
-def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
+def test_global_arrays_shrink_to_the_one_value_that_matters() -> None:
     g = find(
-        global_arrays(dtype=jnp.dtype(dtype)),
-        lambda g: bool(np.asarray(g).astype(bool).any()),
-        settings=SEARCH,
+        global_arrays(dtype=jnp.dtype("bool")), lambda g: bool(np.asarray(g).any()), settings=SEARCH
     )
-    assert (g.shape, g.dtype.name) == ((), dtype)
-    assert abs(int(g)) == 1
+    assert (g.shape, g.dtype.name, bool(g)) == ((), "bool", True)
 
 
 # Options.
