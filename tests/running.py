@@ -57,7 +57,7 @@ def python(
     interrupt_after: str = "",
     interrupt_with: int = signal.SIGINT,
     cwd: Path | None = None,
-    timeout: float = 90,
+    timeout: float = 200,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python`` with these words in a forked process, which need not import JAX.
