@@ -40,7 +40,7 @@ def run(suite: str, folder: Path, *options: str, **variables: str) -> pytest.Lin
     """Run a suite and return what pytest printed."""
     with start(suite, folder, *options, **variables) as process:
         try:
-            output, _ = process.communicate(timeout=280)
+            output, _ = process.communicate(timeout=550)
         finally:
             process.kill()
     print(output)
