@@ -171,8 +171,9 @@ def test_keys_by_their_numbers(way: str, explicit_mesh: Mesh) -> None:
         g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(explicit_mesh, P("x"))))
         assert g.fingerprint() == fingerprint(keys) == expected
         digests.add(expected)
-    with jax.set_mesh(explicit_mesh):
-        assert g.fingerprint() == expected  # pyright: ignore[reportPossiblyUnbound]
+        if impl == "rbg":  # it compiles again
+            with jax.set_mesh(explicit_mesh):
+                assert g.fingerprint() == expected
     assert len(digests) == len(kinds)
 
 
