@@ -24,7 +24,7 @@ from gda.launch.children import Children, Port
 from gda.storage.stores.directory import LOCK
 from gda.testing.forking import Forked
 
-LIMIT = 60  # seconds
+LIMIT = 120  # seconds
 
 
 def generation_at(path: Any) -> int | None:

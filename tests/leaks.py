@@ -24,7 +24,7 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     left = [thread for thread in set(threading.enumerate()) - before if is_of_gda(thread.name)]
     for thread in left:
-        thread.join(10)  # its work may be done, and its end a moment away
+        thread.join(60)  # its work may be done, and its end a moment away
     assert not [thread.name for thread in left if thread.is_alive()]
 
 

@@ -19,7 +19,10 @@ from gda.testing.marker import is_marked
 # Seconds after which a test fails, one of many trials or examples, and one on an accelerator, which
 # is at hand for minutes. Before that, at `faulthandler_timeout`, pytest shows where its threads
 # stand.
-LIMIT, LONG, SHORT = 300, 1800, 100
+LIMIT, LONG, SHORT = 600, 1800, 100
+
+# Seconds for a test in the processes of a pool.
+POOL = 200
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
 MANY = 40
@@ -63,7 +66,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(map(item.path.is_relative_to, _paths(ANY_JAX))):
             item.add_marker("any_jax")
-        if is_marked(item) or item.get_closest_marker("xdist_group") is not None:
+        if is_marked(item):
+            marker: Any = item.get_closest_marker("processes")
+            given = {"timeout": POOL, **marker.kwargs}
+            item.add_marker(pytest.mark.processes(*marker.args, **given), append=False)
+            continue
+        if item.get_closest_marker("xdist_group") is not None:
             continue
         if "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))

@@ -37,6 +37,7 @@ staging.HostStaging.flat = flat
 mesh = Mesh(np.array(jax.devices()), ("x",))
 data = np.arange(160 * 80, dtype=np.float32).reshape(160, 80)
 g = gda.GlobalArray.from_callback(data.shape, mesh, ["x"], lambda index: data[index])
+os.environ["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] = "10"  # all have come until here
 try:
     g.reshard([None, "x"], max_bytes=800)
 except gda.LateProcessError as error:

@@ -38,14 +38,14 @@ def is_running(pid: int) -> bool:
 
 def wait_for(paths: Iterable[Path]) -> None:
     """Wait until there is a file at each path."""
-    limit, paths = time.monotonic() + 60, [*paths]
+    limit, paths = time.monotonic() + 120, [*paths]
     while missing := [path for path in paths if not path.exists()]:
         assert time.monotonic() < limit, f"not there: {missing}"
         time.sleep(0.02)
 
 
 def wait_until_gone(pids: list[int]) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 120
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < limit, f"still running: {[*filter(is_running, pids)]}"
         time.sleep(0.02)
@@ -57,7 +57,7 @@ def python(
     interrupt_after: str = "",
     interrupt_with: int = signal.SIGINT,
     cwd: Path | None = None,
-    timeout: float = 60,
+    timeout: float = 200,
     **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python`` with these words in a forked process, which need not import JAX.
@@ -118,7 +118,11 @@ def fresh_python(
 
 
 def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m gda.launch`` in a forked process, which forks the others."""
+    """Run ``python -m gda.launch`` in a forked process, which forks the others.
+
+    A process of a busy machine may be silent for more than the usual 10 s.
+    """
+    words = ("--heartbeat-timeout", 60, *words)
     return python(*words, **{"how": "launch", "XLA_FLAGS": "", **options})
 
 

@@ -37,7 +37,7 @@ from test_other_arguments import (
 import gda
 from gda.multihost.agreement import checking_agreement
 
-SECONDS = 20  # many times the need, and far below the limits of checks
+SECONDS = 40  # many times the need, and below the limits of checks
 
 
 def fingerprint(w: World, **others: Any) -> None:

@@ -29,7 +29,7 @@ EACH = [
     for moment in MOMENTS
     if moment != "before its part of a collective" or operation in WITH_COLLECTIVES
 ]
-SECONDS = 30  # several times the need, and below the limits of JAX
+SECONDS = 80  # many times the need, and below the limits of JAX
 
 
 @pytest.fixture(scope="module")

@@ -30,12 +30,12 @@ from gda.testing.forking import Forked
 T = TypeVar("T")
 
 _START_TIMEOUT = 120.0
-# That of heartbeats is long, because a pool ends the others itself when one dies, and on a busy
-# machine heartbeats may stop for more than 10 s: then JAX would abort all processes.
-_TIMEOUTS = {"heartbeat_timeout": 60.0, "collective_timeout": 30.0, "agreement_timeout": 20.0}
+# They are long, because a pool ends the others itself when one dies, and a busy machine may stop a
+# process for 20 s: without heartbeats JAX would abort all processes.
+_TIMEOUTS = {"heartbeat_timeout": 60.0, "collective_timeout": 50.0, "agreement_timeout": 50.0}
 _STOP_TIMEOUT = 5.0
 _POLL_INTERVAL = 0.2
-_DUMP_TIMEOUT = 1.0
+_DUMP_TIMEOUT = 5.0
 _OUTPUT_LIMIT = 10_000
 _NO_STACK = "  unknown: the process did not react to a signal"
 

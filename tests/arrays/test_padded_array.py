@@ -136,7 +136,7 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
         return PaddedArray.from_process_local(rows, mesh, P("x"), (size,))
 
     def refused(build: Any, *arguments: Any) -> str:
-        with gda.check_processes_agree(timeout=20), pytest.raises(gda.DisagreementError) as caught:
+        with gda.check_processes_agree(timeout=50), pytest.raises(gda.DisagreementError) as caught:
             build(*arguments)
         return str(caught.value)
 
@@ -165,7 +165,7 @@ def test_wrong_rows_of_one_process_are_known_to_all() -> None:
     kind = ValueError if jax.process_index() == 1 else gda.DisagreementError
     rows = np.zeros([4, 5, 4, 3][jax.process_index()])  # of 15
     with (
-        gda.check_processes_agree(timeout=20),
+        gda.check_processes_agree(timeout=50),
         pytest.raises(kind, match="local size 5; expected is"),
     ):
         PaddedArray.from_process_local(rows, mesh_of({"x": 8}), P("x"), (15,))

@@ -546,7 +546,7 @@ def test_failure_in_one_process_fails_in_all(
         if is_here:
             fail_in_this_process(what, tree, patch)
         with pytest.raises(kind if is_here else SaveError) as caught:
-            save(path, tree, overwrite=True, timeout=20)
+            save(path, tree, overwrite=True, timeout=50)
     if is_here:
         assert text in str(caught.value)
     else:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -207,9 +208,9 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return read_into(*args)
 
     monkeypatch.setattr(FileStore, "read_into", interrupted)
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     assert run("verify", path) == (130, "", "")
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before
 
 
 # As a program.
@@ -226,8 +227,9 @@ def test_a_server_that_does_not_answer(
     assert (
         err == f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'\n"
     )
-    waits = f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)"
-    assert caplog.messages == [waits]
+    waits = rf"waiting for {url}/manifest.json: no answer yet \(for \d+ s, at most 1 s\)"
+    (line,) = caplog.messages
+    assert re.fullmatch(waits, line)
 
 
 def test_a_pipe_that_is_closed_is_no_error() -> None:

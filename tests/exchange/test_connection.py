@@ -20,7 +20,7 @@ from gda.exchange import asking, serving
 from gda.exchange.connection import Address, Connection, Deadline
 
 GREETING = b"gda offer 2\n"
-SHORT = 0.6  # seconds
+SHORT = 2.0  # seconds
 
 Peer = Callable[[socket.socket], object]
 
@@ -71,7 +71,7 @@ def asked(then: Callable[[Connection, socket.socket], object]) -> Peer:
     """Return a peer that greets as an offer does, hears a question, and then does something."""
 
     def serve(given: socket.socket) -> None:
-        connection = Connection(given, "the test", Deadline(20))
+        connection = Connection(given, "the test", Deadline(60))
         assert connection.accept(None)
         connection.message(2**20)
         then(connection, given)
@@ -143,13 +143,13 @@ def catalog(**changes: Any) -> Any:
 )
 def test_something_else_that_listens_is_named(peer: Peer, message: str) -> None:
     with listening(peer) as address, pytest.raises(ConnectionError, match=message) as error:
-        gda.pull(address, timeout=10)
+        gda.pull(address, timeout=60)
     assert f"the offer at {address}" in str(error.value)
 
 
 def test_something_that_says_nothing_ends_in_time() -> None:
     with listening(says()) as address:
-        said = rf"the offer at {address} did not send .* of the 0.6 s of timeout=.*no offer of gda"
+        said = rf"the offer at {address} did not send .* of the 2 s of timeout=.*no offer of gda"
         with pytest.raises(TimeoutError, match=said):
             gda.pull(address, timeout=SHORT)
 
@@ -162,23 +162,23 @@ def drip(connection: socket.socket, count: int) -> None:
 
 def test_bytes_that_drip_do_not_move_the_deadline() -> None:
     def drips(_: Connection, given: socket.socket) -> None:
-        given.sendall((300).to_bytes(4, "big"))
-        drip(given, 300)
+        given.sendall((2000).to_bytes(4, "big"))
+        drip(given, 2000)
 
     begun = time.monotonic()
-    with listening(asked(drips)) as address, pytest.raises(TimeoutError, match="end of the 0.6 s"):
+    with listening(asked(drips)) as address, pytest.raises(TimeoutError, match="end of the 2 s"):
         gda.pull(address, timeout=SHORT)
-    assert time.monotonic() - begun < 8  # of the 15 s of the catalog
+    assert time.monotonic() - begun < 60  # of the 100 s of the catalog
 
 
 def test_a_resolver_that_hangs_does_not_move_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(20) and [])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answered.wait(100) and [])
     begun = time.monotonic()
     try:
-        with pytest.raises(TimeoutError, match=r"trainer.local:7700 did not answer for 0.6 s"):
+        with pytest.raises(TimeoutError, match=r"trainer.local:7700 did not answer for 2 s"):
             gda.pull("trainer.local:7700", timeout=SHORT)
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - begun < 60
     finally:
         answered.set()
 
@@ -198,7 +198,7 @@ def test_a_name_that_has_no_address_yet_is_waited_for(
 
     monkeypatch.setattr(socket, "getaddrinfo", later)
     port = Address.of(offer.address).port
-    assert gda.pull(f"trainer.local:{port}", token="secret", timeout=20)["step"] == 3
+    assert gda.pull(f"trainer.local:{port}", token="secret", timeout=60)["step"] == 3
     names.clear()
     with pytest.raises(ConnectionError, match="no address of 'trainer.local' for 0.2 s"):
         gda.pull(f"trainer.local:{port}", token="secret", timeout=0.2)
@@ -209,7 +209,7 @@ def test_a_length_takes_no_memory_before_its_bytes_come() -> None:
         tracemalloc.start()
         try:
             with pytest.raises(ConnectionError, match="ended the connection"):
-                gda.pull(address, timeout=10)
+                gda.pull(address, timeout=60)
             assert tracemalloc.get_traced_memory()[1] < 2**23
         finally:
             tracemalloc.stop()
@@ -227,10 +227,10 @@ def test_a_message_with_any_flipped_bit_is_an_error() -> None:
         sent, received = connected()
         sent.sendall(data)
         sent.close()  # if the length is larger now, no more bytes come
-        return Connection(received, "the sender", Deadline(20))
+        return Connection(received, "the sender", Deadline(60))
 
     sent, received = connected()
-    with closing(Connection(sent, "the receiver", Deadline(20))) as sender, received:
+    with closing(Connection(sent, "the receiver", Deadline(60))) as sender, received:
         sender.send({"lr": 0.125})
         data = received.recv(2**10)
     with closing(arriving(data)) as receiver:
@@ -245,8 +245,8 @@ def test_a_message_with_any_flipped_bit_is_an_error() -> None:
 def test_a_message_that_is_sent_again_is_an_error() -> None:
     sent, received = connected()
     with (
-        closing(Connection(received, "the sender", Deadline(20))) as receiver,
-        closing(Connection(sent, "the receiver", Deadline(20))) as sender,
+        closing(Connection(received, "the sender", Deadline(60))) as receiver,
+        closing(Connection(sent, "the receiver", Deadline(60))) as sender,
     ):
         sent.sendall(2 * ((2).to_bytes(4, "big") + sender._mac(0, b"{}") + b"{}"))
         assert receiver.message(2**20) == {}
@@ -264,7 +264,7 @@ def test_another_version_than_that_asked_for_is_refused(options: Any) -> None:
     with listening(answers(catalog())) as address:
         said = "sent version 1 of 'tree', which was not asked for"
         with pytest.raises(ConnectionError, match=said):
-            gda.pull(address, timeout=10, **options)
+            gda.pull(address, timeout=60, **options)
 
 
 NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
@@ -282,7 +282,7 @@ NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
 def test_pieces_and_sums_that_are_none_are_refused(answer: Any, message: str, verify: bool) -> None:
     with listening(answers(answer)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises((ConnectionError, ValueError), match=message):
-            gda.pull(address, verify=verify, timeout=10)
+            gda.pull(address, verify=verify, timeout=60)
 
 
 def test_a_pull_never_takes_itself_for_the_offer(
@@ -300,7 +300,7 @@ def test_a_pull_never_takes_itself_for_the_offer(
         return made[0]
 
     monkeypatch.setattr(socket, "create_connection", to_itself_first)
-    assert gda.pull(offer.address, token="secret", timeout=20)["step"] == 3
+    assert gda.pull(offer.address, token="secret", timeout=60)["step"] == 3
     assert made[0].fileno() == -1
 
 
@@ -311,7 +311,7 @@ def test_a_piece_that_ends_too_early_is_an_error() -> None:
 
     with listening(asked(serve)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises(ConnectionError, match="ended the connection: it has ended"):
-            gda.pull(address, timeout=10)
+            gda.pull(address, timeout=60)
 
 
 def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
@@ -324,7 +324,7 @@ def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
         with pytest.raises(KeyboardInterrupt):
             gda.pull(address)
     for thread in {*threading.enumerate()} - before:
-        thread.join(10)
+        thread.join(60)
     assert {*threading.enumerate()} == before
 
 
@@ -338,7 +338,7 @@ def offer() -> Iterator[gda.Offer]:
 
 
 def connected_to(offer: gda.Offer, token: str | None = "secret") -> Connection:
-    return Connection.to(Address.of(offer.address), "the offer", token, Deadline(20))
+    return Connection.to(Address.of(offer.address), "the offer", token, Deadline(60))
 
 
 @pytest.mark.parametrize(
@@ -402,8 +402,8 @@ def test_an_offer_needs_a_thread_and_goes_on_when_there_are_no_more(
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", start)
             with pytest.raises(ConnectionError, match="ended the connection"):
-                gda.pull(offer.address, timeout=20)
-        assert gda.pull(offer.address, timeout=20) == {"w": 1}
+                gda.pull(offer.address, timeout=60)
+        assert gda.pull(offer.address, timeout=60) == {"w": 1}
 
 
 @pytest.mark.parametrize("token", [None, "", "secret "])
@@ -441,7 +441,7 @@ def test_a_question_that_drips_ends_in_time(
     with closing(connected_to(offer)) as connection:
         connection._socket.sendall((100).to_bytes(4, "big"))
         with pytest.raises(OSError, match="reset|[Bb]roken"):
-            drip(connection._socket, 100)
+            drip(connection._socket, 1000)
 
 
 def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +459,7 @@ def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.Mon
     piece = [2, [0, 0], [8, 4], "float32"]
     question = {"ask": "sums", "run": offer.run, "version": 1, "timeout": 3600}
     connection.send(question | {"pieces": [piece] * 1000})
-    assert ended.wait(20)
+    assert ended.wait(60)
     assert len(summed) < 1000
 
 
@@ -501,7 +501,7 @@ def test_blocks_of_any_strides_arrive(shape: tuple[int, ...], sent: str) -> None
     import ml_dtypes  # noqa: F401  # the dtype of that name
 
     blocks = [batch(*shape), np.asfortranarray(batch(*shape)), batch(*shape, 2)[..., 0]]
-    dtype, deadline = np.dtype(sent), Deadline(20)
+    dtype, deadline = np.dtype(sent), Deadline(60)
     ours, theirs = connected()
     with (
         closing(Connection(ours, "the sender", deadline)) as receiver,

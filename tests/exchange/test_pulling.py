@@ -167,11 +167,12 @@ def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterward
         np.testing.assert_array_equal(first_rows(offer, catalog.version, (8, 6)), batch(2, 6))
         np.testing.assert_array_equal(gda.pull(offer.address)["w"], batch(8, 6) + 1)
         connection.close()
-        deadline = Deadline(30)
+        deadline = Deadline(60)
         while offer._versions._pulls.total() and deadline.left():
             pass
         offer.update({"w": third})
-        gc.collect()
+        while held() is not None and deadline.left():
+            gc.collect()
         assert held() is None
         assert [*offer._versions._held] == [3]
         with pytest.raises(ValueError, match="has no version 1 any more; pull again"):
@@ -203,7 +204,7 @@ def test_run_and_version_come_with_the_tree() -> None:
         assert version.run == offer.run
         assert gda.pull(offer.address, min_version=version) == {"step": 2}
         with pytest.raises(TimeoutError, match="has version 2 and no later one"):
-            gda.pull(offer.address, min_version=(version.run, 3), timeout=0.3)
+            gda.pull(offer.address, min_version=(version.run, 3), timeout=2)
 
 
 def test_another_run_at_the_same_address_is_named_at_once() -> None:
@@ -242,7 +243,7 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
             assert connection.message(2**10) == {"nbytes": whole.nbytes}
             del block
             offer.update({"w": whole})
-            deadline = Deadline(30)
+            deadline = Deadline(60)
             while held() is not None and deadline.left():
                 gc.collect()
         assert held() is None
@@ -283,7 +284,7 @@ def test_a_verdict_after_ctrl_c_does_not_keep_pulls_waiting(
         with pytest.raises(KeyboardInterrupt):
             offer.update({"step": 2})
         assert decisions[0]() == [2]
-        assert gda.pull(offer.address, timeout=10) == {"step": 1}
+        assert gda.pull(offer.address, timeout=60) == {"step": 1}
 
 
 @pytest.mark.parametrize(
@@ -321,8 +322,8 @@ def test_a_closed_offer_is_not_there() -> None:
     assert repr(offer) == f"<offer 'tree' at {offer.address}: version 1>"
     offer.close()
     assert repr(offer) == f"<offer 'tree' at {offer.address}: closed>"
-    with pytest.raises(ConnectionError, match="is not there: Connection refused for 0.6 s"):
-        gda.pull(offer.address, timeout=0.6)
+    with pytest.raises(ConnectionError, match="is not there: Connection refused for 2 s"):
+        gda.pull(offer.address, timeout=2)
     with pytest.raises(ConnectionError, match="the offer 'tree' is closed; make another"):
         offer.update({"w": batch(4)})
 

@@ -44,7 +44,7 @@ def zeros(*shape: int) -> Any:
 
 def refused(tree: Any, name: str = "tree") -> str:
     with pytest.raises(gda.DisagreementError) as caught:
-        gda.check_processes_agree(tree, name=name, timeout=20)
+        gda.check_processes_agree(tree, name=name, timeout=50)
     return str(caught.value)
 
 
@@ -57,7 +57,7 @@ def test_processes_that_agree_go_on() -> None:
     g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), lambda i: np.zeros((1, 2)))
     tree = {"g": g, "array": g.array, "host": np.zeros(3), "loss": 0.5, "name": "x", "none": None}
     for _ in range(3):
-        gda.check_processes_agree(tree, name="everything", timeout=20)
+        gda.check_processes_agree(tree, name="everything", timeout=50)
 
 
 @pytest.mark.processes(4, devices=2)
@@ -185,11 +185,11 @@ def test_values_are_compared_on_request() -> None:
     rate = 0.2 if is_me() else 0.1
     same = {"name": "adam", "clip": None, "on": True, "f": np.tanh, "table": np.arange(99)}
     same["names"] = np.array([f"layer{number}" for number in range(99)], object)
-    gda.check_processes_agree({"rate": rate}, values=same, timeout=20)
+    gda.check_processes_agree({"rate": rate}, values=same, timeout=50)
 
     def said(values: Any) -> str:
         with pytest.raises(gda.DisagreementError) as caught:
-            gda.check_processes_agree(values=values, timeout=20)
+            gda.check_processes_agree(values=values, timeout=50)
         return str(caught.value).partition("the processes do not agree: ")[2]
 
     assert said(same | {"optimizer": {"rate": rate}}) == (
@@ -213,7 +213,7 @@ def test_values_are_compared_on_request() -> None:
         own = value if is_me() else 0
         kind = TypeError if is_me() else gda.DisagreementError
         with pytest.raises(kind, match=reason):
-            gda.check_processes_agree(values=own, timeout=20)
+            gda.check_processes_agree(values=own, timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -228,9 +228,9 @@ def test_another_number_in_a_program_is_found_before_it_runs() -> None:
 
         return jax.jit(step).lower(w)
 
-    gda.check_processes_agree({"w": w}, program=lowered(0.1), timeout=20)
+    gda.check_processes_agree({"w": w}, program=lowered(0.1), timeout=50)
     with pytest.raises(gda.DisagreementError) as caught:
-        gda.check_processes_agree(program=lowered(0.25 if is_me() else 0.125), timeout=20)
+        gda.check_processes_agree(program=lowered(0.25 if is_me() else 0.125), timeout=50)
     number = r"stablehlo\.constant dense<{}> : tensor<f32>"
     assert re.search(
         r"agree: at program, process 0: text line \d+: %\w+ = "
@@ -291,7 +291,7 @@ def test_every_constructor_refuses_another_shape_in_every_process(name: str) -> 
             return gda.GlobalArray.from_process_local(content, line(), P("x"))
         return attrgetter(name)(gda)((n,), line(), P("x"), content)
 
-    with gda.check_processes_agree(timeout=20):
+    with gda.check_processes_agree(timeout=50):
         with pytest.raises(gda.DisagreementError) as caught:
             build(16 if is_me() else 8)
         message = str(caught.value)
@@ -310,7 +310,7 @@ def test_a_callback_that_raises_in_one_process_is_known_to_all() -> None:
 
     kind = OSError if is_me() else gda.DisagreementError
     for _ in range(2):
-        with gda.check_processes_agree(timeout=20), pytest.raises(kind) as caught:
+        with gda.check_processes_agree(timeout=50), pytest.raises(kind) as caught:
             gda.GlobalArray.from_callback((8,), line(), P("x"), read)
         assert "the disk is gone" in str(caught.value)
         if not is_me():
@@ -327,7 +327,7 @@ def test_other_dtypes_are_found_after_reading() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_only_the_processes_of_the_mesh_take_part() -> None:
     mesh = Mesh(np.array([d for d in jax.devices() if d.process_index in (1, 2)]), ("x",))
-    with gda.check_processes_agree(timeout=20):
+    with gda.check_processes_agree(timeout=50):
         if jax.process_index() in (1, 2):
             gda.GlobalArray.from_callback((4,), mesh, P("x"), lambda i: np.zeros(1, np.float32))
         if jax.process_index() == 3:
@@ -395,10 +395,10 @@ def test_other_threads_check_only_on_request() -> None:
         for i in range(20):
             gda.GlobalArray.from_callback((8 + 8 * i,), line(), P("x"), zeros(8 + 8 * i))
             if i % 5 == 0:
-                gda.check_processes_agree(i, name="prefetch", timeout=20)
+                gda.check_processes_agree(i, name="prefetch", timeout=50)
 
     thread = threading.Thread(target=prefetch, name="prefetch")
-    with gda.check_processes_agree(timeout=20):
+    with gda.check_processes_agree(timeout=50):
         thread.start()
         for _ in range(20):
             gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
@@ -407,7 +407,7 @@ def test_other_threads_check_only_on_request() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_arguments_that_can_be_read_once_are_read_once() -> None:
-    with gda.check_processes_agree(timeout=20):
+    with gda.check_processes_agree(timeout=50):
         g = gda.GlobalArray.from_callback(iter([8]), line(), iter(["x"]), zeros(8))
     assert (g.shape, g.grid.spec) == ((8,), ("x",))
 
@@ -418,7 +418,7 @@ def test_bad_arguments_get_the_message_that_they_get_without_checks() -> None:
         messages = []
         for is_on in (True, False):
             with (
-                checking_agreement(is_on, timeout=20),
+                checking_agreement(is_on, timeout=50),
                 pytest.raises((TypeError, ValueError)) as caught,
             ):
                 gda.GlobalArray.from_callback(*arguments, zeros(8))

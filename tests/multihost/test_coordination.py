@@ -20,13 +20,13 @@ def service() -> coordination.Service:
 def test_all_processes_get_and_list_a_value_until_it_is_deleted() -> None:
     me = jax.process_index()
     service().put(f"test/folder/{me}", b"\0\xff" * me)
-    assert service().get("test/folder/1", timeout=20) == b"\0\xff"
-    service().barrier("test folder", 20)
+    assert service().get("test/folder/1", timeout=50) == b"\0\xff"
+    service().barrier("test folder", 50)
     assert service().list("test/folder/") == {"test/folder/0": b"", "test/folder/1": b"\0\xff"}
-    service().barrier("test folder", 20)
+    service().barrier("test folder", 50)
     if me == 0:
         service().delete("test/folder/")
-    service().barrier("test folder", 20)
+    service().barrier("test folder", 50)
     assert service().list("test/folder/") == {}
 
 
@@ -36,9 +36,9 @@ def test_a_key_that_is_there_is_kept_if_asked() -> None:
     service().put(f"test/kept/{me}", b"old")
     with pytest.raises(KeyError, match="test/kept"):
         service().put(f"test/kept/{me}", b"new", overwrite=False)
-    assert service().get(f"test/kept/{me}", timeout=1) == b"old"
+    assert service().get(f"test/kept/{me}", timeout=50) == b"old"
     service().put(f"test/kept/{me}", b"new")
-    assert service().get(f"test/kept/{me}", timeout=1) == b"new"
+    assert service().get(f"test/kept/{me}", timeout=50) == b"new"
 
 
 @pytest.mark.processes(2, devices=4)
@@ -48,7 +48,7 @@ def test_get_waits_for_a_put() -> None:
     key = f"test/soon/{jax.process_index()}"
     timer = threading.Timer(0.3, lambda: service().put(key, b"now"))
     timer.start()
-    assert service().get(key, timeout=20) == b"now"
+    assert service().get(key, timeout=50) == b"now"
     timer.join()
 
 
@@ -58,12 +58,12 @@ def test_a_barrier_gives_up() -> None:
         with pytest.raises(TimeoutError, match="test alone"):
             service().barrier("test alone", timeout=0.3)
     service().put(f"test/alone/{jax.process_index()}", b"")
-    service().get("test/alone/0", timeout=20)
+    service().get("test/alone/0", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_a_barrier_for_differing_processes_is_refused() -> None:
-    service().barrier(f"test own {jax.process_index()}", 20, [jax.process_index()])
+    service().barrier(f"test own {jax.process_index()}", 50, [jax.process_index()])
     # The first to come fixes who is meant; whoever means others is told at once.
     me = jax.process_index()
     kinds = []
@@ -73,7 +73,7 @@ def test_a_barrier_for_differing_processes_is_refused() -> None:
         kinds.append(type(error))
     if me == 1:
         assert kinds
-    service().barrier("test differing is over", 20)
+    service().barrier("test differing is over", 50)
 
 
 def test_there_is_no_service_in_a_program_of_one_process() -> None:

@@ -166,11 +166,15 @@ def test_a_handler_that_is_replaced_later_is_named_once_and_called_too(
 
 def call_without(process: int) -> str:
     """Send the others SIGTERM, and return their error; a process makes no call."""
-    ending._LATE_SECONDS = 1
+    ending._LATE_SECONDS = 3
     waits = Ending()
+    service = coordination.service()
+    assert service is not None
     try:
         if jax.process_index() == process:
             return ""
+        others = [each for each in range(jax.process_count()) if each != process]
+        service.barrier("test/all but one are here", 50, others)
         kill(TERM)
         while True:
             waits.check()
@@ -187,7 +191,7 @@ def test_a_process_without_a_call_is_named(process_pool: Pools) -> None:
     assert len({*others}) == 1
     assert others[0].startswith("(3,): process ")
     assert others[0].endswith(
-        " got a signal, and process 3 did not call check() within 1 s, so the processes found no "
+        " got a signal, and process 3 did not call check() within 3 s, so the processes found no "
         "common call at which to save. Look for the reason in the output of process 3"
     )
 
@@ -438,10 +442,12 @@ import os, signal, time, warnings
 from gda.multihost.ending import Ending
 ending = Ending()
 warnings.simplefilter("ignore")  # of JAX, which has threads
+is_there, begins = os.pipe()
 child = os.fork()
 if not child:
+    os.write(begins, b"x")
     time.sleep(300)
-time.sleep(0.2)
+os.read(is_there, 1)
 os.kill(child, signal.SIGTERM)
 print(os.waitstatus_to_exitcode(os.wait()[1]), ending.check())
 """

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -20,14 +19,14 @@ def join(payloads: dict[int, bytes]) -> bytes:
 
 
 def test_one_process_judges_for_itself() -> None:
-    assert meet(b"mine", join, kind="test", what="here", timeout=1) == b'{"0": "mine"}'
+    assert meet(b"mine", join, kind="test", what="here", timeout=50) == b'{"0": "mine"}'
 
 
 @pytest.mark.processes(4, devices=2)
 def test_verdict_of_one_process_reaches_all() -> None:
     for turn in range(3):
         mine = f"{jax.process_index()} in {turn}".encode()
-        decision = meet(mine, join, kind="test", what="test", timeout=20)
+        decision = meet(mine, join, kind="test", what="test", timeout=50)
         assert json.loads(decision) == {str(i): f"{i} in {turn}" for i in range(4)}
 
 
@@ -40,7 +39,7 @@ def test_all_meet_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(threading.Thread, "start", start)
     mine = str(jax.process_index()).encode()
-    decision = meet(mine, join, kind="test", what="test", timeout=20)
+    decision = meet(mine, join, kind="test", what="test", timeout=50)
     assert json.loads(decision) == {str(i): str(i) for i in range(2)}
 
 
@@ -48,7 +47,7 @@ def test_all_meet_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> 
 def test_some_meet_without_the_others() -> None:
     pair = (1, 3) if jax.process_index() % 2 else (0, 2)
     mine = str(jax.process_index()).encode()
-    decision = meet(mine, join, kind="test", what="pair", timeout=20, processes=pair)
+    decision = meet(mine, join, kind="test", what="pair", timeout=50, processes=pair)
     assert json.loads(decision) == {str(i): str(i) for i in pair}
 
 
@@ -68,7 +67,7 @@ def test_a_late_process_is_named_to_everybody_and_to_itself(
 ) -> None:
     if is_elsewhere:
         monkeypatch.setattr(places, "machine", lambda: f"machine {jax.process_index()}")
-    meet(b"", join, kind="test", what="the first place", timeout=20)
+    meet(b"", join, kind="test", what="the first place", timeout=50)
     if jax.process_index() == 2:
         wait_for(shared_tmp_path / str(i) for i in (0, 1, 3))
     with pytest.raises(gda.LateProcessError) as caught:
@@ -87,14 +86,14 @@ def test_a_late_process_is_named_to_everybody_and_to_itself(
     assert message.endswith(end)
     assert caught.value.processes == (2,)
     # The next meeting is in step again.
-    meet(b"", join, kind="test", what="the third place", timeout=20)
+    meet(b"", join, kind="test", what="the third place", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_a_first_array_does_not_hide_where_a_process_waits() -> None:
     me, service = jax.process_index(), coordination.service()
     assert service is not None
-    meet(b"", join, kind="test", what="a place", timeout=20)
+    meet(b"", join, kind="test", what="a place", timeout=50)
     places.introduce.__wrapped__()
     assert places.places(service, me)[me].what == "a place"
 
@@ -120,12 +119,12 @@ def test_processes_that_wait_for_each_other_are_told_so(group: tuple[int, ...]) 
 def test_processes_at_different_places_are_told_so() -> None:
     kind = "lunch" if jax.process_index() == 1 else "dinner"
     with pytest.raises(gda.DisagreementError) as caught:
-        meet(b"", join, kind=kind, what=f"a place for {kind}", timeout=20)
+        meet(b"", join, kind=kind, what=f"a place for {kind}", timeout=50)
     assert str(caught.value).endswith(
         "the processes are at different places: process 1 at a place for lunch; processes 0, 2, 3 "
         "at a place for dinner"
     )
-    meet(b"", join, kind="test", what="in step again", timeout=20)
+    meet(b"", join, kind="test", what="in step again", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -133,11 +132,11 @@ def test_nothing_is_left_of_the_meetings_of_a_save(tmp_path: Path) -> None:
     service = coordination.service()
     assert service is not None
     both = (0, 1)
-    path = meet(str(tmp_path).encode(), lambda paths: paths[0], kind="p", what="p", timeout=20)
+    path = meet(str(tmp_path).encode(), lambda paths: paths[0], kind="p", what="p", timeout=50)
     before = service.list("gda/multihost/meeting/")
     gda.checkpoint.save_async(path.decode(), {"a": np.zeros(3)}).result()
     assert [name for name, _ in meeting._held if name.startswith("gda-save")] == []
-    service.barrier("after the save", 20, both)
+    service.barrier("after the save", 50, both)
     left = service.list("gda/multihost/meeting/").keys() - before.keys()
     assert [key for key in left if "/entry/" in key] == []
 
@@ -151,9 +150,9 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
     else:
         for reason in ("the first reason", "the second reason"):
             with pytest.raises(gda.DisagreementError) as caught:
-                meet(b"", join, kind="test", what="a call (program.py:5)", timeout=20)
+                meet(b"", join, kind="test", what="a call (program.py:5)", timeout=50)
             assert str(caught.value) == f"{what}: process 1 failed: {reason}"
-    meet(b"", join, kind="test", what="in step again", timeout=20)
+    meet(b"", join, kind="test", what="in step again", timeout=50)
     if jax.process_index() == 0:
         service, group = coordination.service(), meeting._group_of("MainThread", (0, 1))
         assert service is not None
@@ -166,31 +165,34 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
 def test_those_that_make_another_call_pass_over_a_refused_one(refuser: int) -> None:
     if jax.process_index() == refuser:
         meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
-    meet(b"", join, kind="test", what="another call", timeout=20)
+    meet(b"", join, kind="test", what="another call", timeout=50)
     if jax.process_index() == refuser:
         meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
     else:
         with pytest.raises(gda.DisagreementError, match="failed: a reason"):
-            meet(b"", join, kind="test", what="a call", timeout=20)
-    meet(b"", join, kind="test", what="in step again", timeout=20)
+            meet(b"", join, kind="test", what="a call", timeout=50)
+    meet(b"", join, kind="test", what="in step again", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("skips", [False, True], ids=["comes late", "does not come"])
 def test_after_a_late_process_was_caught_all_are_in_step(skips: bool) -> None:
     """Also if each of the later steps takes longer than a check waits."""
-    is_late = jax.process_index() == 1
+    is_late, service = jax.process_index() == 1, coordination.service()
+    assert service is not None
     if is_late:
-        time.sleep(2)
+        service.get(f"test/{skips}", 50)
     if not (is_late and skips):
         with pytest.raises(gda.LateProcessError, match="process 1 did not come"):
             gda.check_processes_agree(0, name="first", timeout=0.5)
+    if not is_late:
+        service.put(f"test/{skips}", b"")
     for step in range(3):
-        gda.check_processes_agree(0, name=f"step {step}", timeout=20)
+        gda.check_processes_agree(0, name=f"step {step}", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_without_the_service_a_meeting_says_what_to_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordination, "service", lambda: None)
     with pytest.raises(RuntimeError, match=r"2 processes, .* Call gda.launch.initialize\(\)"):
-        meet(b"", join, kind="test", what="here", timeout=20)
+        meet(b"", join, kind="test", what="here", timeout=50)

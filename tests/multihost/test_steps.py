@@ -18,7 +18,7 @@ def refuse(parts: dict[int, Any]) -> None:
 
 
 def done(**arguments: Any) -> Done[int]:
-    step = {"work": jax.process_index, "what": "a step", "timeout": 20}
+    step = {"work": jax.process_index, "what": "a step", "timeout": 50}
     return all_do(**step | arguments)
 
 

@@ -41,10 +41,10 @@ def test_exit_codes_are_those_of_subprocess(program: str, code: int) -> None:
 
 
 def test_a_process_has_its_own_variables_and_devices() -> None:
-    program = "import os, jax; print(os.environ['GDA_X'], 'JAX_NUM_PROCESSES' in os.environ, "
-    program += "jax.device_count())"
+    program = "import os, jax; print(os.environ['GDA_TESTING_X'], jax.device_count(), "
+    program += "'JAX_NUM_PROCESSES' in os.environ)"
     flags = "--xla_force_host_platform_device_count=3"
-    assert python("-c", program, XLA_FLAGS=flags, GDA_X="1").stdout == "1 False 3\n"
+    assert python("-c", program, XLA_FLAGS=flags, GDA_TESTING_X="1").stdout == "1 3 False\n"
 
 
 def test_a_process_runs_until_it_is_killed(files: dict[str, Any]) -> None:

@@ -215,7 +215,7 @@ def test_reads_overlap_and_only_one_that_fails_is_tried_again(placing: str) -> N
         start = index[0].start
         asked.append(start)
         if asked.count(start) == 1:
-            together.wait(30)
+            together.wait(60)
             if start == 3:
                 raise TimeoutError("slow")
         return DATA[index]
@@ -369,7 +369,7 @@ def test_small_arrays_overlap_within_one_budget(placing: str) -> None:
     together = threading.Barrier(6)
     tree = {i: Counting(DATA[:1]) for i in range(12)}
     for source in tree.values():
-        source.before = lambda _: together.wait(30)
+        source.before = lambda _: together.wait(60)
     heard = []
     loaded = gda.load_tree(
         tree, MESH, P(), max_workers=6, progress=lambda *state: heard.append(state)

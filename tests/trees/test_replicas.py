@@ -157,7 +157,7 @@ def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
 
 
 def test_padding_does_not_count(way: str, mesh: Mesh) -> None:
-    for dtype in ("float32", "bfloat16", "float8_e5m2"):
+    for dtype in ("float32", "float8_e5m2"):
         p = gda.PaddedArray.from_array(batch(5, 2).astype(dtype), mesh, P("x"))
         # Devices 4 and 5 have one row and one of padding, 6 and 7 padding alone.
         assert differences([flipped(p, 5, 2), flipped(p, 7, 0)]) == {}
@@ -329,12 +329,15 @@ def flip_at_random(leaf: Any, chance: random.Random) -> tuple[Any, int, tuple[in
 def test_every_flipped_bit_is_found_and_named(trials: Trials) -> None:
     """Half of the leaves of each tree have a flipped bit; these are named, and no others."""
     chance, done = trials.chance, 0
+    # Each leaf may compile a program.
+    num_leaves, rounds = (12, 40) if trials.most == 10_000 else (4, 6)
     while done < trials.most:
-        leaves = [random_leaf(chance) for _ in range(12)]
+        leaves = [random_leaf(chance) for _ in range(num_leaves)]
         assert differences(leaves) == {}
-        for _ in range(5 if trials.most < 10_000 else 40):
+        for _ in range(rounds):
             changed, expected = list(leaves), {}
-            for number in chance.sample(range(12), min(6, trials.most - done)):
+            some = chance.sample(range(num_leaves), min(num_leaves // 2, trials.most - done))
+            for number in some:
                 changed[number], device, start = flip_at_random(leaves[number], chance)
                 expected[f"[{number}]", start] = device
                 done += 1
@@ -389,13 +392,13 @@ def test_many_arrays_with_one_cause_are_few_lines() -> None:
         return {"bias": cut(bias, mesh, P()), "kernel": cut(kernel, mesh, P(None, "y"))}
 
     with checking_agreement(False):
-        tree: Any = {f"layer_{number}": layer(number) for number in range(40)}
+        tree: Any = {f"layer_{number}": layer(number) for number in range(10)}
         tree["last"] = flipped_on(cut(batch(4), mesh, P()), 7)
     said = said_of(tree).split("\n")
-    assert said[0] == "the replicas of 41 of 81 arrays differ:"
+    assert said[0] == "the replicas of 11 of 21 arrays differ:"
     assert said[1].startswith("1 array, on device ")
     assert said[2].startswith(
-        "40 arrays, along the boundary of process 1: a value of one process's own, as of another "
+        "10 arrays, along the boundary of process 1: a value of one process's own, as of another "
         "seed, file or batch, or a missing sum over an axis of the mesh between processes. at "
         "['layer_0']['kernel'], block [:, 0:3] of shape (4, 3): device "
     )

@@ -119,7 +119,7 @@ def test_a_source_is_read_once_and_written_in_several_chunks(tmp_path: Path, chu
 @pytest.mark.usefixtures("unpacked")
 def test_one_read_at_a_time_unless_threads_were_asked_for(tmp_path: Path) -> None:
     source, together, guard = Counting(DATA), [0], threading.Lock()
-    meet = threading.Barrier(2, timeout=20)
+    meet = threading.Barrier(2, timeout=60)
 
     def alone(index: Any) -> None:
         with_others = not guard.acquire(blocking=False)

@@ -35,7 +35,7 @@ from gda.testing.strategies import (
 P = PartitionSpec
 # On devices numbers are words of 1, 2 or 4 bytes: a dtype of each width and kind, beside those of
 # test_bits_of_every_kind_of_nan.
-ON_DEVICES = ["bool", "int2", "uint4", "int8", "uint16", "int32", "float4_e2m1fn", "float8_e8m0fnu"]
+ON_DEVICES = ["bool", "int2", "int8", "uint16", "int32", "float4_e2m1fn", "float8_e8m0fnu"]
 # JAX 0.10 knows float6 by name, and cannot make arrays of it. Types of 64 bits have their own test.
 DTYPES = [
     *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
@@ -70,10 +70,10 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
     ("way", "shape", "spec"),
     [
         ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
-        ("on devices", (2, 2 * 5001), P("x", "y")),
+        pytest.param("on devices", (2, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
         ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
         ("on devices", (6000, 6), P("y")),
-        ("all at once", (4, 2 * 5001), P("x", "y")),
+        pytest.param("all at once", (4, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
         ("all at once", (2, 3, 5000, 2), P("x", None, "y")),
     ],
     indirect=["way"],
@@ -91,7 +91,8 @@ SPECIAL += [0x7E00FE00, 0x7E017D01, 0x7FC17F81, 0xFF818000, 0x7C00FC00]
 @pytest.mark.parametrize(
     ("way", "dtypes"),
     [
-        ("on devices", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3"]),
+        ("on devices", ["float32", "bfloat16", "float8_e5m2"]),
+        pytest.param("on devices", ["float16", "float8_e4m3"], marks=pytest.mark.torture),
         ("on devices", ["complex64"]),
         # Narrower ones reach the devices of this platform as integers.
         ("all at once", ["float32", "complex64"]),
@@ -162,16 +163,18 @@ def test_numbers_of_64_bits(way: str, dtype: str) -> None:
 @two_ways
 def test_keys_by_their_numbers(way: str, explicit_mesh: Mesh) -> None:
     digests = set()
-    for impl in ("threefry2x32", "rbg"):
+    kinds = ("threefry2x32", "rbg") if way == "by NumPy" else ("rbg",)
+    for impl in kinds:
         keys = jax.random.split(jax.random.key(3, impl=impl), 8)
         sums = sums_of_numpy(np.asarray(jax.random.key_data(keys)))
         expected = digest_of(keys.shape, keys.dtype, sums)
         g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(explicit_mesh, P("x"))))
         assert g.fingerprint() == fingerprint(keys) == expected
-        with jax.set_mesh(explicit_mesh):
-            assert g.fingerprint() == expected
         digests.add(expected)
-    assert len(digests) == 2
+        if impl == "rbg":  # it compiles again
+            with jax.set_mesh(explicit_mesh):
+                assert g.fingerprint() == expected
+    assert len(digests) == len(kinds)
 
 
 @two_ways
@@ -305,7 +308,7 @@ def test_processes_that_bring_different_arrays_are_told() -> None:
     with checking_agreement(False):
         g = cut(batch(8 + 8 * jax.process_index()), mesh, P("x"))
     with (
-        gda.check_processes_agree(timeout=20),
+        gda.check_processes_agree(timeout=50),
         pytest.raises(gda.DisagreementError, match=r"GlobalArray.fingerprint .*shape"),
     ):
         g.fingerprint()

@@ -115,7 +115,7 @@ def move_at_random(seed: int) -> str:
 @pytest.mark.parametrize(
     ("processes", "devices"), [(2, 4), (4, 2), pytest.param(8, 1, marks=pytest.mark.torture)]
 )
-@tried("an array moves between any two meshes of several processes", sample=4, full=1000)
+@tried("an array moves between any two meshes of several processes", sample=2, full=1000)
 def test_any_layout_becomes_any_other(
     trials: Trials, process_pool: Any, processes: int, devices: int
 ) -> None:
@@ -137,8 +137,7 @@ def test_the_copies_on_devices_are_those_of_numpy(monkeypatch: pytest.MonkeyPatc
     auto, explicit = AxisType.Auto, AxisType.Explicit
     # Every shape of a piece compiles programs on every device.
     for dtype, max_bytes, kind in (
-        (ml_dtypes.bfloat16, 250, auto),
-        (ml_dtypes.int4, None, explicit),
+        (ml_dtypes.int4, 250, explicit),
         (bool, None, auto),
     ):
         before = ordered_mesh([6, 1, 4, 3], {"x": 4}, kind)
@@ -369,11 +368,10 @@ def test_a_failure_in_one_process_ends_all() -> None:
 
 def test_a_process_that_dies_on_another_machine_is_named_by_all_others(tmp_path: Path) -> None:
     port = Port()  # kept until the end: no other program may take it meanwhile
-    address, options = f"127.0.0.1:{port.number}", {"GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": "10"}
-    options["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    address, flags = f"127.0.0.1:{port.number}", "--xla_force_host_platform_device_count=2"
 
     def run(process: int) -> subprocess.CompletedProcess[str]:
-        return python(PROGRAM, process, address, tmp_path, timeout=100, **options)
+        return python(PROGRAM, process, address, tmp_path, timeout=200, XLA_FLAGS=flags)
 
     with ThreadPoolExecutor(4) as pool:
         ended = [*pool.map(run, range(4))]

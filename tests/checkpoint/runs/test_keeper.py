@@ -1,5 +1,6 @@
 """Runs on object stores, two programs, kills at any moment, and the log of who is late."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import pytest
 import tensorstore as ts
-from running import USUAL
+from running import USUAL, wait_for
 from s3_server import spec_of
 from training import check, state_of, train
 from trials import Trials, tried
@@ -161,10 +162,16 @@ def test_a_run_that_is_killed_has_the_step_that_was_durable(tmp_path: Path, tria
 def test_processes_that_are_awaited_are_named(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    told = shared_tmp_path / "told"
+
+    def tells(record: logging.LogRecord) -> bool:
+        told.touch()
+        return "still waiting for process 1" in record.getMessage()
+
+    monkeypatch.setattr(logging.getLogger("gda"), "filters", [tells])
     monkeypatch.setattr(meeting, "_BETWEEN_LINES", 0.1)
-    run = Run(shared_tmp_path, every=10)
+    run = Run(shared_tmp_path / "run", every=10)
     if jax.process_index() == 1:
-        time.sleep(1.5)
+        wait_for([told])
     assert run.steps() == []
-    lines = [each for each in caplog.messages if "still waiting for process 1" in each]
-    assert bool(lines) == (jax.process_index() == 0)
+    assert bool(caplog.messages) == (jax.process_index() == 0)

@@ -69,7 +69,7 @@ def test_each_device_reads_its_own_part_of_a_transposed_weight(auto_mesh: Mesh) 
 
 
 def test_blocks_of_a_view_are_read_at_the_same_time(auto_mesh: Mesh) -> None:
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=60)
 
     class Waiting(Counting):
         def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray[Any, Any]:

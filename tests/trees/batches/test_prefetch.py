@@ -31,7 +31,7 @@ def threads() -> list[str]:
 
 def until(holds: Callable[[], bool]) -> None:
     """Return when something holds that another thread does; fail after a long time."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.001)
@@ -405,12 +405,14 @@ def test_ctrl_c_while_waiting_loses_no_batch() -> None:
         except KeyboardInterrupt:
             print("interrupted")
         go.set()
-        print([int(batch[0]) for batch in batches], threading.active_count())
+        print([int(batch[0]) for batch in batches])
+        while threading.active_count() > 1:  # its end may be a moment away
+            time.sleep(0.01)
         """,
         interrupted=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "waiting\ninterrupted\n[1, 2, 3, 4] 1\n"
+    assert done.stdout == "waiting\ninterrupted\n[1, 2, 3, 4]\n"
 
 
 # The state of the iterator.
@@ -531,7 +533,7 @@ def test_no_process_waits_for_another() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
     if jax.process_index() == 0:
         assert len(list(gda.prefetch([batch(4)] * 3, mesh, P("x")))) == 3
-    gda.check_processes_agree(0, name="still in step", timeout=20)
+    gda.check_processes_agree(0, name="still in step", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -600,4 +602,4 @@ def test_a_process_without_a_batch_is_known_to_all_with_compared_replicas() -> N
     mesh = ordered_mesh(range(8), {"host": 2, "dev": 4})
     with gda.prefetch([{"step": me}], mesh, P(), check_replicas=True) as without_arrays:
         assert [*without_arrays] == [{"step": me}]
-    gda.check_processes_agree(0, name="still in step", timeout=20)
+    gda.check_processes_agree(0, name="still in step", timeout=50)

@@ -153,12 +153,12 @@ def test_any_array_arrives_as_it_is(
 
 def test_workers_write_at_a_time_and_are_gone_afterwards(auto_mesh: Mesh) -> None:
     before = set(threading.enumerate())
-    together = threading.Barrier(4, timeout=30)
+    together = threading.Barrier(4, timeout=60)
     target = target_of(16, 8, before=lambda _: together.wait())
     gda.store(cut(DATA, auto_mesh, P("x", "y")), target, max_workers=4)
     np.testing.assert_array_equal(target.data, DATA)
     assert len(target.threads) == 4
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_stored_data_does_not_stay_on_the_host() -> None:
@@ -192,7 +192,7 @@ def test_progress_counts_the_bytes_that_this_process_writes(
     before = set(threading.enumerate())
     gda.store(cut(DATA, auto_mesh, P("x")), np.zeros_like(DATA), progress=True)
     assert "store" in capsys.readouterr().err
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
 
 
 # Errors while writing.
@@ -213,7 +213,7 @@ def test_an_error_names_the_index_and_ends_the_writing(
         gda.store(cut(DATA, auto_mesh, P("x")), target, max_workers=max_workers)
     assert raised.value.__notes__ == ["gda: while writing index [8:12, :]"]
     assert max_workers or [index[0].start for index in target.asked] == [0, 4]
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     tree = {"w": [cut(DATA, auto_mesh, P("x"))]}
     with pytest.raises(OSError, match="No space left") as raised:
         gda.store(tree, {"w": [target]}, max_workers=max_workers)
