@@ -344,10 +344,7 @@ class Container:
 
         return self._cached("_local_shards", make)
 
-    @property
-    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
-        """``local_shards``, by the name that they have in ``jax.Array``."""
-        return self.local_shards
+    addressable_shards = local_shards  # by the name that they have in ``jax.Array``
 
     @property
     def global_shards(self) -> tuple[Shard[jax.Array | None], ...]:
@@ -612,7 +609,7 @@ class Container:
 
         Neither reads nor moves data, and raises nothing.
         """
-        from gda.show.page import html_or_none  # here: only notebooks need it
+        from gda.show.markup import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
 

@@ -8,7 +8,7 @@ import jax
 from jax.errors import UnexpectedTracerError
 
 from gda.layout.spec import Shape, format_spec
-from gda.mesh import is_tracer, sharding_of
+from gda.mesh import is_tracer, processes_of, sharding_of
 
 OUTSIDE = "call this outside jit and other transformations"
 
@@ -54,13 +54,17 @@ def deleted_error(
     )
 
 
-def elsewhere_error(name: str, process: int) -> ValueError:
-    """Say that a function was called for an array that one other process has alone."""
-    return ValueError(
-        f"{name} was called in process {jax.process_index()} for an array that only process "
-        f"{process} holds. Call it in process {process} alone, or build the array over a mesh of "
-        "all processes"
-    )
+def check_held(array: jax.Array, name: str) -> None:
+    """Raise ``ValueError`` if one other process holds an array alone; ``name`` was called."""
+    if array.is_fully_addressable:
+        return
+    process, *others = processes_of(sharding_of(array).mesh).numbers  # pyright: ignore
+    if not others:
+        raise ValueError(
+            f"{name} was called in process {jax.process_index()} for an array that only process "
+            f"{process} holds. Call it in process {process} alone, or build the array over a mesh "
+            "of all processes"
+        )
 
 
 def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) -> str:

@@ -84,13 +84,7 @@ def array_from_source(
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
     return together(
-        name,
-        mesh,
-        work,
-        describe,
-        prepare=prepare,
-        request=request,
-        communicates=options.read_once,
+        name, mesh, work, describe, prepare=prepare, request=request, communicates=options.read_once
     )
 
 
