@@ -45,11 +45,6 @@ AnyNDArray = np.ndarray[Any, Any]
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 
-_SUCCESSORS = {
-    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
-    "shards": "g.local_shards or g.global_shards",
-}
-
 _get = object.__getattribute__
 _set = object.__setattr__
 
@@ -138,11 +133,10 @@ class Container:
           dtype: cast every block to it. Required with ``into=True``, and in a process that has no
             device of the mesh, or padding alone.
           copy: with ``None``, copy a block at once if other code refers to its memory, such as a
-            view, a memory map or a buffer that the callback uses again: no later change of the
-            caller's memory changes the array. A ``jax.Array`` on CPU is copied, because it may be
-            in the memory of a NumPy array; on an accelerator, if the callback still refers to it.
-            ``True``: copy all blocks, as is needed for a ``jax.Array`` that shares its buffer with
-            another one. ``False``: copy none; do not change the blocks while the array exists.
+            view, a memory map or a buffer that the callback uses again, and a ``jax.Array`` on CPU,
+            which may be in such memory: no later change there changes the array. ``True``: copy
+            all blocks, as is needed for a ``jax.Array`` that shares its buffer with another one.
+            ``False``: copy none; do not change the blocks while the array exists.
           into: call ``data_callback(index, out)``, which fills ``out``, an uninitialised buffer
             that is aligned to 64 bytes. Reading a file straight into it saves a copy.
           max_workers: number of blocks read at a time, by default one in the caller's thread. With
@@ -181,12 +175,6 @@ class Container:
         >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
         >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
         ((slice(4, 5, None), slice(2, 3, None)), [[14]])
-
-        >>> from jax.sharding import NamedSharding, PartitionSpec as P
-        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
-        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: np.zeros((2, 2)))
-        >>> g.sharding == sharding
-        True
         """
         shape, options = check_shape(global_shape), None
         if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
@@ -438,8 +426,7 @@ class Container:
         ``gda.constrain``.
 
         A ``PaddedArray`` is padded anew with 0; no padding is sent. A ``GlobalArray`` whose shape
-        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``, and a padded
-        one that it divides is ``GlobalArray(array=p.array)`` there.
+        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``.
 
         Args:
           max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
@@ -456,9 +443,8 @@ class Container:
             of several platforms.
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
-            failed, died or did not come; in each process, after at most the time limit of
-            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits
-            for the others for up to half an hour, or for that limit where checks are on.
+            failed, died or did not come; in each process. Before the move, a process waits for the
+            others for up to half an hour, or as ``gda.check_processes_agree`` where checks are on.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -556,8 +542,6 @@ class Container:
 
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"{type(self).__name__} has no attribute {name!r}"
-            if name in _SUCCESSORS:
-                problem += f"; write {_SUCCESSORS[name]}"
             attribute = getattr(type(self), name, None)
             if isinstance(attribute, property):  # its AttributeError has lost its message
                 try:

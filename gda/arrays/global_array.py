@@ -23,13 +23,7 @@ from gda.arrays.liveness import deleted_error
 from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
-from gda.mesh import (
-    MeshLike,
-    after_spec,
-    is_tracer,
-    not_an_array_error,
-    sharding_of,
-)
+from gda.mesh import MeshLike, after_spec, is_tracer, not_an_array_error, sharding_of
 from gda.multihost.agreement import communicates, if_checked
 
 _new = object.__new__
@@ -144,7 +138,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
         if array is _NoArray:
             try:
-                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+                array = from_callbacks.array_from_device_buffers(
+                    global_shape, mesh, *after_spec(mesh, spec, device_buffers), dtype
+                )
             except Exception as error:
                 hide_own_frames(error)
                 raise
@@ -241,8 +237,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
           global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
-            same order. They become the shards without a copy, as ``device_buffers`` of
-            ``GlobalArray`` do.
+            same order, which become the shards as ``device_buffers`` do.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
@@ -416,21 +411,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
-
-
-@communicates("GlobalArray", if_checked())
-def _of_buffers(
-    global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
-) -> jax.Array:
-    """Return the array whose shards are the buffers; arguments and errors of ``GlobalArray``."""
-    spec, device_buffers = after_spec(mesh, spec, device_buffers)
-    if device_buffers is None:
-        raise TypeError(
-            "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array on the "
-            "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
-            "sharding GlobalArray.from_array(array)"
-        )
-    return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
 
 
 # Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's

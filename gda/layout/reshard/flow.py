@@ -1,8 +1,8 @@
 """The elements that each device gets from each other one, and that each sends.
 
 First the devices that hold each block, and the equal shares that those of one process send of it;
-then the flow from all devices to all. ``gda/layout/reshard/plan.py`` has the rule, and says why
-totals need no list of pieces.
+then the flow from all devices to all. ``docs/design/reshard.md`` has the rule, and says why totals
+need no list of pieces.
 """
 
 from __future__ import annotations
@@ -214,12 +214,8 @@ class Flow:
         """The elements that come from another device of the same process."""
         if len({*numbers_of(self.source), *numbers_of(self.target)}) == 1:
             return Near(self.received, self._requested)
-        return self.near_of(self._looks())
-
-    def near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
-        """Return the near elements, from target devices with source blocks and sizes."""
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        for devices, blocks, sizes in looks:
+        for devices, blocks, sizes in self._looks():
             groups = self._groups_near(devices, blocks)
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
@@ -227,17 +223,6 @@ class Flow:
         return near
 
     def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        is_short = self.num_pieces <= num_looks
-        return self.looks_by_piece() if is_short else self.looks_by_held_block()
-
-    def looks_by_piece(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        """Yield target devices with the pieces of their blocks: source block and size."""
-        for devices in _runs(self.pieces.counts(self.target.block_ids)):
-            pieces = self.pieces.listed(self.target.block_ids[devices])
-            yield devices[pieces.rows], pieces.source_blocks, pieces.sizes
-
-    def looks_by_held_block(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the blocks of their process, and the elements of overlaps."""
         known = np.flatnonzero(self._ranks >= 0)
         counts = self._holding.num_blocks[self._ranks[known]]

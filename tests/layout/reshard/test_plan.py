@@ -260,17 +260,6 @@ def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> No
         check_plan(plan)
 
 
-@given(plans())
-def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
-    source_ids = np.array(ids_of(plan.source, plan.source_ids))
-    target_ids = np.array(ids_of(plan.target, plan.target_ids))
-    flow = flows.Flow(plan.source, plan.target, flows.homes_of(source_ids, target_ids))
-    looks = (flow.looks_by_piece(), flow.looks_by_held_block())
-    for near in map(flow.near_of, looks):
-        assert near.received.tolist() == flow.near.received.tolist()
-        assert near.requested.tolist() == flow.near.requested.tolist()
-
-
 def test_many_devices_of_one_process_are_quick_to_add_up() -> None:
     source = ShardGrid((65536, 65536), {"x": 65536}, ("x",))
     target = ShardGrid((65536, 65536), {"x": 65536}, (None, "x"))
