@@ -45,6 +45,11 @@ AnyNDArray = np.ndarray[Any, Any]
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 
+_SUCCESSORS = {
+    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
+    "shards": "g.local_shards or g.global_shards",
+}
+
 _get = object.__getattribute__
 _set = object.__setattr__
 
@@ -542,6 +547,8 @@ class Container:
 
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"{type(self).__name__} has no attribute {name!r}"
+            if name in _SUCCESSORS:
+                problem += f"; write {_SUCCESSORS[name]}"
             attribute = getattr(type(self), name, None)
             if isinstance(attribute, property):  # its AttributeError has lost its message
                 try:

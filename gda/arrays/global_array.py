@@ -450,7 +450,8 @@ def _delegating(name: str, of_jax: Any) -> Any:
         return property(lambda self: getattr(ask(self), name), doc=doc)
 
     def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
-        kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
+        if kwargs:
+            kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
         return getattr(ask(self), name)(*map(unwrapped, args), **kwargs)
 
     if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show

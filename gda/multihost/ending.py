@@ -41,7 +41,6 @@ _LATE_SECONDS = 300.0  # a process may make its first call minutes after the oth
 _MORE_SECONDS = 30.0
 _LONG_SECONDS = 1e6
 _ACTION_BYTES = 256  # more than a ``struct sigaction`` has
-_DEFAULT = "the system's default"
 
 _log = logging.getLogger("gda")
 _libc = ctypes.CDLL(None)
@@ -256,7 +255,7 @@ class _Handler:
             _log.warning(
                 "%s has replaced gda's handler of %s. A signal that came before this call may be "
                 "lost; from now on gda hears it again%s",
-                _place(found) if address == self._address else "code in C" if address else _DEFAULT,
+                _place(found) if address == self._address else _file_of(address),
                 signal_name(self._number),
                 ", and calls that handler too" if address == self._address else "",
             )
@@ -316,6 +315,24 @@ class _Action:
     def write(self) -> None:
         """Install the handler that was there when the record was read."""
         _libc.sigaction(self._number, self._record, None)
+
+
+class _Symbol(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(address: int | None) -> str:
+    """Return the library that has an address, or the default that it stands for."""
+    if address in (None, 1):
+        return "the system's default" if address is None else "code that ignores the signal"
+    symbol = _Symbol()
+    found = _libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
+    return os.path.basename(symbol.file).decode() if found and symbol.file else "code in C"
 
 
 def _place(handler: Any) -> str:
