@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays import pickling
 from gda.arrays.construction import from_callbacks
 from gda.arrays.fingerprints import fingerprint
-from gda.arrays.liveness import OUTSIDE, deleted_error, describe, real
+from gda.arrays.liveness import OUTSIDE, deleted_error, describe, traced_error
 from gda.arrays.process_local import is_all_here
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.arrays.transport import moving
@@ -402,9 +402,11 @@ class Container:
 
         ``in_jit`` are the words for an array that is being traced, by default those of the class.
         """
+        if is_tracer(self.array):
+            raise traced_error("the array", in_jit or self._in_jit)
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
-        return real(self.array, in_jit or self._in_jit)
+        return self.array
 
     # Moving it, and comparing it without that. These three communicate.
 

@@ -343,7 +343,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
             )
         return shards[i].data
 
-    addressable_data = local_data  # by the name that it has in ``jax.Array``
+    # By the name that it has in ``jax.Array``.
+    addressable_data = local_data  # pyright: ignore[reportAssignmentType]
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""

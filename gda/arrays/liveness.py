@@ -18,18 +18,15 @@ def live(array: Any, otherwise: str = "") -> jax.Array:
 
     ``otherwise`` tells the user what to do with what is no array.
     """
-    if real(array, otherwise=otherwise).is_deleted():
+    if real(array, otherwise).is_deleted():
         raise deleted_error(array, "jax.Array")
     return array
 
 
-def real(array: Any, in_jit: str = OUTSIDE, otherwise: str = "") -> jax.Array:
-    """Return an array as ``live`` does, also one that was deleted.
-
-    ``in_jit`` tells the user what to do where the array is being traced.
-    """
+def real(array: Any, otherwise: str = "") -> jax.Array:
+    """Return an array as ``live`` does, also one that was deleted."""
     if is_tracer(array):
-        raise traced_error("the array", in_jit)
+        raise traced_error("the array")
     if not isinstance(array, jax.Array):
         raise kind_error(array, otherwise)
     return array

@@ -208,7 +208,7 @@ class Tiling:
         if self.is_even:
             return np.full(blocks.shape, math.prod(self.shard_shape), np.int64)
         sides = zip(*self.boxes(blocks), strict=True)
-        return math.prod((stop - start for start, stop in sides), start=np.int64(1))
+        return np.prod([stop - start for start, stop in sides], axis=0)
 
 
 def indices_of(

@@ -158,7 +158,8 @@ def written_arrays(
             plan = _plan_of_local(array, jax.process_index() if are_held else turn)
         else:
             shares_out = jax.process_count() > 1 and not are_held
-            turn = turn % writing_of_grid(grid, grid.processes).period if shares_out else 0
+            processes: Any = grid.processes
+            turn = turn % writing_of_grid(grid, processes).period if shares_out else 0
             key = id(grid), turn  # arrays of one layout have one grid, from a cache
             plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn, are_held))
         written.append(WrittenArray(array, grid, turn, is_local, *plan))

@@ -187,7 +187,7 @@ class PendingArray:
         if self._places_early and self.block_bytes >= LARGE_BYTES:
             sent = self.plan.sent(number, block)
             self._arrays |= sent
-            arrays = list(sent.values())
+            arrays: list[Any] = list(sent.values())
         else:
             self._blocks[number] = block
             if not self._places_early or any(each is None for each in self._blocks):

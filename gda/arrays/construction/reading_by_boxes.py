@@ -166,7 +166,8 @@ class BoxTasks:
 
     def _note_failed(self, begun: list[_BegunRead], error: Exception) -> None:
         for read in begun:
-            if read.future.done() and read.future.exception() is not None:
+            future: Any = read.future
+            if future.done() and future.exception() is not None:
                 self._note(read.needed[0][0], read.box, error)
                 return
 
