@@ -26,7 +26,7 @@ from benchmarks.report import (
 )
 from benchmarks.results import ON_ACCELERATOR, Results, load, machines_of
 from benchmarks.work import Work
-from gda.show.drawing.colors import colors_of
+from gda.show.drawing.faces import COLORS
 from gda.show.drawing.sheet import Sheet, number, text_width
 
 ROOT = Path(__file__).parents[1]
@@ -157,7 +157,7 @@ def picture_of(results: Results, works: Sequence[Work], titles: Mapping[str, str
             y += _PITCH
             name, figure, words = _compared(results, work, way)
             is_ours = way == work.ours
-            fill = f'fill="{colors_of(1)[0]}"' if is_ours else 'fill-opacity=".4"'
+            fill = f'fill="{COLORS[0]}"' if is_ours else 'fill-opacity=".4"'
             if is_less(way):
                 fill = 'fill="none" stroke="currentColor" stroke-opacity=".6"'
             width = max(_WIDTH * median / max(medians.values()), 1)

@@ -10,8 +10,8 @@ from gda.trees.batches.prefetch import prefetch as prefetch
 from gda.trees.batches.prefetch import Prefetched as Prefetched
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
-from gda.trees.to_numpy import to_numpy as to_numpy
-from gda.trees.to_jax import to_jax as to_jax
+from gda.trees.plain import to_numpy as to_numpy
+from gda.trees.plain import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
 from gda.show import this_module as show
 from gda.trees.live_arrays import memory as memory

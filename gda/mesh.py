@@ -339,10 +339,7 @@ def not_an_array_error(content: object) -> LayoutUnknownError:
 
 
 def named_sharding(
-    global_shape: Shape,
-    mesh: Mesh | AbstractMesh,
-    spec: SpecLike,
-    memory_kind: str | None = None,
+    global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike, memory_kind: str | None = None
 ) -> NamedSharding:
     """Return the sharding, its spec reduced to the rank: in places JAX refuses surplus entries."""
     entries = check_spec(spec, global_shape, mesh.shape)

@@ -42,8 +42,7 @@ except ValueError as error:
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
     for below in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
-        if below.name != "gda.show.visualize":
-            importlib.import_module(below.name)
+        importlib.import_module(below.name)
 """
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays import pickling
 from gda.arrays.construction import from_callbacks
 from gda.arrays.fingerprints import fingerprint
-from gda.arrays.liveness import OUTSIDE, deleted_error, describe, real
+from gda.arrays.liveness import OUTSIDE, deleted_error, describe, traced_error
 from gda.arrays.process_local import is_all_here
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.arrays.transport import moving
@@ -138,11 +138,10 @@ class Container:
           dtype: cast every block to it. Required with ``into=True``, and in a process that has no
             device of the mesh, or padding alone.
           copy: with ``None``, copy a block at once if other code refers to its memory, such as a
-            view, a memory map or a buffer that the callback uses again: no later change of the
-            caller's memory changes the array. A ``jax.Array`` on CPU is copied, because it may be
-            in the memory of a NumPy array; on an accelerator, if the callback still refers to it.
-            ``True``: copy all blocks, as is needed for a ``jax.Array`` that shares its buffer with
-            another one. ``False``: copy none; do not change the blocks while the array exists.
+            view, a memory map or a buffer that the callback uses again, and a ``jax.Array`` on CPU,
+            which may be in such memory: no later change there changes the array. ``True``: copy
+            all blocks, as is needed for a ``jax.Array`` that shares its buffer with another one.
+            ``False``: copy none; do not change the blocks while the array exists.
           into: call ``data_callback(index, out)``, which fills ``out``, an uninitialised buffer
             that is aligned to 64 bytes. Reading a file straight into it saves a copy.
           max_workers: number of blocks read at a time, by default one in the caller's thread. With
@@ -181,12 +180,6 @@ class Container:
         >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
         >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
         ((slice(4, 5, None), slice(2, 3, None)), [[14]])
-
-        >>> from jax.sharding import NamedSharding, PartitionSpec as P
-        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
-        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: np.zeros((2, 2)))
-        >>> g.sharding == sharding
-        True
         """
         shape, options = check_shape(global_shape), None
         if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
@@ -344,10 +337,7 @@ class Container:
 
         return self._cached("_local_shards", make)
 
-    @property
-    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
-        """``local_shards``, by the name that they have in ``jax.Array``."""
-        return self.local_shards
+    addressable_shards = local_shards  # by the name that they have in ``jax.Array``
 
     @property
     def global_shards(self) -> tuple[Shard[jax.Array | None], ...]:
@@ -412,9 +402,11 @@ class Container:
 
         ``in_jit`` are the words for an array that is being traced, by default those of the class.
         """
+        if is_tracer(self.array):
+            raise traced_error("the array", in_jit or self._in_jit)
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
-        return real(self.array, in_jit or self._in_jit)
+        return self.array
 
     # Moving it, and comparing it without that. These three communicate.
 
@@ -441,8 +433,7 @@ class Container:
         ``gda.constrain``.
 
         A ``PaddedArray`` is padded anew with 0; no padding is sent. A ``GlobalArray`` whose shape
-        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``, and a padded
-        one that it divides is ``GlobalArray(array=p.array)`` there.
+        the new mesh does not divide goes there as ``PaddedArray(g.array, g.shape)``.
 
         Args:
           max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
@@ -459,9 +450,8 @@ class Container:
             of several platforms.
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or a process
-            failed, died or did not come; in each process, after at most the time limit of
-            ``gda.check_processes_agree`` once the failure shows. Before the move, a process waits
-            for the others for up to half an hour, or for that limit where checks are on.
+            failed, died or did not come; in each process. Before the move, a process waits for the
+            others for up to half an hour, or as ``gda.check_processes_agree`` where checks are on.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -612,7 +602,7 @@ class Container:
 
         Neither reads nor moves data, and raises nothing.
         """
-        from gda.show.page import html_or_none  # here: only notebooks need it
+        from gda.show.markup import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
 

@@ -1,22 +1,20 @@
 """``GlobalArray``: one ``jax.Array``, with the operators and methods of an array.
 
-All compute on the array inside, and give ordinary ``jax.Array``s. Operators are written out: Python
-looks for them in the class, and each has a reflected form. Methods and properties are made in a
-loop over what JAX's arrays have, so that they are those of the installed version.
+All compute on the array inside, and give ordinary ``jax.Array``s. They are made in a loop over what
+JAX's arrays have, so that they are those of the installed version.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import PartitionSpec
 
 from gda.arrays.construction import from_callbacks, from_process_local
 from gda.arrays.construction.blocks import check_in_callback, data_callbacks
@@ -25,13 +23,7 @@ from gda.arrays.liveness import deleted_error
 from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
-from gda.mesh import (
-    MeshLike,
-    after_spec,
-    is_tracer,
-    not_an_array_error,
-    sharding_of,
-)
+from gda.mesh import MeshLike, after_spec, is_tracer, not_an_array_error, sharding_of
 from gda.multihost.agreement import communicates, if_checked
 
 _new = object.__new__
@@ -58,32 +50,6 @@ def unwrapped(tree: Any) -> Any:
     return structure.unflatten(map(unwrapped, leaves))
 
 
-_T = TypeVar("_T")
-
-_Binary = Callable[["GlobalArray", Any], jax.Array]
-
-
-def _unary(function: Callable[[Any], _T]) -> Callable[[GlobalArray], _T]:
-    def method(self: GlobalArray) -> _T:
-        return function(self.__jax_array__())
-
-    return method
-
-
-def _forward(function: Callable[[Any, Any], Any]) -> _Binary:
-    def method(self: GlobalArray, other: Any) -> jax.Array:
-        return function(self.__jax_array__(), unwrapped(other))
-
-    return method
-
-
-def _both_ways(function: Callable[[Any, Any], Any]) -> tuple[_Binary, _Binary]:
-    def reflected(self: GlobalArray, other: Any) -> jax.Array:
-        return function(unwrapped(other), self.__jax_array__())
-
-    return _forward(function), reflected
-
-
 class _At:
     """``jax.Array.at``, which takes arrays as indices and no containers."""
 
@@ -96,8 +62,16 @@ class _At:
         return self._at[unwrapped(key)]
 
 
+# Type checkers take a container for an array, as functions of ``jnp`` do. So they know the members
+# that the loop below adds.
+if TYPE_CHECKING:
+    from jax import Array as _LikeArray
+else:
+    _LikeArray = object
+
+
 @set_module("gda")
-class GlobalArray(Container):
+class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A global array sharded over a mesh, held by the devices of one or many processes.
 
     It is a thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``,
@@ -146,6 +120,10 @@ class GlobalArray(Container):
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
+    if TYPE_CHECKING:  # else that of ``jax.Array``, which takes other arguments
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
     def __new__(
         cls,
         global_shape: Iterable[int] | None = None,
@@ -160,7 +138,9 @@ class GlobalArray(Container):
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
         if array is _NoArray:
             try:
-                array = _of_buffers(global_shape, mesh, spec, device_buffers, dtype)
+                array = from_callbacks.array_from_device_buffers(
+                    global_shape, mesh, *after_spec(mesh, spec, device_buffers), dtype
+                )
             except Exception as error:
                 hide_own_frames(error)
                 raise
@@ -257,8 +237,7 @@ class GlobalArray(Container):
           global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
-            same order. They become the shards without a copy, as ``device_buffers`` of
-            ``GlobalArray`` do.
+            same order, which become the shards as ``device_buffers`` do.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
@@ -337,6 +316,8 @@ class GlobalArray(Container):
         """Sizes of the whole array."""
         return self.array.shape
 
+    mesh_axes = Container.spec  # by its name in GlobalDeviceArray
+
     @property
     def is_fully_replicated(self) -> bool:
         """True if every device holds the whole array."""
@@ -362,9 +343,8 @@ class GlobalArray(Container):
             )
         return shards[i].data
 
-    def addressable_data(self, i: int) -> jax.Array:
-        """Return ``local_data(i)``, by the name that it has in ``jax.Array``."""
-        return self.local_data(i)
+    # By the name that it has in ``jax.Array``.
+    addressable_data = local_data  # pyright: ignore[reportAssignmentType]
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
@@ -405,116 +385,10 @@ class GlobalArray(Container):
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
-    def __len__(self) -> int:
-        return len(self._usable_array())
-
-    __reversed__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(reversed)
-    __iter__: Callable[[GlobalArray], Iterator[jax.Array]] = _unary(iter)
-    __getitem__ = _forward(operator.getitem)
-    __bool__ = _unary(bool)
-    __int__ = _unary(int)
-    __float__ = _unary(float)
-    __complex__ = _unary(complex)
-    __index__ = _unary(operator.index)
-
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
 
-    def __round__(self, ndigits: int | None = None) -> jax.Array:
-        return round(self.__jax_array__(), ndigits)
-
-    __ne__ = _forward(operator.ne)  # pyright: ignore[reportAssignmentType]
-    __lt__ = _forward(operator.lt)
-    __le__ = _forward(operator.le)
-    __gt__ = _forward(operator.gt)
-    __ge__ = _forward(operator.ge)
-    __add__, __radd__ = _both_ways(operator.add)
-    __sub__, __rsub__ = _both_ways(operator.sub)
-    __mul__, __rmul__ = _both_ways(operator.mul)
-    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
-    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
-    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
-    __mod__, __rmod__ = _both_ways(operator.mod)
-    __divmod__, __rdivmod__ = _both_ways(divmod)
-    __pow__, __rpow__ = _both_ways(operator.pow)
-    __and__, __rand__ = _both_ways(operator.and_)
-    __or__, __ror__ = _both_ways(operator.or_)
-    __xor__, __rxor__ = _both_ways(operator.xor)
-    __lshift__, __rlshift__ = _both_ways(operator.lshift)
-    __rshift__, __rrshift__ = _both_ways(operator.rshift)
-    __neg__ = _unary(operator.neg)
-    __pos__ = _unary(operator.pos)
-    __abs__ = _unary(operator.abs)
-    __invert__ = _unary(operator.invert)
-
-    # The results of the loop below, for type checkers and editors.
-    if TYPE_CHECKING:
-        T = jax.Array.T
-        all = jax.Array.all
-        any = jax.Array.any
-        argmax = jax.Array.argmax
-        argmin = jax.Array.argmin
-        argpartition = jax.Array.argpartition
-        argsort = jax.Array.argsort
-        astype = jax.Array.astype
-        at = jax.Array.at
-        aval = jax.Array.aval
-        byteswap = jax.Array.byteswap
-        choose = jax.Array.choose
-        clip = jax.Array.clip
-        committed = jax.Array.committed
-        compress = jax.Array.compress
-        conj = jax.Array.conj
-        conjugate = jax.Array.conjugate
-        copy = jax.Array.copy
-        cumprod = jax.Array.cumprod
-        cumsum = jax.Array.cumsum
-        device = jax.Array.device
-        devices = jax.Array.devices
-        diagonal = jax.Array.diagonal
-        dot = jax.Array.dot
-        flatten = jax.Array.flatten
-        imag = jax.Array.imag
-        item = jax.Array.item
-        itemsize = jax.Array.itemsize
-        mT = jax.Array.mT
-        max = jax.Array.max
-        mean = jax.Array.mean
-        min = jax.Array.min
-        nonzero = jax.Array.nonzero
-        on_device_size_in_bytes = jax.Array.on_device_size_in_bytes
-        platform = jax.Array.platform
-        prod = jax.Array.prod
-        ptp = jax.Array.ptp
-        ravel = jax.Array.ravel
-        real = jax.Array.real
-        repeat = jax.Array.repeat
-        reshape = jax.Array.reshape
-        round = jax.Array.round
-        searchsorted = jax.Array.searchsorted
-        sort = jax.Array.sort
-        squeeze = jax.Array.squeeze
-        std = jax.Array.std
-        sum = jax.Array.sum
-        swapaxes = jax.Array.swapaxes
-        take = jax.Array.take
-        to_device = jax.Array.to_device
-        tobytes = jax.Array.tobytes
-        tolist = jax.Array.tolist
-        trace = jax.Array.trace
-        traceback = jax.Array.traceback
-        transpose = jax.Array.transpose
-        unsafe_buffer_pointer = jax.Array.unsafe_buffer_pointer
-        var = jax.Array.var
-        view = jax.Array.view
-        weak_type = jax.Array.weak_type
-
-        # Of the class of arrays alone, which has no types.
-        def clone(self) -> jax.Array: ...
-        def is_ready(self) -> bool: ...
-        @property
-        def format(self) -> Any: ...
-    else:
+    if not TYPE_CHECKING:  # for which it is that of ``jax.Array``
 
         @property
         def at(self) -> _At:
@@ -539,40 +413,23 @@ class GlobalArray(Container):
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
 
-    @property
-    def mesh_axes(self) -> PartitionSpec:
-        """``spec`` by its name in GlobalDeviceArray."""
-        return self.spec
-
-
-@communicates("GlobalArray", if_checked())
-def _of_buffers(
-    global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
-) -> jax.Array:
-    """Return the array whose shards are the buffers; arguments and errors of ``GlobalArray``."""
-    spec, device_buffers = after_spec(mesh, spec, device_buffers)
-    if device_buffers is None:
-        raise TypeError(
-            "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array on the "
-            "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
-            "sharding GlobalArray.from_array(array)"
-        )
-    return from_callbacks.array_from_device_buffers(global_shape, mesh, spec, device_buffers, dtype)
-
 
 # Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
 # part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
 _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
 
+# Those that every object has.
+_COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+
 # They compute nothing.
 _QUESTIONS = {
-    *("aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
+    *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
     *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
 }
 
 
 def _attributes_of_arrays() -> dict[str, Any]:
-    """Return the public methods and properties of arrays by name, those of any object aside."""
+    """Return the operators, public methods and properties of arrays by name."""
     # JAX does not export the class that its arrays are of, which has a few names more than
     # `jax.Array`. Nothing else is ready or not: tracers and PRNG keys are not.
     concrete = [c for c in jax.Array.__subclasses__() if hasattr(c, "is_ready")]
@@ -581,7 +438,6 @@ def _attributes_of_arrays() -> dict[str, Any]:
         name: attribute
         for name, attribute in attributes.items()
         if (not name.startswith("_") or name.startswith("__"))
-        and not hasattr(object, name)
         and (callable(attribute) or isinstance(attribute, property))
     }
 
@@ -595,8 +451,9 @@ def _delegating(name: str, of_jax: Any) -> Any:
         return property(lambda self: getattr(ask(self), name), doc=doc)
 
     def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = unwrapped((args, kwargs))
-        return getattr(ask(self), name)(*args, **kwargs)
+        if kwargs:
+            kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
+        return getattr(ask(self), name)(*map(unwrapped, args), **kwargs)
 
     if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show
         functools.update_wrapper(method, of_jax)
@@ -605,7 +462,7 @@ def _delegating(name: str, of_jax: Any) -> Any:
 
 
 for _name, _of_jax in _attributes_of_arrays().items():
-    if _name not in _NOT_FOR_CONTAINERS and not hasattr(GlobalArray, _name):
+    if _name not in _NOT_FOR_CONTAINERS.union(dir(GlobalArray)) - _COMPARISONS:
         setattr(GlobalArray, _name, _delegating(_name, _of_jax))
 
 

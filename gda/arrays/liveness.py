@@ -8,7 +8,7 @@ import jax
 from jax.errors import UnexpectedTracerError
 
 from gda.layout.spec import Shape, format_spec
-from gda.mesh import is_tracer, sharding_of
+from gda.mesh import is_tracer, processes_of, sharding_of
 
 OUTSIDE = "call this outside jit and other transformations"
 
@@ -18,18 +18,15 @@ def live(array: Any, otherwise: str = "") -> jax.Array:
 
     ``otherwise`` tells the user what to do with what is no array.
     """
-    if real(array, otherwise=otherwise).is_deleted():
+    if real(array, otherwise).is_deleted():
         raise deleted_error(array, "jax.Array")
     return array
 
 
-def real(array: Any, in_jit: str = OUTSIDE, otherwise: str = "") -> jax.Array:
-    """Return an array as ``live`` does, also one that was deleted.
-
-    ``in_jit`` tells the user what to do where the array is being traced.
-    """
+def real(array: Any, otherwise: str = "") -> jax.Array:
+    """Return an array as ``live`` does, also one that was deleted."""
     if is_tracer(array):
-        raise traced_error("the array", in_jit)
+        raise traced_error("the array")
     if not isinstance(array, jax.Array):
         raise kind_error(array, otherwise)
     return array
@@ -54,13 +51,17 @@ def deleted_error(
     )
 
 
-def elsewhere_error(name: str, process: int) -> ValueError:
-    """Say that a function was called for an array that one other process has alone."""
-    return ValueError(
-        f"{name} was called in process {jax.process_index()} for an array that only process "
-        f"{process} holds. Call it in process {process} alone, or build the array over a mesh of "
-        "all processes"
-    )
+def check_held(array: jax.Array, name: str) -> None:
+    """Raise ``ValueError`` if one other process holds an array alone; ``name`` was called."""
+    if array.is_fully_addressable:
+        return
+    process, *others = processes_of(sharding_of(array).mesh).numbers  # pyright: ignore
+    if not others:
+        raise ValueError(
+            f"{name} was called in process {jax.process_index()} for an array that only process "
+            f"{process} holds. Call it in process {process} alone, or build the array over a mesh "
+            "of all processes"
+        )
 
 
 def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) -> str:

@@ -28,13 +28,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
-from gda.mesh import (
-    MeshLike,
-    after_spec,
-    grid_of,
-    is_tracer,
-    named_sharding,
-)
+from gda.mesh import MeshLike, after_spec, grid_of, is_tracer, named_sharding
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.multihost.settings import own_settings

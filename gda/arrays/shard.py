@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import jax
@@ -52,8 +53,15 @@ class DataByDevice:
 
 
 @set_module("gda")
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Shard(Generic[DataT]):
     """The block of an array on one device, its index and replica id; read-only.
+
+    Attributes:
+      device: the device; ``None`` while tracing, where a mesh has no devices.
+      index: the elements of the whole array that it holds: one slice per dimension.
+      replica_id: the number of devices before it, in device order, that hold the same block. The
+        shards with replica id 0 have every element of the array exactly once.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -63,33 +71,10 @@ class Shard(Generic[DataT]):
     ((slice(2, 4, None), slice(None, None, None)), 1, [[4, 5], [6, 7]])
     """
 
-    __slots__ = ("_data_by_device", "_device", "_index", "_replica_id")
-
-    def __init__(
-        self, device: Device | None, index: Index, replica_id: int, data_by_device: DataByDevice
-    ) -> None:
-        self._device = device
-        self._index = index
-        self._replica_id = replica_id
-        self._data_by_device = data_by_device
-
-    @property
-    def device(self) -> Device | None:
-        """The device; ``None`` while tracing, where a mesh has no devices."""
-        return self._device
-
-    @property
-    def index(self) -> Index:
-        """The elements of the whole array that it holds: one slice per dimension."""
-        return self._index
-
-    @property
-    def replica_id(self) -> int:
-        """The number of devices before it, in device order, that hold the same block.
-
-        The shards with replica id 0 have every element of the array exactly once.
-        """
-        return self._replica_id
+    device: Device | None
+    index: Index
+    replica_id: int
+    _data_by_device: DataByDevice
 
     @property
     def data(self) -> DataT:
@@ -101,7 +86,7 @@ class Shard(Generic[DataT]):
           RuntimeError: the array was deleted or donated.
           TypeError: the array is being traced, or has no data.
         """
-        return cast("DataT", self._data_by_device.at(self._index, self._device))
+        return cast("DataT", self._data_by_device.at(self.index, self.device))
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"

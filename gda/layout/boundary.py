@@ -44,8 +44,7 @@ def public(function: FunctionT) -> FunctionT:
             return function(*args, **kwargs)
         except Exception as error:
             if isinstance(error, TypeError):
-                _name_class(error, function, args)
-                _name_successor(error, kwargs)
+                _explain(error, function, args, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
 
@@ -95,18 +94,19 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     error.__traceback__ = shown
 
 
-def _name_class(error: TypeError, method: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Replace the base class by the class of the caller, if Python refused the arguments."""
+def _explain(
+    error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], given: Collection[str]
+) -> None:
+    """Name the class of the caller, not its base, and the successor of a keyword of 2022.
+
+    Both only if Python refused the arguments.
+    """
     base, _, name = method.__qualname__.rpartition(".")
     call, space, problem = str(error).partition(" ")
     if base and args and call == f"{base}.{name}()":
         cls = args[0] if isinstance(args[0], type) else type(args[0])
         if base in {ancestor.__qualname__ for ancestor in cls.__mro__}:
             error.args = (f"{cls.__qualname__}.{name}(){space}{problem}",)
-
-
-def _name_successor(error: TypeError, given: Collection[str]) -> None:
-    """Say which keyword replaces one that was given and is unexpected, if one does."""
     found = _UNEXPECTED.search(str(error))
     if found and found[1] in given and found[1] in _SUCCESSOR_OF:
         error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)

@@ -125,12 +125,6 @@ class Boxes(NamedTuple):
     starts: Sequence[IntArray]
     stops: Sequence[IntArray]
 
-    @property
-    def sizes(self) -> IntArray | int:
-        """The elements of each box; 1 for those of a scalar."""
-        sides = zip(self.starts, self.stops, strict=True)
-        return math.prod(stop - start for start, stop in sides)
-
 
 class Tiling:
     """A shape divided into parts of one size along each dimension; immutable.
@@ -211,8 +205,10 @@ class Tiling:
 
     def sizes(self, blocks: IntArray) -> IntArray:
         """Return the elements of some blocks."""
-        size = math.prod(self.shard_shape) if self.is_even else self.boxes(blocks).sizes
-        return np.broadcast_to(np.int64(size), blocks.shape)
+        if self.is_even:
+            return np.full(blocks.shape, math.prod(self.shard_shape), np.int64)
+        sides = zip(*self.boxes(blocks), strict=True)
+        return np.prod([stop - start for start, stop in sides], axis=0)
 
 
 def indices_of(

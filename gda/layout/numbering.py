@@ -77,6 +77,8 @@ class Layout:
         self.parts = tuple(reversed(parts))
         self.block_weights = tuple(weights.values())
         self.replica_weights = tuple(reversed(replica_weights))
+        weights_by_axis = zip(self.sizes, self.block_weights, self.replica_weights, strict=True)
+        self._from_fastest = [*weights_by_axis][::-1]
         self.num_shards = blocks
         self.num_replicas = replicas
         self.num_devices = blocks * replicas
@@ -99,10 +101,6 @@ class Layout:
             block = block + coordinate * block_weight
             replica = replica + coordinate * replica_weight
         return block, replica
-
-    @cached_property
-    def _from_fastest(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(zip(self.sizes, self.block_weights, self.replica_weights, strict=True))[::-1]
 
     def position(self, coordinates: Sequence[int]) -> int:
         """Return the flat position of mesh coordinates."""

@@ -29,9 +29,7 @@ from gda.layout.spec import (
     format_spec,
     nearest_sizes,
 )
-from gda.layout.text import format_processes, itemsize_error
-
-_SHOWN_IN_MESSAGES = 6
+from gda.layout.text import counted, format_processes, itemsize_error, join_some
 
 
 @set_module("gda")
@@ -276,7 +274,7 @@ class ProcessView:
             )
         blocks = list(zip(*self._columns, strict=True))
         raise ValueError(
-            f"process {self.process} holds the blocks {_short_list(blocks)} of "
+            f"process {self.process} holds the blocks {join_some([*map(str, blocks)])} of "
             f"{format_spec(self._layout.spec)} on {mesh}, which do not form a regular grid, so it "
             "has no local shape; choose another order of the devices or another spec, or use "
             "GlobalArray.from_callback, which reads any blocks"
@@ -307,11 +305,9 @@ class ProcessView:
         return hash(self._key())
 
     def __repr__(self) -> str:
-        devices, blocks = len(self.positions), len(self.block_ids)
-        return (
-            f"ProcessView(process {self.process}: {devices} device{'s' * (devices != 1)}, {blocks} "
-            f"block{'s' * (blocks != 1)} of shape {self._tiling.shard_shape})"
-        )
+        devices = counted(len(self.positions), "device")
+        blocks = f"{counted(len(self.block_ids), 'block')} of shape {self._tiling.shard_shape}"
+        return f"ProcessView(process {self.process}: {devices}, {blocks})"
 
     def __reduce__(self) -> tuple[object, ...]:
         # Cached results are not pickled, and no names of inner modules.
@@ -384,9 +380,3 @@ def _indivisible_local_error(
         f"{plural} {' and '.join(map(repr, names))}, and {size} is not divisible by "
         f"{extent}; {nearest_sizes(size, extent)}"
     )
-
-
-def _short_list(values: Sequence[object]) -> str:
-    shown = ", ".join(map(str, values[:_SHOWN_IN_MESSAGES]))
-    more = len(values) - _SHOWN_IN_MESSAGES
-    return f"{shown} and {more} more" if more > 0 else shown

@@ -71,10 +71,7 @@ def check_mesh_shape(mesh_shape: Mapping[str, int]) -> dict[str, int]:
 
 
 def check_spec(
-    spec: SpecLike,
-    shape: Shape,
-    mesh_shape: Mapping[str, int] | None = None,
-    kind: str = "global",
+    spec: SpecLike, shape: Shape, mesh_shape: Mapping[str, int] | None = None, kind: str = "global"
 ) -> tuple[SpecEntry, ...]:
     """Return the entries of ``spec``, hashable and at most one per dimension of ``shape``.
 

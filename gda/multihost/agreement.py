@@ -128,30 +128,18 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
 
 
 @overload
-def check_processes_agree(*, timeout: float | None = None) -> AbstractContextManager[None]: ...
+def check_processes_agree(  # pyright: ignore[reportOverlappingOverload]
+    *, timeout: float | None = None
+) -> AbstractContextManager[None]: ...
 @overload
 def check_processes_agree(
-    tree: Any,
+    tree: Any = ...,
     *,
     values: Any = None,
     program: Lowered | None = None,
     name: str = "tree",
     timeout: float | None = None,
 ) -> None: ...
-@overload
-def check_processes_agree(
-    *,
-    values: Any,
-    program: Lowered | None = None,
-    name: str = "tree",
-    timeout: float | None = None,
-) -> None: ...
-@overload
-def check_processes_agree(
-    *, program: Lowered, name: str = "tree", timeout: float | None = None
-) -> None: ...
-
-
 @set_module("gda")
 @public
 @communicates("check {name!r}", lambda given: None if _is_context(**given) else ())

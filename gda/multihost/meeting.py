@@ -124,8 +124,12 @@ def meet(
     passed: _PassedError | None = None
     while True:
         meeting = _next_meeting(processes, what, timeout)
+        header = json.dumps([meeting.number, kind, what]).encode()
         try:
-            return _open(meeting.hold(_entry(meeting.number, kind, what, payload), decide), what)
+            decision = meeting.hold(header + b"\n" + payload, decide)
+            if decision.startswith(b"-"):
+                raise DisagreementError(f"{what}: {decision[1:].decode()}")
+            return decision[1:]
         except _PassedError as error:
             passed = error
         except Exception as error:
@@ -159,10 +163,6 @@ def forget() -> None:
 # An entry is a header and a payload. A decision begins with + (decided) or - (refused).
 
 
-def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
-    return json.dumps([number, kind, what]).encode() + b"\n" + payload
-
-
 def _decided(entries: dict[int, bytes], decide: Decide) -> bytes:
     """Return the decision of ``decide``, or a refusal if the entries are of different kinds."""
     payloads, places = {}, {}
@@ -178,12 +178,6 @@ def _decided(entries: dict[int, bytes], decide: Decide) -> bytes:
         for what, group in of_kind.items()
     ]
     return f"-the processes are at different places: {'; '.join(groups)}".encode()
-
-
-def _open(decision: bytes, what: str) -> bytes:
-    if decision.startswith(b"-"):
-        raise DisagreementError(f"{what}: {decision[1:].decode()}")
-    return decision[1:]
 
 
 def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Meeting:

@@ -11,9 +11,5 @@ import jax
 @contextmanager
 def own_settings() -> Iterator[None]:
     """Override the settings of the user, for this thread: the user asked for these transfers."""
-    with (
-        jax.disable_jit(False),
-        jax.transfer_guard("allow"),
-        jax.numpy_rank_promotion("allow"),
-    ):
+    with jax.disable_jit(False), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow"):
         yield

@@ -37,14 +37,15 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 └───────────────────────┘
 """
 
-# Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
-# ``terminal`` (text), ``drawing`` (SVG), ``markup`` and ``page`` (HTML), ``visualize`` (in
-# a notebook or a terminal), ``array_table`` (tables of reports), ``memory_report`` (of
+# Read in this order: ``subject`` (the array or plan to show), ``words``, ``terminal`` (text),
+# ``drawing`` (SVG), ``markup`` (HTML), ``array_table`` (tables of reports), ``memory_report`` (of
 # ``gda.memory``).
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -125,11 +126,7 @@ def text(
 
 @public
 def svg(
-    x: Any,
-    mesh: Any = None,
-    spec: SpecLike | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
+    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
 ) -> str:
     """Return a drawing of the layout of an array as an SVG element, without network or script.
 
@@ -153,11 +150,7 @@ def svg(
 
 @public
 def html(
-    x: Any,
-    mesh: Any = None,
-    spec: SpecLike | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
+    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
 ) -> str:
     """Return the drawing of ``svg`` beside a table of the array's properties, as HTML.
 
@@ -174,7 +167,7 @@ def html(
     >>> '<svg' in gda.show.html((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))
     True
     """
-    from gda.show.page import html_of
+    from gda.show.markup import html_of
 
     return html_of(subject_of(x, mesh, spec, dtype=dtype))
 
@@ -197,9 +190,26 @@ class Show(ModuleType):
         width: int | None = None,
         color: bool | None = None,
     ) -> None:
-        from gda.show.visualize import print_or_display
+        from gda.show.terminal import text_for
 
-        print_or_display(x, mesh, spec, dtype, file, width, color)
+        subject = subject_of(x, mesh, spec, dtype=dtype)
+        if (file, width, color) == (None, None, None) and (display := _notebook_display()):
+            display(html(subject))
+            return
+        out = sys.stdout if file is None else file
+        text = text_for(subject, out, width=width, color=color)
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=out)
+
+
+def _notebook_display() -> Callable[[str], None] | None:
+    """Return a function that displays HTML below a notebook's cell; None outside a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    display: Any = import_module("IPython.display")
+    return lambda html: display.display(display.HTML(html))
 
 
 sys.modules[__name__].__class__ = Show

@@ -1,10 +1,14 @@
-"""Tables as HTML, light or dark, without network or script."""
+"""Drawings and tables as HTML, light or dark, without network or script."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from gda.show.drawing import svg_of
 from gda.show.drawing.sheet import escape
+from gda.show.subject import Subject, subject_of
+from gda.show.words import facts
 
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.
@@ -62,3 +66,29 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f'<table class="gda-facts gda-rows"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
+
+
+def html_of(subject: Subject) -> str:
+    """Return the drawing of a subject beside a table of facts, as one HTML element."""
+    dtype = [] if subject.dtype is None else [("dtype", str(subject.dtype))]
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in [("shape", str(subject.shape)), *dtype, *facts(subject)]
+    )
+    return element(
+        f'{svg_of(subject)}<table class="gda-facts"><caption>{escape(subject.kind)}</caption>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def html_or_none(x: Any) -> str | None:
+    """Return the HTML of a container; None if its text is shown instead.
+
+    That is so for a traced or deleted array, a shape without a sharding, and the placeholders that
+    JAX puts into containers while it flattens them.
+    """
+    try:
+        subject = subject_of(x)
+        return None if subject.kind.endswith("(deleted)") else html_of(subject)
+    except Exception:  # a notebook shows the array in any state, so nothing may be raised
+        return None

@@ -93,11 +93,7 @@ class Subject:
 
 
 def subject_of(
-    x: Any,
-    mesh: Any = None,
-    spec: SpecLike | None = None,
-    *,
-    dtype: npt.DTypeLike | None = None,
+    x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
 ) -> Subject:
     """Return the subject of a picture of ``x``, for which the arguments are as for ``text``."""
     has_mesh = mesh is not None or spec is not None

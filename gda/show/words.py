@@ -1,8 +1,10 @@
-"""The words of a picture for devices and for facts about an array."""
+"""The words of a picture for devices, facts about an array and omitted parts."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -79,3 +81,22 @@ def _bytes(subject: Subject, each: int) -> str:
     text = f"{format_bytes(each)} per device, {format_bytes(each * grid.num_devices)} in all"
     once = format_bytes(each * grid.num_shards)
     return text if grid.num_replicas == 1 else f"{text}, {once} without replicas"
+
+
+# The middle of a long sequence is omitted.
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A place that stands for a number of omitted things."""
+
+    count: int
+
+
+def fold(count: int, room: int) -> Sequence[int | Gap]:
+    """Return the numbers below ``count`` in at most ``room`` places (3 or more), with one gap."""
+    if count <= room:
+        return range(count)
+    first = min(-(-2 * (room - 1) // 3), room - 2)
+    last = room - 1 - first
+    return [*range(first), Gap(count - first - last), *range(count - last, count)]

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.fingerprint import OTHERWISE, check_held, fingerprints_of
+from gda.arrays.fingerprints.fingerprint import OTHERWISE, fingerprints_of
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
+from gda.arrays.liveness import check_held
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
@@ -68,7 +69,7 @@ def fingerprint(tree: Any) -> Any:
 
     def prepared(leaf: Any) -> Any:
         if is_array(leaf):
-            check_held(array := array_of(leaf))
+            check_held(array := array_of(leaf), "fingerprint()")
             return array
         if isinstance(leaf, np.ndarray | np.generic) and (is_one or not is_value(leaf)):
             return fingerprint_of_numpy(np.asarray(leaf))

@@ -418,11 +418,7 @@ def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceShardin
 
 
 def _traced_as_auto(
-    fun: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    out_specs: Any,
-    mesh: Mesh | AbstractMesh,
+    fun: Callable[..., Any], args: Any, kwargs: Any, out_specs: Any, mesh: Mesh | AbstractMesh
 ) -> Any:
     """Trace ``fun`` with all axes as Auto axes; other leaves than arrays pass through."""
     leaves, treedef = jax.tree.flatten((args, kwargs))

@@ -14,11 +14,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.construction.from_sources import (
-    PendingArray,
-    pending_array_of_source,
-    read_all,
-)
+from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
@@ -49,7 +45,7 @@ from gda.trees.matching import (
     prefix_of,
     specs_per_leaf,
 )
-from gda.trees.to_jax import check_not_padding, to_jax
+from gda.trees.plain import check_not_padding, to_jax
 
 _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 

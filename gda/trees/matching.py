@@ -129,9 +129,7 @@ class EntryKind(NamedTuple):
 SPECS = EntryKind("PartitionSpec", (PartitionSpec,), "PartitionSpec({})")
 SPECS_OR_NONE = SPECS._replace(classes=(PartitionSpec, NoneType))
 SHARDINGS = EntryKind(
-    "NamedSharding",
-    (NamedSharding, SingleDeviceSharding),
-    "NamedSharding(mesh, PartitionSpec({}))",
+    "NamedSharding", (NamedSharding, SingleDeviceSharding), "NamedSharding(mesh, PartitionSpec({}))"
 )
 
 

@@ -157,7 +157,9 @@ def written_arrays(
         elif grid is None or is_local:
             plan = _plan_of_local(array, jax.process_index() if are_held else turn)
         else:
-            turn = turn % _period_of(grid) if jax.process_count() > 1 and not are_held else 0
+            shares_out = jax.process_count() > 1 and not are_held
+            processes: Any = grid.processes
+            turn = turn % writing_of_grid(grid, processes).period if shares_out else 0
             key = id(grid), turn  # arrays of one layout have one grid, from a cache
             plan = plans.get(key) or plans.setdefault(key, _plan_of(array, grid, turn, are_held))
         written.append(WrittenArray(array, grid, turn, is_local, *plan))
@@ -191,10 +193,6 @@ def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _OwnBloc
     holders = first_holders(grid, sharding_of(array).mesh)
     starts = {number: start_of(index) for number, index in indices.items()}
     return _OwnBlocks(indices, starts, {number: holders[number] for number in indices})
-
-
-def _period_of(grid: Any) -> int:
-    return writing_of_grid(grid, grid.processes).period
 
 
 def _first_of(data: BlockData, shape: Shape) -> BlockData:

@@ -1,6 +1,5 @@
 """The container: attributes, shards, life cycle, and behaviour as an array."""
 
-import ast
 import copy
 import gc
 import inspect
@@ -26,7 +25,6 @@ from meshes import mesh_of
 from running import python
 
 import gda
-from gda.arrays import global_array
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
 INTEGERS = DATA.astype(np.int32)
@@ -465,24 +463,6 @@ def test_methods_are_documented_as_those_of_the_array() -> None:
     assert gda.GlobalArray.sum.__doc__.startswith("``sum`` of the ``jax.Array`` inside.\n\nSum of")
     assert gda.GlobalArray.T.__doc__.startswith("``T`` of the ``jax.Array`` inside.\n\nCompute")
     assert all(getattr(gda.GlobalArray, name).__doc__ for name in DELEGATED)
-
-
-def test_type_checkers_know_the_same_methods() -> None:
-    (body,) = (
-        node.body
-        for node in ast.walk(ast.parse(inspect.getsource(global_array)))
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    )
-    told = {
-        node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
-        for node in body
-        if isinstance(node, ast.FunctionDef | ast.Assign)
-    }
-    own = {
-        n for n in DELEGATED if "``jax.Array`` inside" not in getattr(gda.GlobalArray, n).__doc__
-    }
-    # One has no use, and one is newer than the oldest JAX.
-    assert set(DELEGATED) - own - told <= {"flat", "unsafe_raw_buffer"}
 
 
 def test_attributes_missing_in_a_trace_are_no_attributes(auto_mesh: Mesh) -> None:

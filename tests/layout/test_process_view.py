@@ -292,7 +292,7 @@ NO_DEVICE = (
 )
 DIAGONAL = [0, 1, 1, 0, 0, 1, 1, 0]
 NOT_REGULAR = (
-    "process 0 holds the blocks (0, 0), (1, 1), (2, 0), (3, 1) of P('x', 'y') on the mesh {'x': 4, "
+    "process 0 holds the blocks (0, 0); (1, 1); (2, 0); (3, 1) of P('x', 'y') on the mesh {'x': 4, "
     "'y': 2}, which do not form a regular grid, so it has no local shape; choose another order of "
     "the devices or another spec, or use GlobalArray.from_callback, which reads any blocks"
 )

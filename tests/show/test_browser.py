@@ -12,8 +12,7 @@ from browser import measure
 
 from gda import ShardGrid
 from gda.show.drawing import svg_of
-from gda.show.markup import html_table, report
-from gda.show.page import html_of
+from gda.show.markup import html_of, html_table, report
 from gda.show.subject import Subject
 
 pytestmark = [pytest.mark.docs, pytest.mark.no_jax]

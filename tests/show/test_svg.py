@@ -21,9 +21,8 @@ import gda
 from gda import ShardGrid
 from gda.layout.text import format_processes
 from gda.show.drawing import svg_of
-from gda.show.drawing.colors import colors_of
-from gda.show.drawing.faces import folded
-from gda.show.page import html_of
+from gda.show.drawing.faces import COLORS, folded
+from gda.show.markup import html_of
 from gda.show.subject import Subject, subject_of
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
@@ -144,10 +143,10 @@ def test_a_matrix_is_blocks_with_their_devices() -> None:
 
 def test_colors_are_of_processes() -> None:
     blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0, 1] * 4)))
-    first, second = colors_of(2)
+    first, second = COLORS[:2]
     assert [block.colors for block in blocks] == [[first], [second]] * 4
     svg = svg_of(subject((8, 2), XY, ("x", "y")))
-    assert all(block.colors == [*colors_of(1)] for block in blocks_of(svg))
+    assert all(block.colors == [COLORS[0]] for block in blocks_of(svg))
     assert "process" not in svg
 
 
@@ -166,14 +165,14 @@ def test_replicas_are_counted_and_named() -> None:
 
 def test_a_block_in_several_processes_has_their_colors() -> None:
     svg = svg_of(subject((64, 64), {"x": 4, "y": 2}, ("y",), [0, 0, 0, 0, 1, 1, 2, 2]))
-    assert [block.colors for block in blocks_of(svg)] == [[*colors_of(3)]] * 2
+    assert [block.colors for block in blocks_of(svg)] == [[*COLORS[:3]]] * 2
     assert "several colours: held by several processes" in texts_of(svg)
 
 
 def test_a_cell_of_several_blocks_has_the_colors_of_their_processes() -> None:
     strip = subject((8192,), {"x": 1024}, ("x",), np.arange(1024) % 8)
     svg = svg_of(strip)
-    four = [colors_of(8)[color] for color in (0, 1, 2, 7)]
+    four = [COLORS[color] for color in (0, 1, 2, 7)]
     assert [block.colors for block in blocks_of(svg)] == [four] * 128
     assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
     pairs = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 4))

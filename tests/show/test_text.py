@@ -12,9 +12,9 @@ from trials import rarely
 
 import gda
 from gda.layout.text import format_numbers
-from gda.show.folding import Gap, fold
 from gda.show.subject import Subject
 from gda.show.terminal import PALETTE, text_for
+from gda.show.words import Gap, fold
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 XY = {"x": 4, "y": 2}

@@ -24,13 +24,7 @@ import numpy as np
 
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
-from gda.arrays.dtypes import (
-    fill_of,
-    is_extended,
-    jax_dtype,
-    objects_error,
-    requested_dtype,
-)
+from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, objects_error, requested_dtype
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid

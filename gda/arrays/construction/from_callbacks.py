@@ -20,7 +20,7 @@ from gda.arrays.dtypes import is_extended
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer
-from gda.multihost.agreement import checked, together
+from gda.multihost.agreement import checked, communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
 
@@ -84,13 +84,7 @@ def array_from_source(
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
     return together(
-        name,
-        mesh,
-        work,
-        describe,
-        prepare=prepare,
-        request=request,
-        communicates=options.read_once,
+        name, mesh, work, describe, prepare=prepare, request=request, communicates=options.read_once
     )
 
 
@@ -139,15 +133,18 @@ def array_from_batched_callback_with_devices(
     return plan.assemble(buffers, expected, reader, "the callback's array", order)
 
 
+@communicates("GlobalArray", if_checked())
 @checked("GlobalArray")
 def array_from_device_buffers(
-    global_shape: Iterable[int],
-    mesh: MeshLike,
-    spec: SpecLike | None,
-    device_buffers: Iterable[jax.Array],
-    dtype: npt.DTypeLike | None,
+    global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
 ) -> jax.Array:
-    """Build an array of single-device arrays in ``mesh.local_devices`` order."""
+    """Build an array of single-device arrays; arguments and errors of ``GlobalArray``."""
+    if device_buffers is None:
+        raise TypeError(
+            "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array on the "
+            "host write GlobalArray.from_source(array, mesh, spec), for a jax.Array that has its "
+            "sharding GlobalArray.from_array(array)"
+        )
     plan = local_blocks_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     order = "mesh.local_devices"

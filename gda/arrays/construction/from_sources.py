@@ -173,10 +173,7 @@ class PendingArray:
         return self.keep(number, report, block)
 
     def keep(
-        self,
-        number: int,
-        report: Callable[[int], object],
-        block: Block | dict[Device, jax.Array],
+        self, number: int, report: Callable[[int], object], block: Block | dict[Device, jax.Array]
     ) -> Transfer | None:
         """Keep a block: on the host, or on its devices, where it may be already."""
         report(self.block_bytes)
@@ -190,18 +187,17 @@ class PendingArray:
         if self._places_early and self.block_bytes >= LARGE_BYTES:
             sent = self.plan.sent(number, block)
             self._arrays |= sent
-            arrays = list(sent.values())
+            arrays: list[Any] = list(sent.values())
         else:
             self._blocks[number] = block
             if not self._places_early or any(each is None for each in self._blocks):
                 return None
             self._whole = self.plan.place(self._blocks, self.reader.dtype, self.reader.padding)
             self._blocks, arrays = [], [self._whole]
-        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
-
-
-def are_sent(arrays: list[Any]) -> bool:
-    return all(array.is_ready() for array in arrays)
+        return Transfer(
+            lambda: all(array.is_ready() for array in arrays),
+            lambda: jax.block_until_ready(arrays),
+        )
 
 
 def pending_array_of_source(

@@ -166,7 +166,8 @@ class BoxTasks:
 
     def _note_failed(self, begun: list[_BegunRead], error: Exception) -> None:
         for read in begun:
-            if _has_failed(read.future):
+            future: Any = read.future
+            if future.done() and future.exception() is not None:
                 self._note(read.needed[0][0], read.box, error)
                 return
 
@@ -274,7 +275,3 @@ class BoxReads:
 
 def _hull(needed: Needed) -> Index:
     return hull_of([index for _, index in needed])
-
-
-def _has_failed(future: Any) -> bool:
-    return future.done() and future.exception() is not None

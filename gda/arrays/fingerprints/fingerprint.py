@@ -19,20 +19,15 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import is_extended
-from gda.arrays.fingerprints.formula import (
-    Words,
-    add,
-    digest_of,
-    sums_of_numpy,
-)
+from gda.arrays.fingerprints.formula import Words, add, digest_of, sums_of_numpy
 from gda.arrays.fingerprints.on_devices import PendingSums, device_of, started
-from gda.arrays.liveness import elsewhere_error, live
+from gda.arrays.liveness import check_held, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Shape
-from gda.mesh import grid_of_array, processes_of, sharding_of
+from gda.mesh import grid_of_array
 from gda.multihost.agreement import check_same_call, watching
 from gda.multihost.settings import own_settings
 
@@ -46,20 +41,10 @@ OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     """Return the fingerprint of an array, or of the part of it that a padded grid names."""
     name = "GlobalArray.fingerprint"
-    check_held(array)
+    check_held(array, "fingerprint()")
     if not array.is_fully_addressable:
         check_same_call(name, array, {"shape": grid.global_shape})
     return fingerprints_of([(array, grid)], name)[0]
-
-
-def check_held(array: jax.Array) -> None:
-    """Raise ``ValueError`` if one other process holds an array alone."""
-    if array.is_fully_addressable:
-        return
-    mesh: Any = sharding_of(array).mesh
-    numbers = processes_of(mesh).numbers
-    if len(numbers) == 1:
-        raise elsewhere_error("fingerprint()", numbers[0])
 
 
 def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:

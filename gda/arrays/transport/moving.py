@@ -15,7 +15,7 @@ from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.fingerprint import fingerprint_of
-from gda.arrays.liveness import elsewhere_error
+from gda.arrays.liveness import check_held
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.carrying import Relayout, carry
 from gda.arrays.transport.exchanging import Part, exchange
@@ -182,11 +182,7 @@ def gather(
         is_wanted = _is_wanted(process)
         with own_settings():
             return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
-    mesh: Any = sharding_of(array).mesh
-    numbers = processes_of(mesh).numbers
-    if len(numbers) == 1:
-        raise elsewhere_error("gather()", numbers[0])
-
+    check_held(array, "gather()")
     max_bytes = _max_bytes_of(max_bytes)
     value = aligned_empty(shape, array.dtype) if _is_wanted(process) else None
     arguments = {"shape": shape, "process": process, "max_bytes": max_bytes}

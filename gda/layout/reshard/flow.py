@@ -1,8 +1,8 @@
 """The elements that each device gets from each other one, and that each sends.
 
 First the devices that hold each block, and the equal shares that those of one process send of it;
-then the flow from all devices to all. ``gda/layout/reshard/plan.py`` has the rule, and says why
-totals need no list of pieces.
+then the flow from all devices to all. ``docs/design/reshard.md`` has the rule, and says why totals
+need no list of pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.indices import Tiling
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.lanes import Lanes
-from gda.layout.reshard.overlaps import Listed, Pieces, regular_blocks
+from gda.layout.reshard.overlaps import Listed, Pieces
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 AT_A_TIME = 2**20
@@ -212,37 +212,10 @@ class Flow:
     @cached_property
     def near(self) -> Near:
         """The elements that come from another device of the same process."""
-        regular = self.near_of_regular()
-        if regular is not None:
-            return regular
-        return self.near_of(self._looks())
-
-    def near_of_regular(self) -> Near | None:
-        """Return the near elements if all processes have regular blocks: O(devices); else None."""
-        known = np.flatnonzero(self._ranks >= 0)
-        source, target = tiling_of(self.source), tiling_of(self.target)
-        wanted = self.target.block_ids[known]
-        held = regular_blocks(ranks_of(self.source), self.source.block_ids, source)
-        needed = regular_blocks(self._ranks[known], wanted, target)
-        if held is None or needed is None:
-            return None
+        if len({*numbers_of(self.source), *numbers_of(self.target)}) == 1:
+            return Near(self.received, self._requested)
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        near.received[known] = held.shared(self._ranks[known], target.boxes(wanted))
-        # A process of the source may have no device in the target, and so none that asks.
-        asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
-        ranks, boxes = self._holding.ranks[asking], source.boxes(self._holding.blocks[asking])
-        near.requested[asking] = needed.shared(ranks, boxes) * needed.replicas[ranks]
-        # Blocks that are kept are among both, where the process holds them.
-        groups = self._holding.groups(self._home_blocks, self._ranks)
-        old = np.flatnonzero((self.homes >= 0) & (groups >= 0))
-        near.received[old] -= self.kept[old]
-        near.requested[:] -= summed(groups[old], self.kept[old], len(near.requested))
-        return near
-
-    def near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
-        """Return the near elements, from target devices with source blocks and sizes."""
-        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        for devices, blocks, sizes in looks:
+        for devices, blocks, sizes in self._looks():
             groups = self._groups_near(devices, blocks)
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
@@ -250,17 +223,6 @@ class Flow:
         return near
 
     def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        is_short = self.num_pieces <= num_looks
-        return self.looks_by_piece() if is_short else self.looks_by_held_block()
-
-    def looks_by_piece(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-        """Yield target devices with the pieces of their blocks: source block and size."""
-        for devices in _runs(self.pieces.counts(self.target.block_ids)):
-            pieces = self.pieces.listed(self.target.block_ids[devices])
-            yield devices[pieces.rows], pieces.source_blocks, pieces.sizes
-
-    def looks_by_held_block(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the blocks of their process, and the elements of overlaps."""
         known = np.flatnonzero(self._ranks >= 0)
         counts = self._holding.num_blocks[self._ranks[known]]
@@ -332,10 +294,15 @@ class Flow:
     @cached_property
     def _requested_afar(self) -> IntArray:
         """The elements that devices of other processes need of each source block."""
+        near = summed(self._holding.blocks, self.near.requested, self.source.num_shards)
+        return self._requested - near
+
+    @cached_property
+    def _requested(self) -> IntArray:
+        """The elements of each source block that other devices need."""
         blocks, old = np.arange(self.source.num_shards), self.homes >= 0
         needed = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
-        kept = summed(self._home_blocks[old], self.kept[old], len(blocks))
-        return needed - kept - summed(self._holding.blocks, self.near.requested, len(blocks))
+        return needed - summed(self._home_blocks[old], self.kept[old], len(blocks))
 
     # Piece by piece.
 

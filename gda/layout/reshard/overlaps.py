@@ -1,13 +1,8 @@
-"""The overlaps of the blocks of two tilings: one by one, and summed over the blocks of a process.
+"""The overlaps of the blocks of two tilings.
 
 A *piece* is the overlap of a target block and a source block. Along one dimension the boundaries of
 both tilings divide it into *segments*; each is in one part of either. A piece is one segment for
 each dimension, so the pieces of a block are all combinations of the segments of its parts.
-
-The blocks of a process are *regular* if they are all combinations of some parts of each dimension,
-and as many devices have each of them. On a mesh whose devices are in the order of their processes
-they mostly are. The elements that a box shares with all of them are then a product of one number
-for each dimension, however many the blocks are.
 
 Nothing here is proportional to pairs of blocks.
 """
@@ -15,14 +10,13 @@ Nothing here is proportional to pairs of blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from gda.layout.indices import Boxes, Dimension, Tiling
+from gda.layout.indices import Dimension, Tiling
 from gda.layout.numbering import IntArray
 
 
@@ -215,70 +209,3 @@ class Pieces:
         for start, stop in zip(starts, stops, strict=True):
             shared *= np.maximum(stop - start, 0)
         return shared
-
-
-class Along(NamedTuple):
-    """The parts of one dimension that each process has.
-
-    ``keys`` are ``process * parts + part`` of each that one has, ascending.
-    """
-
-    dimension: Dimension
-    keys: IntArray
-
-    def below(self, processes: IntArray, ends: IntArray) -> IntArray:
-        """Return the number of elements, in the parts of some processes, below some elements.
-
-        The last parts may be shorter or empty: no end is beyond the whole.
-        """
-        step, parts = self.dimension.step, self.dimension.parts
-        whole, rest = np.divmod(ends, step)
-        wanted = processes * parts + whole
-        places = np.searchsorted(self.keys, wanted)
-        before = places - np.searchsorted(self.keys, processes * parts)
-        last = np.minimum(places, len(self.keys) - 1)
-        is_in_part = (whole < parts) & (self.keys[last] == wanted)
-        return before * step + np.where(is_in_part, rest, 0)
-
-
-class Regular(NamedTuple):
-    """The blocks of some processes, all of them regular; made by ``regular_blocks``.
-
-    ``replicas`` has for each process the number of its devices that have each of its blocks.
-    """
-
-    along: Sequence[Along]
-    replicas: IntArray
-
-    def shared(self, processes: IntArray, boxes: Boxes) -> IntArray:
-        """Return the elements that each box shares with each block of the process beside it.
-
-        A block that several devices have counts once.
-        """
-        shared = np.ones(len(processes), np.int64)
-        for along, start, stop in zip(self.along, boxes.starts, boxes.stops, strict=True):
-            shared *= along.below(processes, stop) - along.below(processes, start)
-        return shared
-
-
-def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
-    """Return the blocks of the processes of some devices; None if one has irregular blocks.
-
-    ``processes`` and ``blocks`` have those of each device: a small number, and a block of a tiling.
-    """
-    if not len(processes):
-        return None
-    parts = tiling.parts
-    count = int(processes.max()) + 1
-    along, regular = [], np.ones(count, np.int64)
-    for dimension, column in zip(tiling.dimensions, tiling.columns(blocks), strict=True):
-        keys = np.unique(processes * dimension.parts + column)
-        along.append(Along(dimension, keys))
-        regular *= np.bincount(keys // dimension.parts, minlength=count)
-    held, devices = np.unique(processes * math.prod(parts) + blocks, return_counts=True)
-    owners = held // math.prod(parts)
-    replicas = np.zeros(count, np.int64)
-    replicas[owners] = devices
-    has_blocks = np.bincount(owners, minlength=count)
-    is_regular = (has_blocks == np.where(has_blocks, regular, 0)).all()
-    return Regular(along, replicas) if is_regular and (replicas[owners] == devices).all() else None

@@ -7,15 +7,9 @@ has. It comes from the nearest device that holds that source block:
 2. else a device of the same process;
 3. else any of them.
 
-If several devices of the process are near, the elements asked of them are laid end to end, in the
-order of the target devices, and divided into equal shares, one for each: a piece is sent by the one
-in whose share it begins. So none sends more than its equal share and one piece. Between processes
-the devices that hold a block answer the requests to it in turn. A request is numbered by the place
-of its piece in the block, so every process finds its own without a list of those of others.
-
-Why the totals need no list of moves: a device holds one block, so the requests to one block do not
-depend on those to another. The kept bytes and those of the same process take a look at each device
-and the few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
+Several near devices of the process send equal shares, and between processes the devices that hold a
+block answer the requests to it in turn: ``docs/design/reshard.md`` has the rule, and says why the
+totals need no list of moves.
 """
 
 from __future__ import annotations

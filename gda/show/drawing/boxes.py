@@ -12,7 +12,7 @@ from gda.show.drawing.faces import MOST_CELLS, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
 from gda.show.drawing.sides import Side, axes_text, sharp, sides_of, size_text
-from gda.show.folding import Gap, fold
+from gda.show.words import Gap, fold
 
 _WIDEST = 600  # of rows of boxes and layers
 _LONGEST_ALONE = 220

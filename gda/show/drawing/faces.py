@@ -16,7 +16,6 @@ import numpy as np
 
 from gda.layout.numbering import IntArray
 from gda.layout.text import format_bytes, format_index, format_processes
-from gda.show.drawing.colors import INK, colors_of
 from gda.show.drawing.sheet import escape, number
 from gda.show.subject import Subject
 from gda.show.words import format_devices, padding_of, processes_at
@@ -35,6 +34,19 @@ _BETWEEN_STROKES = 6  # of the hatching, along a side
 _LEAST_PADDING = 3.0  # pixels, to be seen
 _REPLICAS_NAMED = 8
 
+INK = "#16181d"
+"""The colour of the text on the colours of processes."""
+
+# They are light, for dark text on them, so that one choice is right on white pages and dark ones.
+# The first have the hues of Paul Tol's "light" scheme, made for labelled cells and for people who
+# confuse colours. Each differs from each other one by 20 or more in the space of colours CIELAB.
+# People cannot tell more apart, so further processes begin again with the first.
+COLORS = (
+    *("#77aadd", "#ee9977", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#cc99dd"),
+    *("#999977", "#aaffaa", "#669944", "#cceecc", "#44ffff", "#dd66aa", "#cc9944", "#eeddff"),
+    *("#ffddcc", "#aa8899", "#dd6677", "#559999", "#7788dd", "#66ffcc", "#aaaa44", "#aacc88"),
+)
+
 
 @dataclass(frozen=True)
 class Paint:
@@ -50,7 +62,7 @@ class Paint:
 
     @cached_property
     def colors(self) -> tuple[str, ...]:
-        return colors_of(len(self.numbers))
+        return COLORS[: len(self.numbers)]
 
     @cached_property
     def ranks(self) -> IntArray:

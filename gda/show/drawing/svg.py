@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from gda.layout.text import counted, format_numbers
 from gda.show.drawing.boxes import draw_boxes
-from gda.show.drawing.colors import INK
-from gda.show.drawing.faces import MOST_BANDS, Face
+from gda.show.drawing.faces import INK, MOST_BANDS, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of

@@ -18,10 +18,9 @@ from gda.layout.text import (
     format_processes,
     format_slice,
 )
-from gda.show.folding import Gap
 from gda.show.subject import Subject
 from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Cell, Style
-from gda.show.words import format_devices, padding_of, processes_at
+from gda.show.words import Gap, format_devices, padding_of, processes_at
 
 _FEW_DEVICES = 1024
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from gda.layout.tables import wrap
 from gda.layout.text import format_index
-from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
 from gda.show.terminal.frames import (
     FAINT,
@@ -25,6 +24,7 @@ from gda.show.terminal.frames import (
     draw_box,
     heads,
 )
+from gda.show.words import Gap, fold
 
 Parts = Sequence[int | Gap]
 Drawing = tuple[list[Line], list[tuple[str, str]]]  # a note is a key word and a text

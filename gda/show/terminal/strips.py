@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gda.layout.tables import text_width
-from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
 from gda.show.terminal.frames import BoxRow, Cell, fit
 from gda.show.terminal.matrix import MOST_LINES, NARROWEST_COLUMN
+from gda.show.words import Gap, fold
 
 _BETWEEN_FIELDS = "   "
 _LIST_LEFT = 16

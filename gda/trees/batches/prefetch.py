@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 import jax
@@ -34,8 +33,8 @@ from gda.mesh import MeshLike, mesh_and_spec, processes_of
 from gda.multihost.agreement import done_by_all
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
+from gda.trees.plain import check_not_padding, to_jax
 from gda.trees.replicas import ReplicaCheck
-from gda.trees.to_jax import check_not_padding, to_jax
 
 _NAME = "gda.prefetch"
 _SECONDS_AT_EXIT = 5.0
@@ -241,12 +240,7 @@ class Prefetched(Iterator[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -21,12 +21,7 @@ from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
-from gda.multihost.agreement import (
-    communicates,
-    timeout_of_work,
-    together,
-    wait_for_arrays,
-)
+from gda.multihost.agreement import communicates, timeout_of_work, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files

@@ -29,6 +29,7 @@ from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
+from gda.trees.plain import check_not_padding, to_jax
 from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
@@ -53,7 +54,6 @@ from gda.trees.records.recorded_tree import (
     subtree,
     unflatten,
 )
-from gda.trees.to_jax import check_not_padding, to_jax
 
 
 @dataclass

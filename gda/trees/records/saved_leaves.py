@@ -24,7 +24,6 @@ from gda.arrays.transport.to_host import (
     host_blocks,
     is_host,
 )
-from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import is_storable, native
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
@@ -35,14 +34,7 @@ from gda.multihost.settings import own_settings
 from gda.storage.options import Options
 from gda.storage.stores.checksums import crc32c, size_and_crc
 from gda.storage.stores.errors import repr_of
-from gda.trees.leaves import (
-    array_of,
-    grid_of_leaf,
-    held_by,
-    is_container,
-    is_source,
-    note_function,
-)
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, is_source, note_function
 from gda.trees.per_process import PerProcess, to_bytes
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -111,7 +103,11 @@ class SavedLeaf(NamedTuple):
         if self.grid is None:
             return PendingSums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
         with own_settings():
-            blocks = {block.number: _on_device(block) for block in self.blocks}
+            # Of aligned memory of the host, nothing is copied.
+            blocks = {
+                number: data if isinstance(data, jax.Array) else jax.device_put(data, device)
+                for number, _, data, device in self.blocks
+            }
         return begin_blocks(blocks, self.grid)
 
 
@@ -160,13 +156,6 @@ def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
     blocks = tuple(map(Block, data, starts, data.values(), devices))
     own = written.array if written.is_local or isinstance(written.array, SourceArray) else None
     return SavedLeaf(number, record, written.grid, written.block_shape, blocks, own)
-
-
-def _on_device(block: Block) -> Any:
-    """Return the data of a block on its device; of aligned memory nothing is copied."""
-    if isinstance(block.data, jax.Array):
-        return block.data
-    return jax.device_put(block.data, block.device)
 
 
 def to_host(blocks: Iterable[Keyed[K]], max_bytes: int | None) -> Iterable[HostBlock[Keyed[K]]]:
@@ -324,7 +313,7 @@ def _of_jax(path: Path, given: Any) -> _Given:
         key_impl,
         spec=spec,
         mesh=mesh,
-        weak_type=is_weak(array),
+        weak_type=array.weak_type,
     )
     return _Given(record, array, grid)
 

@@ -255,7 +255,7 @@ def test_blocks_that_form_no_regular_grid_are_shown() -> None:
     mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
     with checking_agreement(False), pytest.raises(ValueError, match="regular grid") as raised:
         build(np.zeros((4, 4)), mesh, P("x", "y"))
-    expected = "(0, 0), (0, 1), (1, 0), (2, 0)" if jax.process_index() == 0 else "(1, 1), (2, 1)"
+    expected = "(0, 0); (0, 1); (1, 0); (2, 0)" if jax.process_index() == 0 else "(1, 1); (2, 1)"
     assert f"process {jax.process_index()} holds the blocks {expected}" in str(raised.value)
     # With the size of the whole in one dimension the blocks can be told apart.
     whole = batch(8, 4)

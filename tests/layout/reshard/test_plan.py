@@ -260,26 +260,13 @@ def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> No
         check_plan(plan)
 
 
-@given(plans())
-def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
-    source_ids = np.array(ids_of(plan.source, plan.source_ids))
-    target_ids = np.array(ids_of(plan.target, plan.target_ids))
-    flow = flows.Flow(plan.source, plan.target, flows.homes_of(source_ids, target_ids))
-    looks = (flow.looks_by_piece(), flow.looks_by_held_block())
-    for near in (*map(flow.near_of, looks), flow.near_of_regular()):
-        if near is not None:
-            assert near.received.tolist() == flow.near.received.tolist()
-            assert near.requested.tolist() == flow.near.requested.tolist()
-
-
-def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
-    mesh, processes = {"x": 65536}, np.arange(65536) // 16384
-    source = ShardGrid((65536, 65536), mesh, ("x",), process_of=processes)
-    target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
+def test_many_devices_of_one_process_are_quick_to_add_up() -> None:
+    source = ShardGrid((65536, 65536), {"x": 65536}, ("x",))
+    target = ShardGrid((65536, 65536), {"x": 65536}, (None, "x"))
     plan = ReshardPlan(source, target, itemsize=1)
-    # One by one this would be 2**30 pairs of blocks.
-    assert plan.nbytes_within_processes == 65536 * 16383
-    assert set(plan.sent_by_process.values()) == {16384 * 49152}
+    # One by one this would be 2**32 pairs of blocks.
+    assert plan.nbytes_within_processes == 65536 * 65535
+    assert plan.sent_by_process == {0: 0}
 
 
 def test_a_plan_is_a_value() -> None:
