@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gda.compiled.hlo import Collective
-from gda.planning.device_kinds import DeviceSpeeds
+from gda.planning.device_speeds import DeviceSpeeds
 
 
 def least_seconds(

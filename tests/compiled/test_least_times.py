@@ -6,9 +6,11 @@ import pytest
 
 import gda
 from gda.compiled.least_times import least_seconds
-from gda.planning.device_kinds import DeviceSpeeds
+from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
 
-SPEEDS = DeviceSpeeds(flops=1e15, link=100.0, slow_link=10.0)
+SPEEDS = DeviceSpeeds(
+    {"bf16": 1e15}, 100.0, 10.0, measured=Measured(1, 1, {"any": (Fit(2, 0, 1),)})
+)
 
 
 def collective(kind: str, nbytes: int, nbytes_output: int, **facts: Any) -> gda.Collective:
