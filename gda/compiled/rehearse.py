@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import logging
 import math
 import os
 import re
@@ -31,11 +32,17 @@ from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrap
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
+from gda.compiled.written_out import layers_written_out
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import DeviceSpeeds, is_on_host, kind_of_device, speeds_of_device
+
+_log = logging.getLogger("gda.rehearse")
+
+# 24 layers of a transformer took XLA 101 and 61 CPU seconds for TPUs, 27 and 13 for GPUs.
+_SCAN = "jax.lax.scan over them compiles in about half the time"
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -92,12 +99,19 @@ def rehearsal_of(
     begun = time.perf_counter()
     with without_hardware():
         jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
+    name = getattr(fun, "__name__", type(fun).__name__)
+    _log.info("tracing %s", name)
     stage = stage_of(fun, args, kwargs)
+    _log.info("lowering %s", name)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
     skipped = _too_large(stage, mesh, given) if may_skip else None
+    hint = ""
+    if isinstance(stage, Traced) and (layers := layers_written_out(stage.jaxpr)):
+        hint = f"; {layers} equal layers are written out; {_SCAN}"
+    _log.info("compiling %s%s", name, hint)
     build = skipped or _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
@@ -116,7 +130,7 @@ def rehearsal_of(
     flops, flops_are_counted = _flops_of_device(build, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
     return Rehearsal(
-        name=getattr(fun, "__name__", type(fun).__name__),
+        name=name,
         device_kind=device.device_kind,
         num_devices=num_devices,
         mesh_shape=mesh_shape,
