@@ -246,6 +246,7 @@ def _environment(topology: str) -> dict[str, str]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # a warning of the compiler may be advice
         # A cached program lacks the list of temporaries, and JAX 0.12 cannot read one for devices
         # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",

@@ -25,6 +25,7 @@ from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
 from gda.compiled.collectives import collectives_in, text_of
+from gda.compiled.float32 import float32_products
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives, read_flops
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
@@ -146,6 +147,7 @@ def rehearsal_of(
         temporaries=build.facts.temporaries,
         message=build.failure.strip(),
         is_compiled=skipped is None,
+        float32_products=float32_products(stage.jaxpr) if isinstance(stage, Traced) else (),
     )
 
 
