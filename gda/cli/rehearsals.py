@@ -240,7 +240,7 @@ class _Result(NamedTuple):
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
         # Without speeds, work that devices repeat counts before bytes.
-        times = [rehearsal.least_serial_seconds, rehearsal.flops]
+        times = [rehearsal.seconds.estimate, rehearsal.flops]
         computes = [math.inf if each is None else each for each in times]
         peak = rehearsal.peak_bytes or math.inf
         return (self.code, nbytes is None, *computes, slow or 0, nbytes or 0, peak)
@@ -308,16 +308,16 @@ def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]
     over = [f"over {format_axes(each)}" for each in axes]
     has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
     fitting = [rehearsal for _, rehearsal in rehearsed if rehearsal.fits is not False]
-    has_seconds = any(each.least_serial_seconds is not None for each in fitting)
+    has_seconds = any(each.seconds.estimate is not None for each in fitting)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
-    header += ["at least"] * has_seconds
+    header += ["about"] * has_seconds
     answers = {True: "yes", False: "no", None: "?"}
     rows = []
     for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
         sent = [nbytes_over.get(key, 0) for key in axes]
         sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
         cells = [format_size(nbytes) for nbytes in sent]
-        cells += [format_seconds(rehearsal.least_serial_seconds)] * has_seconds
+        cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
         cells = [""] * len(cells) if rehearsal.fits is False else cells
         needed = format_size(rehearsal.peak_bytes)
         if not rehearsal.is_compiled:

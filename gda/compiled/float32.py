@@ -20,7 +20,7 @@ _NARROW = ("bfloat16", "float16")
 
 def float32_products(jaxpr: Any) -> tuple[tuple[str, int, float], ...]:
     """Return file, line and operations on all devices of such products, the most first."""
-    found: Counter[Any] = Counter()
+    found: Counter[tuple[str, int]] = Counter()
     right: set[tuple[str, int]] = set()
     _walk(jaxpr.jaxpr, [False] * len(jaxpr.jaxpr.invars), 1, found, right)
     return tuple((*line, flops) for line, flops in found.most_common() if line not in right)
@@ -42,7 +42,7 @@ def _walk(
                 right.add(_line(equation))
             elif "float32" in dtypes and any(inputs + is_narrow):
                 is_widened = True
-                found[_line(equation)] += times * (flops_of_equation(equation) or 0)
+                found[_line(equation)] += times * (flops_of_equation(equation) or 0)  # pyright: ignore
         results = [any(inputs) or is_widened] * len(equation.outvars)
         for each in inner_of(equation):
             results = _of_inner(equation, getattr(each, "jaxpr", each), inputs, times, found, right)
@@ -65,11 +65,19 @@ def _of_inner(
     if len(given) != len(inner.invars) or len(inner.outvars) != len(equation.outvars):
         return [any(inputs)] * len(equation.outvars)  # a kernel, or the condition of a loop
     if equation.primitive.name == "scan":
-        first, carried = equation.params["num_consts"], equation.params["num_carry"]
+        # Slices and stacked results have a dimension more outside. Names of parameters differ
+        # between versions of JAX.
+        carried = _num_alike(equation.outvars, inner.outvars)
+        first = _num_alike(equation.invars, inner.invars) - carried
         after = _walk(inner, given, 0, Counter(), set())
         for at in range(carried):
             given[first + at] |= after[at]
     return _walk(inner, given, times * executions_of(equation), found, right)
+
+
+def _num_alike(outside: Any, inside: Any) -> int:
+    pairs = zip(outside, inside, strict=True)
+    return sum(len(one.aval.shape) == len(other.aval.shape) for one, other in pairs)
 
 
 def _line(equation: Any) -> tuple[str, int]:

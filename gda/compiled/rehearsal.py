@@ -1,4 +1,4 @@
-"""The result of a rehearsal: the memory and the communication of a program that was not run."""
+"""The result of a rehearsal: memory, communication and time of a program that was not run."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gda.compiled.changes import check
+from gda.compiled.collective_times import Links, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
-from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.rehearsal_text import html_of, lines_of
+from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
 
 
 @set_module("gda")
@@ -29,8 +29,9 @@ class AxisTraffic(NamedTuple):
       nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
         between the hosts of other devices; None if there is one slice or host.
       least_seconds: the time of these collectives one after another, if all links have the speed
-        that their vendor publishes; no algorithm needs less. None for a loop of unknown length,
-        and for kinds of devices whose figures gda does not have, such as a CPU.
+        that their vendor publishes; an all-reduce is a reduce-scatter and then an all-gather,
+        except where a switch adds. None for a loop of unknown length, and for kinds of devices
+        whose figures gda does not have, such as a CPU.
 
     >>> import gda
     >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
@@ -76,7 +77,7 @@ class ArgumentBytes(NamedTuple):
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
 class Rehearsal:
-    """The memory and the communication of a call that was compiled and not run.
+    """The memory, the communication and the time of a call that was compiled and not run.
 
     ``gda.rehearse`` makes it; ``print`` shows it as a table. All bytes are those of one device.
 
@@ -122,6 +123,8 @@ class Rehearsal:
         None also for a function that came lowered or compiled.
       flops_are_counted: false if the program does not tell ``flops``, which is then an equal part
         of ``flops_total``.
+      seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
+      examples, price: as they were given.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
       float32_products: file, line and operations on all devices of the products in float32 whose
@@ -160,6 +163,9 @@ class Rehearsal:
     flops_total: float | None = None
     flops_are_counted: bool = True
     float32_products: tuple[tuple[str, int, float], ...] = ()
+    seconds: StepSeconds = field(default_factory=StepSeconds)
+    examples: float | None = None
+    price: float | None = None
 
     @property
     def advice(self) -> tuple[Advice, ...]:
@@ -185,40 +191,18 @@ class Rehearsal:
         return max(1.0, self.flops * self.num_devices / self.flops_total)
 
     @property
-    def least_compute_seconds(self) -> float | None:
-        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown.
-
-        Products of types of 8 bits may need less.
-        """
-        speeds = speeds_of_device(self.device_kind)
-        return None if speeds is None or self.flops is None else self.flops / speeds.flops
+    def examples_per_second(self) -> float | None:
+        """The examples in an estimated second; None if there are none, or the estimate is."""
+        seconds = self.seconds.estimate
+        return self.examples / seconds if self.examples and seconds else None
 
     @property
-    def least_memory_seconds(self) -> float | None:
-        """The time to read the arguments and write the results once; None if it is unknown."""
-        kind = kind_of_device(self.device_kind)
-        if kind is None or kind.memory_bandwidth is None:
+    def cost(self) -> float | None:
+        """The estimated cost of one call on all devices, in the currency of ``price``."""
+        seconds = self.seconds.estimate
+        if self.price is None or seconds is None:
             return None
-        return (self.argument_bytes + (self.output_bytes or 0)) / kind.memory_bandwidth
-
-    @property
-    def least_communication_seconds(self) -> float | None:
-        """The sum of ``least_seconds`` in ``traffic``; None if one or all of it is unknown."""
-        if self.collectives is None or speeds_of_device(self.device_kind) is None:
-            return None
-        return summed(each.least_seconds for each in self.traffic)
-
-    @property
-    def least_serial_seconds(self) -> float | None:
-        """The least time if nothing is communicated while the devices compute; None if unknown.
-
-        It is the longer of ``least_compute_seconds`` and ``least_memory_seconds``, and then
-        ``least_communication_seconds``. It ranks meshes, and was not compared with runs.
-        """
-        computes, communicates = self.least_compute_seconds, self.least_communication_seconds
-        if computes is None or communicates is None:
-            return None
-        return max(computes, self.least_memory_seconds or 0) + communicates
+        return self.price * self.num_devices * seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
@@ -234,6 +218,9 @@ class Rehearsal:
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
+            "seconds": self.seconds.to_dict(),
+            "examples_per_second": self.examples_per_second,
+            "cost": self.cost,
         }
 
     @public
@@ -273,7 +260,7 @@ class Rehearsal:
 
 
 def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int], speeds: DeviceSpeeds | None
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int], links: Links | None
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
@@ -285,8 +272,11 @@ def traffic_of(
         some = [each for each in collectives if each.axes == axes]
         slow = summed(each.nbytes_total if _is_slow(each, host_of) else 0 for each in some)
         seconds = None
-        if speeds is not None:
-            seconds = summed(least_seconds(each, host_of, speeds) for each in some)
+        if links is not None:
+            seconds = summed(
+                None if each.count is None else each.count * collective_seconds(each, links).bound
+                for each in some
+            )
         traffic.append(AxisTraffic(axes, *total, slow if has_slow else None, seconds))
     return tuple(sorted(traffic, key=lambda each: -(each.nbytes or 0)))
 

@@ -259,10 +259,16 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
         "9.83e+04 floating-point operations per device in products",
         "devices repeat work: each product is computed 2 times on average",
         "compiled in _ s",
-        "rehearsal.advice has 3 changes that would save memory, the first 8.0 KiB",
         "",
         "communication over  collectives  per device",
         "x                             3    24.0 KiB",
+        "",
+        "to save time, memory or communication:",
+        "- donate w (8.0 KiB) by jax.jit(…, donate_argnums=…), since results have the same shapes: "
+        "saves 8.0 KiB",
+        "- shard the batch over y, or constrain what is computed from it by "
+        "jax.lax.with_sharding_constraint: devices repeat work: each product is computed 2 times "
+        "on average",
     ]
 
 

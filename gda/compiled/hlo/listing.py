@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
-from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
@@ -185,7 +184,16 @@ def _format_operands(collective: Collective) -> str:
     return f"{first} and {more} more" if more else first
 
 
-def format_source(collective: Collective | Temporary) -> str:
+class _HasPlace(Protocol):
+    @property
+    def op_name(self) -> str: ...
+    @property
+    def source_file(self) -> str | None: ...
+    @property
+    def source_line(self) -> int | None: ...
+
+
+def format_source(collective: _HasPlace) -> str:
     """Return file and line of the user, or the place in the traced function."""
     if collective.source_file is None:
         return collective.op_name

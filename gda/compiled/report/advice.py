@@ -22,7 +22,7 @@ from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
-from gda.planning.device_kinds import kind_of_device, speeds_of_device
+from gda.planning.device_kinds import speeds_of_device
 from gda.planning.model import better_spec
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
 
 
 def _saves(seconds: float | None) -> str:
-    return "" if seconds is None else f"; saves {format_seconds(seconds)}"
+    return f"; saves {format_seconds(seconds)}" if seconds else ""
 
 
 # Work.
@@ -100,7 +100,7 @@ def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
         used = {*chain(*dimensions)}
         unused = [axis for axis, size in shape.items() if size > 1 and axis not in used]
         over = f" over {', '.join(unused)}" if unused else ""
-        seconds = rehearsal.least_compute_seconds
+        seconds = rehearsal.seconds.compute
         seconds = seconds and seconds * (1 - 1 / (rehearsal.repetitions or 1))
         yield Advice(
             printable(
@@ -116,19 +116,16 @@ def _in_float32(rehearsal: Rehearsal) -> Iterator[Advice]:
     """Yield the products in float32 whose operands were narrower, if they are many of all."""
     products, total = rehearsal.float32_products, rehearsal.flops_total or 0
     flops = sum(each for *_, each in products)
-    if flops and flops * _LEAST_SHARE_OF_PRODUCTS >= total:
+    if total and flops * _LEAST_SHARE_OF_PRODUCTS >= total:
         lines = [format_line(file, line) for file, line, _ in products if file]
         if more := len(lines[_MOST_NAMES:]):
             lines[_MOST_NAMES:] = [f"{more:,} more"]
         at = f" at {listed(lines)}" if lines else ""
-        kind, speeds = (
-            kind_of_device(rehearsal.device_kind),
-            speeds_of_device(rehearsal.device_kind),
-        )
-        seconds = None
-        if speeds is not None and kind is not None and kind.gpu and rehearsal.flops and total:
-            # GPUs multiply float32, as TF32, at half the speed; TPUs round it to bfloat16.
-            seconds = rehearsal.flops * flops / total / speeds.flops
+        speeds, seconds = speeds_of_device(rehearsal.device_kind), None
+        if speeds is not None and rehearsal.flops:
+            rates = speeds.flops_by_dtype
+            # 0 on TPUs, which round the operands of such a product to bfloat16.
+            seconds = rehearsal.flops * flops / total * (1 / rates["f32"] - 1 / rates["bf16"])
         yield Advice(
             printable(
                 f"cast operands to bfloat16{at}, if float32 is not meant: {flops / total:.0%} of "
@@ -136,7 +133,7 @@ def _in_float32(rehearsal: Rehearsal) -> Iterator[Advice]:
                 f"{_saves(seconds)}"
             ),
             None,
-            saves_seconds=seconds,
+            saves_seconds=seconds or None,
         )
 
 
@@ -175,7 +172,7 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
         nbytes = sum(each.nbytes for each in arguments)
         saved = nbytes - nbytes // blocks
         speeds = speeds_of_device(rehearsal.device_kind)
-        seconds = None if speeds is None else saved / speeds.link
+        seconds = None if speeds is None else saved / (speeds.link * speeds.links)
         if _is_much(saved, rehearsal) and _is_worth(saved, seconds, rehearsal):
             some = printable(arguments[0].name)
             if len(arguments) > 1:
@@ -198,7 +195,7 @@ def _is_worth(saved: int, seconds: float | None, rehearsal: Rehearsal) -> bool:
     """Return True if the program does not fit, or if memory is saved that costs little time."""
     if rehearsal.fits is False:
         return True
-    capacity, step = rehearsal.capacity_bytes, rehearsal.least_serial_seconds
+    capacity, step = rehearsal.capacity_bytes, rehearsal.seconds.estimate
     if capacity is None or step is None or seconds is None:
         return False
     return saved * _LEAST_SHARE >= capacity and seconds * _LEAST_SHARE <= step
