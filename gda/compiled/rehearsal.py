@@ -117,7 +117,8 @@ class Rehearsal:
       temporaries: the largest arrays that the program holds while it runs; empty if the compiler
         tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
         ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
-      message: the words of the compiler for a program that does not fit; else empty.
+      message: the words of the compiler for a program that does not fit; else empty, or its
+        warnings of full rematerialization, which ``gda rehearse`` has.
       flops_total: the same of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
       flops_are_counted: false if the program does not tell ``flops``, which is then an equal part
@@ -126,6 +127,8 @@ class Rehearsal:
       examples, price: as they were given.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
+      float32_products: file, line and operations on all devices of the products in float32 whose
+        operands came from bfloat16 or float16, the most first.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -162,14 +165,17 @@ class Rehearsal:
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
+    float32_products: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """Changes that would save memory or communication, the most memory first.
+        """Changes that would save time, memory or communication, what saves most first.
 
-        Each number is computed from the facts above: temporaries that are too large, an argument
-        that one more mesh axis would shard, arguments that could be donated, all-gathers in loops.
-        Advice that saves less than 1 % of the peak, or of the bytes sent, is omitted.
+        Each comes from the facts above: work that devices repeat, products in float32 of values
+        that came from bfloat16, collectives that a loop repeats, arguments that could be donated,
+        tensors that XLA replicates against its will, temporaries that are too large. An argument is
+        to be sharded if the program does not fit, or if gathering it takes little of the time.
+        Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
 

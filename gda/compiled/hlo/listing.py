@@ -195,14 +195,18 @@ class _HasPlace(Protocol):
 
 def format_source(collective: _HasPlace) -> str:
     """Return file and line of the user, or the place in the traced function."""
-    file = collective.source_file
-    if file is None:
+    if collective.source_file is None:
         return collective.op_name
+    return format_line(collective.source_file, collective.source_line)
+
+
+def format_line(file: str, line: int | None) -> str:
+    """Return a line of a file, relative to the current folder if that is shorter."""
     if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
         file = "cell"  # the number in its name is a hash of the cell
     elif os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0]:
         file = min(file, os.path.relpath(file), key=len)
-    return f"{file}:{collective.source_line}"
+    return f"{file}:{line}"
 
 
 def _format_count(count: int | None) -> str:

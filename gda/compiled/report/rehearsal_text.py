@@ -10,7 +10,6 @@ from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import (
-    counted,
     format_bytes,
     format_mesh,
     format_more,
@@ -23,20 +22,19 @@ from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
-    from gda.compiled.report.advice import Advice
     from gda.compiled.seconds import PlaceSeconds
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
-_TO_SAVE = "to save memory or communication:"
+_TO_SAVE = "to save time, memory or communication:"
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
     """Return the report on a rehearsal."""
     lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
-    lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
+    lines += [*notes_of(rehearsal), ""]
     if rehearsal.fits is False:
         for shown in (temporary_table(rehearsal.temporaries), argument_table(rehearsal.arguments)):
             lines += [*shown.lines(), ""] if shown.rows else []
@@ -53,8 +51,8 @@ def html_of(rehearsal: Rehearsal) -> str:
     """Return the report with all tables as one HTML element, light or dark."""
     tables = [_html(_memory_cells(rehearsal))]
     lines = notes_of(rehearsal)
-    if worth := _worth_its_price(rehearsal):
-        lines += [_TO_SAVE, *(each.text for each in worth)]
+    if advice := rehearsal.advice:
+        lines += [_TO_SAVE, *(each.text for each in advice)]
     if rehearsal.traffic:
         tables.append(_html(traffic_cells(rehearsal.traffic)))
     for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
@@ -64,7 +62,7 @@ def html_of(rehearsal: Rehearsal) -> str:
         tables.append(_html(place_cells(rehearsal.seconds.places)))
     if rehearsal.collectives:
         tables.append(table_of(rehearsal.collectives))
-    if rehearsal.message:
+    if rehearsal.message and rehearsal.fits is False:
         lines.append(rehearsal.message)
     return markup.report([headline_of(rehearsal), *lines], tables)
 
@@ -244,42 +242,8 @@ def _places(rehearsal: Rehearsal) -> list[str]:
 # Advice.
 
 
-def _shows_advice(rehearsal: Rehearsal) -> bool:
-    return rehearsal.fits is False or rehearsal.seconds.bounded_by == "communication"
-
-
-def _worth_its_price(rehearsal: Rehearsal) -> list[Advice]:
-    """Return the advice that a program needs to fit, or that gains more than it costs.
-
-    If it fits, a gain is 1 % of the memory, and what is gathered must not take longer than the work
-    that devices repeat.
-    """
-    if rehearsal.fits is False:
-        return [*rehearsal.advice]
-    memory = rehearsal.capacity_bytes or rehearsal.peak_bytes or 0
-    repeated = (rehearsal.seconds.compute or 0) * (1 - 1 / (rehearsal.repetitions or 1))
-    return [
-        each
-        for each in rehearsal.advice
-        if each.saves_bytes is None
-        or (each.saves_bytes * 100 >= memory and (each.costs_seconds or 0) <= repeated)
-    ]
-
-
-def _pointer(rehearsal: Rehearsal) -> list[str]:
-    """Return a line on advice that is not shown."""
-    savings = [each.saves_bytes for each in _worth_its_price(rehearsal) if each.saves_bytes]
-    if not savings or _shows_advice(rehearsal):
-        return []
-    changes = counted(len(savings), "change")
-    return [
-        f"rehearsal.advice has {changes} that would save memory, the first "
-        f"{format_bytes(savings[0])}"
-    ]
-
-
 def _advice(rehearsal: Rehearsal) -> list[str]:
-    advice = _worth_its_price(rehearsal) if _shows_advice(rehearsal) else []
+    advice = rehearsal.advice
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
