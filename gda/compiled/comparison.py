@@ -32,8 +32,8 @@ class RehearsalComparison:
     Attributes:
       before, after: the rehearsals.
       changes: for each number that differs, its name with both values: bytes, floating-point
-        operations, seconds, and bytes of communication by kind and axes, by axes, and over slow links. A
-        value is None if it is unknown.
+        operations, seconds, and bytes of communication by kind and axes, by axes, and over slow
+        links. A value is None if it is unknown.
 
     >>> import gda, jax, numpy as np
     >>> before = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
