@@ -162,10 +162,10 @@ class Rehearsal:
     is_compiled: bool = True
     flops_total: float | None = None
     flops_are_counted: bool = True
-    float32_products: tuple[tuple[str, int, float], ...] = ()
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
+    float32_products: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:

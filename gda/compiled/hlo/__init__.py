@@ -11,7 +11,8 @@ whichever devices it has and in whichever order.
 
 Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
 code), ``carried`` (by loops), ``program`` (its collectives), ``listing`` (their totals and tables),
-``products`` (its floating-point operations); ``allocations`` (the largest temporaries).
+``products`` and ``memory_traffic`` (of each instruction), ``schedule`` (its steps in their order,
+with the work of each); ``allocations`` (the largest temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes
