@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,24 @@ def fragile(mesh):
     w = jax.ShapeDtypeStruct((6, 2), np.float32, sharding=NamedSharding(mesh, P("data", "model")))
     return lambda w: w.sum(axis=1), (w,)
 
+def endless(mesh):
+    import time
+    time.sleep(1000 if mesh.shape["data"] == 1 else 0)
+    return rehearsal(mesh)
+
+def embedded(mesh, constrain=lambda table: table):
+    def step(table, words):
+        found = jax.lax.with_sharding_constraint(constrain(table)[words], over("data"))
+        return jax.numpy.sin(found)
+
+    over = lambda *axes: NamedSharding(mesh, P(*axes))
+    table = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=over(None, ("model", "data")))
+    return step, (table, jax.ShapeDtypeStruct((16, 32), np.int32, sharding=over("data")))
+
+def constrained(mesh):
+    by_model = NamedSharding(mesh, P(None, "model"))
+    return embedded(mesh, lambda table: jax.lax.with_sharding_constraint(table, by_model))
+
 def repeated(mesh):
     w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P()))
     x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
@@ -63,6 +82,7 @@ def large(mesh):
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal_processes, "_SECONDS_BETWEEN_LINES", 10_000)
     # JAX's cache does not have this program, so that XLA tells all of it in each process.
     Path("train.py").write_text(TRAIN.replace("x @ w", f"{random.random()} + x @ w"))
     return "train.py"
@@ -83,7 +103,13 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert out == f"{rehearsed}\n\n{rehearsed.collectives}\n"
     assert re.search(r"all-reduce \(add\) +data +float32\[.*\] +1 +4.0 KiB +train.py:\d+", out)
     code, out, _ = run(*command, "--json")
-    about = {"topology": "cpu:4", "num_slices": 1, "mesh": {"data": 2, "model": 2}, "error": None}
+    about = {
+        "topology": "cpu:4",
+        "num_slices": 1,
+        "mesh": {"data": 2, "model": 2},
+        "keywords": {},
+        "error": None,
+    }
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(about | rehearsed.to_dict())))
 
     # It is that of the program in this process.
@@ -118,16 +144,17 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
     keep = f"import os\nopen({str(number)!r}, 'w').write(str(os.getpid()))\n"
     program.write_text(f"{keep}def f(mesh):\n    1 / 0\n")
 
-    def kill_after_the_first(done: int, _: int) -> None:
-        if done == 1:
+    def kill_after_the_first(_: Any, known: list[Any], running: list[Any]) -> None:
+        if len(known) == 1 and not running:
             process = int(number.read_text())
             os.kill(process, signal.SIGKILL)
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
+    monkeypatch.setattr(rehearsal_processes._Lines, "tell", kill_after_the_first)
     requests = [
         RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
     ]
-    first, second = reports_of(requests, kill_after_the_first, is_silent=True)
+    first, second = reports_of(requests, is_silent=True)
     assert first.reason == "ZeroDivisionError: division by zero"
     assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
 
@@ -145,7 +172,11 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
-        (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
+        (
+            ["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2", "--search"],
+            "not allowed with",
+        ),
+        (["train.py:f", "--vary", "x=4", "--compare", "x=4", "x=2"], "omit --mesh and --vary"),
         (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
@@ -154,6 +185,21 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
     err = run.refusal("rehearse", *options, *topology)
     assert err.startswith("gda")
     assert message in err
+
+
+def test_a_tensor_that_the_compiler_replicates_and_its_mend(
+    train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+    about = "cpu:8", 1, None, {"data": 2, "model": 4}
+    functions = "embedded", "constrained"
+    found = reports_of([RehearsalRequest(train, function, *about) for function in functions])
+    advice = [report.rehearsal.advice for report in found if report.rehearsal]
+    replicated = [
+        [each for each in some if each.text.startswith("constrain gather float32[16,32,")]
+        for some in advice
+    ]
+    assert [*map(len, replicated)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +240,7 @@ def report(peak: int, traffic: dict[str, tuple[int | None, int]], **about: Any) 
         for axes, (nbytes, slow) in traffic.items()
     )
     about = {"fits": True, "num_devices": 8, "device_kind": "TPU v5 lite", **about}
-    about |= {"capacity_bytes": 1 << 34, "peak_bytes": peak, "traffic": (*sent,)}
+    about = {"capacity_bytes": 1 << 34, "peak_bytes": peak, **about, "traffic": (*sent,)}
     return RehearsalReport(dataclasses.replace(rehearsal(), **about))
 
 
@@ -246,25 +292,66 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     run: Run, train: str, canned: Callable[..., None]
 ) -> None:
     def timed(flops: float, seconds: float) -> RehearsalReport:
-        traffic = (gda.AxisTraffic(("a",), 1, 1 << 24, None, seconds),) if seconds else ()
-        of = report(1 << 20, {}, flops=flops, flops_total=8e12).rehearsal
-        assert of is not None
-        return RehearsalReport(dataclasses.replace(of, traffic=traffic))
+        traffic = {"a": (1 << 24, 0)} if flops < 8e12 else {}
+        step = gda.StepSeconds(compute=seconds / 2, estimate=seconds)
+        return report(1 << 20, traffic, flops=flops, flops_total=8e12, seconds=step)
 
-    canned({1: timed(8e12, 0), 2: timed(4e12, 1e-3), 8: timed(1e12, 1e-3), 4: timed(2e12, 1e-3)})
-    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
-    out = run.printed("rehearse", f"{train}:rehearsal", *search)
+    canned({1: timed(8e12, 40.6e-3), 2: timed(4e12, 21e-3), 8: timed(1e12, 6e-3)})
+    vary = "--topology", "v5e:2x4", "--vary", "a=8,b=1; a=1,b=8; a=2,b=4"
+    out = run.printed("rehearse", f"{train}:rehearsal", *vary)
     assert out.splitlines()[2:] == [
-        "mesh     fits     peak    over a  at least",
-        "a=8,b=1  yes   1.0 MiB  16.0 MiB    6.1 ms",
-        "a=4,b=2  yes   1.0 MiB  16.0 MiB   11.2 ms",
-        "a=2,b=4  yes   1.0 MiB  16.0 MiB   21.3 ms",
-        "a=1,b=8  yes   1.0 MiB       0 B   40.6 ms",
+        "mesh     fits     peak    over a    about",
+        "a=8,b=1  yes   1.0 MiB  16.0 MiB   6.0 ms",
+        "a=2,b=4  yes   1.0 MiB  16.0 MiB  21.0 ms",
+        "a=1,b=8  yes   1.0 MiB       0 B  40.6 ms",
         "",
-        "a=4,b=2: devices repeat work: each product is computed 2 times on average",
         "a=2,b=4: devices repeat work: each product is computed 4 times on average",
         "a=1,b=8: all 8 devices compute the same batch: no product is shared",
     ]
+
+
+def test_the_cheapest_of_topologies_and_batches_is_the_first(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {("v5e:2x2", 8): 4.0, ("v5e:2x2", 16): 6.0, ("h100:4", 16): 1.0}
+
+    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+        found = []
+        for of in requests:
+            step = gda.StepSeconds(estimate=seconds[of.topology, dict(of.keywords)["batch"]])
+            about = {"seconds": step, "examples": of.examples, "price": of.price}
+            found.append(report(1 << 20, {}, num_devices=4, **about))
+        return found
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x2", "--examples", "batch"
+    points = "data=4 batch=8; data=4 batch=16; h100:4 data=2, model=2 batch=16"
+    given = *command, "--vary", points, "--price"
+    # 4 devices for 6 s at 3.6 an hour: 0.024 for 16 examples, 1.5 for 1,000.
+    assert run.printed(*given, "v5e=3.6,h100=36").splitlines()[2:] == [
+        "mesh                            fits     peak  about  cost of 1,000 examples",
+        "v5e:2x2 data=4 batch=16         yes   1.0 MiB  6.0 s                     1.5",
+        "v5e:2x2 data=4 batch=8          yes   1.0 MiB  4.0 s                       2",
+        "h100:4 data=2,model=2 batch=16  yes   1.0 MiB  1.0 s                     2.5",
+    ]
+    assert run.printed(*given, "h100=3.6").splitlines()[3].endswith("1.0 s                    0.25")
+    wrong = "gda: --price x: 'x' is no price; give 2.5, or v5e=1.2,h100=2.5\n"
+    assert run(*given, "x") == (2, "", wrong)
+
+
+def test_a_search_tries_all_meshes_of_each_topology(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+        found.extend((of.topology, of.mesh, dict(of.keywords)) for of in requests)
+        return [report(1, {}) for _ in requests]
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    search = "--mesh", "a", "--search", "--vary", "v5e:2x2; cpu:8 batch=3"
+    run.printed("rehearse", f"{train}:rehearsal", *search)
+    assert found == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
 
 
 def test_a_search_without_speeds_counts_the_work_that_devices_repeat(run: Run, train: str) -> None:
@@ -339,9 +426,71 @@ def test_interrupted(tmp_path: Path) -> None:
         while not (found := [*tmp_path.glob("*.pid")]) and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert process.communicate() == (b"", b"")
-    assert process.returncode == 130
+        out, err = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert all(b": starting, " in line for line in err.splitlines())  # if it took 15 s
     wait_until_gone([int(file.stem) for file in found])
+
+
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "--time-limit"])
+def test_meshes_that_are_done_are_printed_when_the_rest_is_ended(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    now = [0.0]
+
+    def end_after_the_first(_: Any, known: list[Any], running: list[Any]) -> None:
+        if known and ended_by == "Ctrl-C":
+            raise KeyboardInterrupt
+        now[0] = 100.0 * len(known)
+
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 2)
+    monkeypatch.setattr(rehearsal_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rehearsal_processes._Lines, "tell", end_after_the_first)
+    search = "--topology", "cpu:4", "--mesh", "data,model", "--search", "--time-limit", "100"
+    code, out, err = run("rehearse", f"{train}:endless", *search)
+    assert (code, err) == (130 if ended_by == "Ctrl-C" else 0, "")
+    _, _, _, done, _, header, *others = out.splitlines()
+    assert done.startswith("data=2,model=2  ? ")
+    assert header.split() == ["no", "rehearsal", "reason"]
+    assert others == [
+        f"data=1,model=4  ended by {ended_by} while starting",
+        f"data=4,model=1  ended by {ended_by} before it began",
+    ]
+
+
+def test_a_limit_ends_the_only_mesh(run: Run, train: str) -> None:
+    only = "--topology", "cpu:4", "--mesh", "data=1,model=4", "--time-limit", "1e-9"
+    err = run.refusal("rehearse", f"{train}:endless", *only)
+    assert err == "gda: ended by --time-limit while starting\n"
+
+
+def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = rehearsal_processes._Lines(time.monotonic() + 1000, True)
+    known = [("a=2", report(1 << 20, {})), ("a=4", RehearsalReport(reason="E: no"))]
+    phases = "compiling step; 32 equal layers are written out; scan them", "tracing step"
+    running: Any = [
+        SimpleNamespace(point=f"a={n}", phase=phase, begun=time.monotonic() - 90 * n + 0.25)
+        for n, phase in enumerate(phases, 1)
+    ]
+    lines.tell(known, running)
+    assert capsys.readouterr() == ("", "")
+    lines = rehearsal_processes._Lines(time.monotonic(), True)
+    for _ in range(2):
+        lines.tell(known, running)
+    skipped = report(0, {}, fits=False, peak_bytes=None, argument_bytes=90 << 30)
+    lines.tell([*known, ("a=8", skipped)], running)
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == (
+        "",
+        [
+            "gda: a=2: fits, 1.0 MiB",
+            "gda: a=4: E: no",
+            "gda: 32 equal layers are written out; scan them",
+            "gda: a=1: compiling step, 90 s",
+            "gda: a=2: tracing step, 180 s",
+            "gda: a=8: does not fit, >= 90.0 GiB",
+        ],
+    )
 
 
 @pytest.mark.topology
@@ -365,5 +514,6 @@ def test_only_the_program_writes_to_stderr(train: str) -> None:
     slices = "--topology", "v5e:2x4", "--num-slices", "2", "--mesh", "data=16,model=1"
     command = [sys.executable, "-m", "gda", "rehearse", f"{train}:rehearsal", *slices]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "a line of the program\n")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("gda: data=16")]
+    assert (done.returncode, lines) == (0, ["a line of the program"])
     assert done.stdout.startswith("step on 16 x TPU v5 lite, mesh data=16,model=1: fits\n")

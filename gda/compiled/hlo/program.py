@@ -7,9 +7,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from gda.compiled.hlo.carried import is_of_same_array, is_only_summed
 from gda.compiled.hlo.groups import (
     Groups,
     Pairs,
@@ -79,6 +80,8 @@ class Collective:
       pairs: source and target positions of a permutation.
       is_between_slices: it is the part of a collective that goes over the network between slices of
         TPUs. The part within each slice is a collective of its own.
+      is_needed_once: each trip of a loop gathers the same array, or only adds the result of an
+        all-reduce to a sum, so that one before or after the loop does the same.
 
     >>> import gda
     >>> gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
@@ -103,6 +106,7 @@ class Collective:
     groups: Groups = field(default=(), repr=False)
     pairs: Pairs = field(default=(), repr=False)
     is_between_slices: bool = False
+    is_needed_once: bool = False
 
     @property
     def nbytes_total(self) -> int | None:
@@ -126,16 +130,20 @@ def read_collectives(
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
     """
-    found: list[Collective] = []
-    for module in _texts_of(text):
-        read = _Module(module, dict(mesh_shape or {}), dict(slices or {}), device_ids)
-        found += read.collectives()
-    return tuple(found)
+    read = modules_of(text, mesh_shape, slices=slices, device_ids=device_ids)
+    return tuple(found for module in read for found in module.collectives())
 
 
-def modules_of(text: str) -> list[tuple[dict[str, Computation], str]]:
-    """Return the computations by name and the entry of each module of a program."""
-    return [*map(parse_computations, _texts_of(text))]
+def modules_of(
+    text: str,
+    mesh_shape: Mapping[str, int] | None = None,
+    *,
+    slices: Mapping[str, int] | None = None,
+    device_ids: Sequence[int] = (),
+) -> list[Module]:
+    """Return the modules of a program."""
+    about = dict(mesh_shape or {}), dict(slices or {}), device_ids
+    return [Module(each, *about) for each in _texts_of(text)]
 
 
 def _texts_of(text: str) -> list[str]:
@@ -171,7 +179,9 @@ class _Runs(NamedTuple):
     is_conditional: bool
 
 
-class _Module:
+class Module:
+    """A module with its collectives."""
+
     def __init__(
         self,
         text: str,
@@ -186,11 +196,14 @@ class _Module:
         self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
         self.computations, self.entry = parse_computations(text)
         self.fusions: dict[str, Instruction] = {}
+        self.bodies: set[str] = set()
         for computation in self.computations.values():
             for instruction in computation.of_interest.values():
                 called = instruction.called()
                 if missing := [callee for callee in called if callee not in self.computations]:
                     raise unreadable(f"a call of {missing[0]}, which is not in the program")
+                if instruction.opcode == "while":
+                    self.bodies |= {*instruction.called("body")}
                 if instruction.opcode == "fusion":
                     self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
@@ -217,9 +230,19 @@ class _Module:
 
         for computation, definition, _ in reached:
             instruction = computation.of_interest[definition]
-            is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
+            is_more = definition not in computation.ended_elsewhere and self.was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                yield self._collective(computation, instruction, runs_of(computation.name))
+                found = self.collective(computation, instruction, runs_of(computation.name))
+                is_once = self._is_needed_once(computation, definition, found)
+                yield replace(found, is_needed_once=True) if is_once else found
+
+    def _is_needed_once(self, body: Computation, name: str, collective: Collective) -> bool:
+        if body.name not in self.bodies or collective.count == 1:
+            return False
+        if collective.kind == "all-gather":
+            return is_of_same_array(body, name)
+        is_sum = collective.kind == "all-reduce" and collective.reduction == "add"
+        return is_sum and is_only_summed(body, name, self.computations)
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
@@ -232,7 +255,7 @@ class _Module:
                 if call.callee not in seen:
                     yield from self._walk(call.callee, seen)
 
-    def _was_begun(self, instruction: Instruction) -> bool:
+    def was_begun(self, instruction: Instruction) -> bool:
         """Return True if this continues or ends a collective that began elsewhere.
 
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
@@ -241,9 +264,11 @@ class _Module:
         channel = instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
 
-    def _collective(
-        self, computation: Computation, instruction: Instruction, runs: _Runs
+    def collective(
+        self, computation: Computation, instruction: Instruction, runs: _Runs | None = None
     ) -> Collective:
+        """Return a collective, by default for one execution of it."""
+        runs = runs or _Runs(1, False)
         kind = instruction.kind or ""
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)
