@@ -5,8 +5,8 @@ Provisional: see ``docs/stable.md``.
 Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``programs`` (a call,
 traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
-``abstract`` (``gda.abstract``), ``flops`` and ``least_times``, ``rehearsal`` (the result of a
-rehearsal, with ``report``, its text, picture and advice, and ``changes``, such as those from a
-golden file) and ``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``); ``comparison``
+``abstract`` (``gda.abstract``), ``flops``, ``torus`` and ``collective_times``, ``rehearsal`` (the
+result of a rehearsal, with ``report``, its text, picture and advice, and ``changes``, such as those
+from a golden file) and ``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``); ``comparison``
 (``gda.compare_rehearsals``).
 """

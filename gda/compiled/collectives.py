@@ -150,13 +150,13 @@ def text_of(program: Compiled) -> str:
 def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
     mesh_shape = {} if mesh is None else dict(mesh.shape)
-    slices = _slices_of(mesh)
+    slices = slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
     found = read_collectives(text, mesh_shape, slices=slices, device_ids=ids)
     return Collectives(found, mesh_shape)
 
 
-def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
+def slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
     """Return the number of slices of TPUs along each axis that goes over several."""
     # GPUs may have a slice_index too, but their programs are for all devices.
     if not isinstance(mesh, Mesh) or mesh.devices.flat[0].platform != "tpu":
@@ -180,7 +180,7 @@ def _mesh_of(
     """Return the mesh of a program for so many devices; None if none is known."""
     shardings = (program.input_shardings, program.output_shardings)
     for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
-        if known.size == devices * math.prod(_slices_of(known).values()):
+        if known.size == devices * math.prod(slices_of(known).values()):
             return known
     if devices == 1:
         which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gda.compiled.changes import check
+from gda.compiled.collective_times import Links, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
-from gda.compiled.least_times import least_seconds
 from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.rehearsal_text import html_of, lines_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.planning.device_kinds import DeviceSpeeds, kind_of_device, speeds_of_device
+from gda.planning.device_kinds import kind_of_device, speeds_of_device
 
 
 @set_module("gda")
@@ -29,8 +29,9 @@ class AxisTraffic(NamedTuple):
       nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
         between the hosts of other devices; None if there is one slice or host.
       least_seconds: the time of these collectives one after another, if all links have the speed
-        that their vendor publishes; no algorithm needs less. None for a loop of unknown length,
-        and for kinds of devices whose figures gda does not have, such as a CPU.
+        that their vendor publishes; an all-reduce is a reduce-scatter and then an all-gather,
+        except where a switch adds. None for a loop of unknown length, and for kinds of devices
+        whose figures gda does not have, such as a CPU.
 
     >>> import gda
     >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
@@ -267,7 +268,7 @@ class Rehearsal:
 
 
 def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int], speeds: DeviceSpeeds | None
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int], links: Links | None
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
@@ -279,8 +280,11 @@ def traffic_of(
         some = [each for each in collectives if each.axes == axes]
         slow = summed(each.nbytes_total if _is_slow(each, host_of) else 0 for each in some)
         seconds = None
-        if speeds is not None:
-            seconds = summed(least_seconds(each, host_of, speeds) for each in some)
+        if links is not None:
+            seconds = summed(
+                None if each.count is None else each.count * collective_seconds(each, links).bound
+                for each in some
+            )
         traffic.append(AxisTraffic(axes, *total, slow if has_slow else None, seconds))
     return tuple(sorted(traffic, key=lambda each: -(each.nbytes or 0)))
 

@@ -23,7 +23,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
-from gda.compiled.collectives import collectives_in, text_of
+from gda.compiled.collective_times import Links, links_of
+from gda.compiled.collectives import collectives_in, slices_of, text_of
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives, read_flops
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
@@ -35,7 +36,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
-from gda.planning.device_kinds import DeviceSpeeds, is_on_host, kind_of_device, speeds_of_device
+from gda.planning.device_kinds import is_on_host, kind_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -372,14 +373,14 @@ def _mesh_of(tree: Any) -> Mesh | None:
     return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
 
 
-def _links(mesh: Mesh | None) -> tuple[bool, list[int], DeviceSpeeds | None]:
-    """Return True if some links are slow, the host of each position if hosts tell which, speeds."""
+def _links(mesh: Mesh | None) -> tuple[bool, list[int], Links | None]:
+    """Return True if some links are slow, the host of each position if hosts tell which, links."""
     devices = [] if mesh is None else [*mesh.devices.flat]
-    speeds = speeds_of_device(devices[0].device_kind) if devices else None
+    links = links_of(mesh, slices_of(mesh))
     if devices and devices[0].platform == "tpu":
-        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, [], speeds
+        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, [], links
     hosts = [device.process_index for device in devices]
-    return len(set(hosts)) > 1, hosts, speeds
+    return len(set(hosts)) > 1, hosts, links
 
 
 # The arguments.

@@ -138,7 +138,7 @@ def test_advice_is_shown_for_a_program_that_communicates_longer_than_it_computes
         found,
         fits=True,
         device_kind="NVIDIA H100 80GB HBM3",
-        flops=989e12 * 0.25,
+        flops=989.4e12 * 0.25,
         traffic=(traffic._replace(least_seconds=0.5),),
     )
     message = "computes at least 250.0 ms, communicates at least 500.0 ms, at the vendor's figures"

@@ -58,3 +58,75 @@ def test_the_memory_of_an_h200_is_that_of_its_driver() -> None:
 def test_an_unknown_name_lists_the_known_ones(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         kind_named(name)
+
+
+def test_each_kind_has_all_its_figures() -> None:
+    for kind in KINDS:
+        speeds = kind.speeds
+        assert speeds is not None
+        assert speeds.flops == speeds.flops_of("bf16") == speeds.flops_of("f16") > 1e13, kind.name
+        assert speeds.flops_of("f32", "highest") <= speeds.flops_of("f32") <= speeds.flops
+        assert 0.6 < speeds.measured.products < 1
+        assert 0.8 < speeds.measured.memory < 1
+        assert all(
+            0 < fit.part < 1 for fits in speeds.measured.collectives.values() for fit in fits
+        )
+        assert speeds.links == (1 if kind.gpu else 2 * kind.dimensions)
+        assert 1e11 < (kind.memory_bandwidth or 0) < 1e13
+        assert speeds.slow_link <= speeds.link
+
+
+# The figures of the vendors, of one device, in operations a second.
+@pytest.mark.parametrize(
+    ("name", "dtype", "precision", "teraflops"),
+    [
+        ("h100", "bf16", "default", 989.4),
+        ("h100", "f32", "default", 494.7),
+        ("h100", "f32", "high", 494.7),  # XLA takes TF32 for it too
+        ("h100", "f32", "highest", 66.9),
+        ("h100", "f8e4m3fn", "default", 1979),
+        ("h100", "f4e2m1fn", "default", 1979),  # converted to a wider type
+        ("h100", "u4", "default", 1979),
+        ("a100", "f8e5m2", "default", 312),
+        ("a100", "s8", "default", 624),
+        ("b200", "f4e2m1fn", "default", 9000),
+        ("b300", "s8", "default", 160),  # a thirtieth of a B200
+        ("v5e", "f32", "default", 197),
+        ("v5e", "f32", "high", 197 / 3),
+        ("v5e", "f32", "highest", 197 / 6),
+        ("v5e", "f8e4m3fn", "highest", 197),
+        ("v5e", "s4", "default", 788),
+        ("v5e", "f64", "default", 197),
+        ("tpu7x", "bf16", "default", 1153.5),  # half a chip
+        ("tpu7x", "f8e4m3fn", "default", 2307),
+        ("tpu7x", "s8", "default", 1153.5),
+    ],
+)
+def test_products_are_as_fast_as_their_type(
+    name: str, dtype: str, precision: str, teraflops: float
+) -> None:
+    speeds = kind_named(name).speeds
+    assert speeds is not None
+    assert speeds.flops_of(dtype, precision) == pytest.approx(teraflops * 1e12)
+
+
+def test_pcie_variants_are_kinds_of_their_own() -> None:
+    for word, name, bandwidth in (
+        ("NVIDIA A100 80GB PCIe", "a100-pcie", 1_935_000_000_000),
+        ("NVIDIA A100-PCIE-40GB", "a100-40-pcie", 1_555_200_000_000),
+    ):
+        kind = kind_of_device(word)
+        assert kind is not None
+        assert kind.speeds is not None
+        assert (kind.name, kind.memory_bandwidth) == (name, bandwidth)
+        assert not kind.speeds.reduces_in_switch
+        assert (kind.speeds.link, kind.speeds.peer_link) == (32e9, 300e9)
+
+
+def test_the_fit_of_the_next_smaller_group_is_taken() -> None:
+    speeds = speeds_of_device("NVIDIA H100 80GB HBM3")
+    assert speeds is not None
+    sizes = [speeds.measured.fit("all-reduce", size).devices for size in (2, 3, 4, 7, 8, 64)]
+    assert sizes == [2, 2, 4, 4, 8, 8]
+    permute = speeds.measured.fit("collective-permute", 8)
+    assert permute == speeds.measured.fit("all-gather", 8)

@@ -35,11 +35,12 @@ _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 
 
 class ArrayType(NamedTuple):
-    """One array of a type, on one device."""
+    """One array of a type, on one device; ``space`` is 0 for the memory of the device."""
 
     dtype: str
     shape: Shape
     nbytes: int
+    space: int = 0
 
 
 _LEAF = re.compile(r"([a-z]+?)(\d*)((?<=\d)[a-z]\w*)?\[([^\]]*)\](\{[^}]*\})?")
@@ -54,14 +55,16 @@ def leaves(type_text: str) -> list[ArrayType]:
 
 def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> ArrayType:
     shape = numbers(dims)  # a dynamic dimension is printed as its bound, <=8
+    found = re.search(r"S\((\d+)\)", layout)
+    space = int(found[1]) if found else 0
     if letters == "pred":
-        return ArrayType("bool", shape, math.prod(shape))
+        return ArrayType("bool", shape, math.prod(shape), space)
     if not digits:
         raise unreadable(f"{letters}[{dims}]")
     dtype = f"{_LETTERS.get(letters, letters)}{digits}" + (f"_{form}" if form else "")
     # Elements below a byte take a whole one, unless the layout packs them: E(4).
     bits = int(digits) if f"E({digits})" in layout else max(8, int(digits))
-    return ArrayType(dtype, shape, -(-math.prod(shape) * bits // 8))
+    return ArrayType(dtype, shape, -(-math.prod(shape) * bits // 8), space)
 
 
 # Instructions and computations.

@@ -1,85 +1,89 @@
-"""The floating-point operations of the products in a program, on one device, loops counted.
-
-The program is the partitioned one, so that work which several devices repeat counts on each.
-"""
+"""The products of one instruction: matrix products and convolutions, fused or in known kernels."""
 
 from __future__ import annotations
 
-import functools
 import math
 import re
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from gda.compiled.hlo.instructions import Computation, Instruction, Shape, leaves
-from gda.compiled.hlo.listing import summed
-from gda.compiled.hlo.program import calls_of, modules_of
 
 _PRODUCT = re.compile(r"\s(dot|convolution|custom-call|ragged-dot)\(")
-_OF_CUBLAS = re.compile(r'"__cublas\$(gemm|lt\$matmul(\$f8)?)"')
-_OF_CUDNN = re.compile(r'"__cudnn\$conv(Forward|BiasActivationForward)"')
+_OF_CUBLAS = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
+_OF_CUDNN = re.compile(r"__cudnn\$conv\w*")
+_OF_ATTENTION = re.compile(r"__cudnn\$f(?:mha|lash)\w*?(Backward)?")
 # Kernels that may have products, which their calls do not tell.
 _UNKNOWN = re.compile(r"(?i)matmul|gemm|dot|cublas|cudnn|conv|triton|mosaic|pallas|tpu_custom_call")
 
 
-def read_flops(text: str) -> float | None:
-    """Return the operations of the products and convolutions of a program, on one device.
+class Product(NamedTuple):
+    """Operations of one type.
 
-    A product of [m, k] and [k, n] has 2 m k n. Loops count with their trips, and of branches the
-    most expensive one does. None if products are in a kernel that is not known, or in a loop of
-    unknown length.
+    Attributes:
+      dtype: of the wider operand, as XLA names it.
+      precision: ``"default"``, ``"high"`` or ``"highest"``.
+      flops: a multiplication and an addition for each term; None for a kernel that is not known.
+      kernel: the name of a kernel that is not known; else empty.
     """
-    total = 0.0
-    for computations, entry in modules_of(text):
-        flops = _flops_of(computations, entry)
-        if flops is None:
-            return None
-        total += flops
-    return total
+
+    dtype: str
+    precision: str
+    flops: float | None
+    kernel: str = ""
 
 
-def _flops_of(computations: Mapping[str, Computation], entry: str) -> float | None:
-    @functools.cache
-    def of(name: str) -> float | None:
-        computation = computations[name]
-        found = [_of_line(computation, each) for each in computation.lines]
-        for instruction in computation.of_interest.values():
-            calls = calls_of(instruction, computation, computations)
-            inner = [_repeated(call.times, of(call.callee)) for call in calls]
-            if instruction.opcode == "conditional" and None not in inner:
-                inner = [max(filter(None, inner), default=0.0)]
-            found += inner
-        return summed(found)
+def product_of(computation: Computation, name: str) -> Product | None:
+    """Return the product that an instruction is by itself; None if it is none.
 
-    return of(entry)
-
-
-def _repeated(times: int | None, flops: float | None) -> float | None:
-    return flops and (None if times is None else times * flops)
-
-
-def _of_line(computation: Computation, name: str) -> float | None:
-    """Return the operations of an instruction by itself; None if they are unknown."""
+    A product of [m, k] and [k, n] has 2 m k n operations.
+    """
     text = computation.lines[name]
-    if (product := _PRODUCT.search(text)) is None:
-        return 0.0
-    if product[1] == "ragged-dot":
+    if (found := _PRODUCT.search(text)) is None:
         return None
-    if product[1] == "custom-call":
-        target = re.search(r'custom_call_target=("[^"]*")', text)
-        target = "" if target is None else target[1]
-        if not (_OF_CUBLAS.fullmatch(target) or _OF_CUDNN.fullmatch(target)):
-            return None if _UNKNOWN.search(target) else 0.0
     instruction = computation.instruction(name)
-    operands = instruction.operand_names[:2] if instruction else []
-    types = [each.type for each in map(computation.instruction, operands) if each is not None]
-    if instruction is None or len(types) < 2:
-        return None
+    if instruction is None:
+        return Product("", "", None, found[1])
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    if found[1] == "custom-call" and not _is_known(target):
+        # Pallas writes what the author of the kernel gave.
+        given = re.search(r"cost_estimate\W+flops\W+(\d+)", text)
+        if given is None and not _UNKNOWN.search(target):
+            return None
+        return Product("bf16", "default", float(given[1]) if given else None, target)
+    operands = map(computation.instruction, instruction.operand_names[:2])
+    types = [each.type for each in operands if each is not None]
+    if found[1] == "ragged-dot" or len(types) < 2:
+        return Product("", "", None, target or found[1])
+    precision = re.search(r"\bhigh(?:est)?\b", instruction.attributes.get("operand_precision", ""))
+    dtypes = [re.findall(r"\w+", each)[0] for each in types]
+    return Product(
+        max(dtypes, key=_bits), precision[0] if precision else "default", _flops(instruction, types)
+    )
+
+
+def _is_known(target: str) -> bool:
+    return any(form.fullmatch(target) for form in (_OF_CUBLAS, _OF_CUDNN, _OF_ATTENTION))
+
+
+def _bits(dtype: str) -> int:
+    return int("".join(re.findall(r"\d+", dtype)[:1]) or 1)
+
+
+def _flops(instruction: Instruction, types: list[str]) -> float | None:
     left, right, result = (leaves(each)[0].shape for each in (*types, instruction.type))
-    if "dim_labels" in instruction.attributes:
-        return _of_convolution(instruction, left, right, result)
     config = instruction.attributes.get("backend_config", "")
+    target = instruction.attributes.get("custom_call_target", "").strip('"')
+    if attention := _OF_ATTENTION.fullmatch(target):
+        return _flops_of_attention(config, left[-1], is_backward=bool(attention[1]))
+    if "dim_labels" in instruction.attributes:
+        # The backward kernels have the labels of the forward pass.
+        if target == "__cudnn$convBackwardFilter":
+            right, result = result, right
+        elif target == "__cudnn$convBackwardInput":
+            left, result = result, left
+        return _flops_of_convolution(instruction, left, right, result)
     contracting = instruction.attributes.get("lhs_contracting_dims")
     if contracting is None:
         found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', config)
@@ -89,7 +93,20 @@ def _of_line(computation: Computation, name: str) -> float | None:
     )
 
 
-def _of_convolution(
+def _flops_of_attention(config: str, width: int, *, is_backward: bool) -> float | None:
+    """Return the operations of attention by cuDNN: two products forward, five backward.
+
+    A causal mask omits half.
+    """
+    scores = re.search(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', config)
+    if scores is None:
+        return None
+    size = math.prod(map(int, re.findall(r"\d+", scores[1])))
+    products = 5 if is_backward else 2
+    return 2.0 * products * size * width * (0.5 if "CAUSAL" in config else 1)
+
+
+def _flops_of_convolution(
     instruction: Instruction, inputs: Shape, kernel: Shape, result: Shape
 ) -> float | None:
     """Return the operations of a convolution; a product on TPUs is one.

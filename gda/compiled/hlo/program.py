@@ -126,16 +126,20 @@ def read_collectives(
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
     """
-    found: list[Collective] = []
-    for module in _texts_of(text):
-        read = _Module(module, dict(mesh_shape or {}), dict(slices or {}), device_ids)
-        found += read.collectives()
-    return tuple(found)
+    read = modules_of(text, mesh_shape, slices=slices, device_ids=device_ids)
+    return tuple(found for module in read for found in module.collectives())
 
 
-def modules_of(text: str) -> list[tuple[dict[str, Computation], str]]:
-    """Return the computations by name and the entry of each module of a program."""
-    return [*map(parse_computations, _texts_of(text))]
+def modules_of(
+    text: str,
+    mesh_shape: Mapping[str, int] | None = None,
+    *,
+    slices: Mapping[str, int] | None = None,
+    device_ids: Sequence[int] = (),
+) -> list[Module]:
+    """Return the modules of a program."""
+    about = dict(mesh_shape or {}), dict(slices or {}), device_ids
+    return [Module(each, *about) for each in _texts_of(text)]
 
 
 def _texts_of(text: str) -> list[str]:
@@ -171,7 +175,9 @@ class _Runs(NamedTuple):
     is_conditional: bool
 
 
-class _Module:
+class Module:
+    """A module with its collectives."""
+
     def __init__(
         self,
         text: str,
@@ -217,9 +223,9 @@ class _Module:
 
         for computation, definition, _ in reached:
             instruction = computation.of_interest[definition]
-            is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
+            is_more = definition not in computation.ended_elsewhere and self.was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                yield self._collective(computation, instruction, runs_of(computation.name))
+                yield self.collective(computation, instruction, runs_of(computation.name))
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
@@ -232,7 +238,7 @@ class _Module:
                 if call.callee not in seen:
                     yield from self._walk(call.callee, seen)
 
-    def _was_begun(self, instruction: Instruction) -> bool:
+    def was_begun(self, instruction: Instruction) -> bool:
         """Return True if this continues or ends a collective that began elsewhere.
 
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
@@ -241,9 +247,11 @@ class _Module:
         channel = instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
 
-    def _collective(
-        self, computation: Computation, instruction: Instruction, runs: _Runs
+    def collective(
+        self, computation: Computation, instruction: Instruction, runs: _Runs | None = None
     ) -> Collective:
+        """Return a collective, by default for one execution of it."""
+        runs = runs or _Runs(1, False)
         kind = instruction.kind or ""
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)

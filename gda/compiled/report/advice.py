@@ -93,7 +93,7 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
                 some = f"{counted(len(arguments), 'argument')} such as {some}"
             specs = f"{format_spec(proposed)} in place of {format_spec(spec)}"
             speeds = speeds_of_device(rehearsal.device_kind)
-            seconds = None if speeds is None else saved / speeds.link
+            seconds = None if speeds is None else saved / (speeds.link * speeds.links)
             price = (
                 ""
                 if seconds is None

@@ -98,12 +98,15 @@ def _read(target_config: str | os.PathLike[str]) -> str:
 def _described(kind: DeviceKind) -> str:
     facts = kind.gpu
     assert facts is not None
+    major, minor = facts.compute_capability
+    # As the driver's own description: with it XLA compiles for sm_90a, sm_100a and sm_103a.
+    extension = "feature_extension: ACCELERATED_FEATURES" if major in (9, 10) else ""
     # Versions of CUDA and cuDNN, which JAX 0.9 would refuse, change nothing in the programs.
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32
-  threads_per_core_limit: 2048
+  threads_per_core_limit: {facts.threads_per_core}
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
@@ -118,7 +121,7 @@ gpu_device_info {{
   shared_memory_per_core: {facts.shared_bytes_per_core}
   shared_memory_per_block: 49152
   shared_memory_per_block_optin: {facts.shared_bytes_per_block}
-  cuda_compute_capability {{ major: {facts.compute_capability} }}
+  cuda_compute_capability {{ major: {major} minor: {minor} {extension} }}
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 }}

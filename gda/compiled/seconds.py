@@ -1,0 +1,274 @@
+"""The time that a program takes on a device: a lower bound, and an estimate of its schedule."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gda.compiled.collective_times import Links, collective_seconds
+from gda.compiled.hlo import Schedule, Step, format_source
+from gda.layout.boundary import set_module
+from gda.planning.device_kinds import DeviceKind
+from gda.planning.device_speeds import DeviceSpeeds
+
+_SMALL = 4096  # bytes: a TPU has scalars and the like in registers
+_MOST_PLACES = 100
+
+
+@set_module("gda")
+class PlaceSeconds(NamedTuple):
+    """The work of one device for one line of the program; ``StepSeconds.places`` has them.
+
+    Attributes:
+      place: file and line of the user, or the name of the scope if XLA does not tell the line.
+      seconds: the estimate of its kernels and collectives, one after another.
+      nbytes: bytes that they read and write in the memory of the device.
+      flops: floating-point operations of its products.
+      communication: the part of ``seconds`` in collectives.
+
+    >>> import gda
+    >>> gda.PlaceSeconds('model.py:7', seconds=2e-3, nbytes=1024, flops=2e9).communication
+    0.0
+    """
+
+    place: str
+    seconds: float
+    nbytes: int
+    flops: float
+    communication: float = 0.0
+
+
+@set_module("gda")
+@dataclass(frozen=True)
+class StepSeconds:
+    """The time that one call of a program takes; ``gda.Rehearsal.seconds`` has it.
+
+    It is computed from the partitioned program, and no device was measured for it. Each figure is
+    None if the kind of the devices has no speeds here, such as a CPU.
+
+    Attributes:
+      compute: the products at the peak that the vendor publishes for their types.
+      memory: the bytes that kernels read and write, at the vendor's bandwidth; on a GPU without
+        what its level-2 cache may hold.
+      communication: the collectives over the busiest axes of the mesh, at the vendor's figures.
+      bound: the longest of these three; no schedule takes less. Of branches the cheapest counts,
+        and a loop of unknown length does not.
+      estimate: the kernels and collectives in the order of the schedule, at the measured parts of
+        these speeds. A kernel takes the longer of its products and its bytes, and the time to start
+        it; a collective that is asynchronous runs beside the kernels until its end. Of branches the
+        most expensive counts.
+      mfu: the part of the peak that the estimate has: ``compute / estimate``, with work that
+        devices repeat counted once. Work that the program does again to save memory counts.
+      not_counted: the reasons for which a figure is None or too low.
+      places: the lines with the most estimated seconds, the longest first.
+
+    >>> import gda
+    >>> seconds = gda.StepSeconds(compute=0.03, memory=0.01, communication=0.04, estimate=0.06)
+    >>> seconds.bound, seconds.bounded_by
+    (0.04, 'communication')
+    """
+
+    compute: float | None = None
+    memory: float | None = None
+    communication: float | None = None
+    estimate: float | None = None
+    mfu: float | None = None
+    not_counted: tuple[str, ...] = ()
+    places: tuple[PlaceSeconds, ...] = field(default=(), repr=False)
+
+    @property
+    def bound(self) -> float | None:
+        parts = [self.compute, self.memory, self.communication]
+        return max((each for each in parts if each is not None), default=None)
+
+    @property
+    def bounded_by(self) -> str | None:
+        """``'compute'``, ``'memory'`` or ``'communication'``: the part that ``bound`` is."""
+        parts = ("compute", "memory", "communication")
+        return next((each for each in parts if getattr(self, each) == self.bound is not None), None)
+
+
+def seconds_of(
+    schedule: Schedule, kind: DeviceKind | None, links: Links | None, repetitions: float
+) -> StepSeconds:
+    """Return the time of a schedule; ``links`` are None for a program of one device."""
+    if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
+        return StepSeconds(not_counted=("the speeds of these devices are unknown",))
+    device = _Device(kind.speeds, kind.memory_bandwidth, kind.gpu.cache_bytes if kind.gpu else 0)
+    timed = _Timed(device, links)
+    compute = _least(schedule.steps, device.least_compute)
+    memory = _least(schedule.steps, device.least_memory)
+    memory = max(memory, (schedule.argument_bytes - device.cache_bytes) / device.bandwidth)
+    axes = {each.collective.axes for each in _all(schedule.steps) if each.collective is not None}
+    communication = max(
+        (_least(schedule.steps, lambda step, of=of: timed.least_on(step, of)) for of in axes),
+        default=0.0,
+    )
+    clock = _Clock(timed)
+    clock.run(schedule.steps)
+    estimate = max(clock.now, compute, memory, communication)
+    unknown = schedule.unknown()
+    reasons = [f"the products of the kernel {name}" for name in unknown]
+    if any(each.times is None for each in _all(schedule.steps)):
+        reasons.append("all but one trip of a loop of unknown length")
+    mfu = compute / estimate / repetitions if estimate and not unknown else None
+    rows = _places(schedule.steps, timed)
+    return StepSeconds(compute, memory, communication, estimate, mfu, tuple(reasons), rows)
+
+
+@dataclass(frozen=True)
+class _Device:
+    speeds: DeviceSpeeds
+    bandwidth: float
+    cache_bytes: int
+
+    def least_compute(self, step: Step) -> float:
+        return sum(
+            (each.flops or 0) / self.speeds.flops_of(each.dtype, each.precision)
+            for each in step.products
+        )
+
+    def least_memory(self, step: Step) -> float:
+        """Return the time for what cannot be in the cache; all of it counts without one."""
+        return sum(max(0, each - self.cache_bytes) for each in step.arrays) / self.bandwidth
+
+    def kernel(self, step: Step) -> float:
+        """Return the estimate of a kernel: the longer of its products and its bytes."""
+        speeds, measured = self.speeds, self.speeds.measured
+        least = self.least_compute(step)
+        if step.cycles is not None and speeds.clock_hz:
+            computes = max(least, step.cycles / speeds.clock_hz)
+        else:
+            computes = least / measured.products
+        moves = sum(step.arrays) / self.bandwidth / measured.memory
+        is_launched = speeds.clock_hz is None or sum(step.arrays) > _SMALL
+        return max(computes, moves) + (speeds.kernel_seconds if is_launched else 0)
+
+
+class _Timed:
+    """The time of each step by itself, on a device with links."""
+
+    def __init__(self, device: _Device, links: Links | None) -> None:
+        self.device, self.links = device, links
+
+    def least_on(self, step: Step, axes: tuple[str, ...] | None) -> float:
+        """Return the least time of a collective over these axes; 0 for other steps."""
+        found = step.collective
+        if self.links is None or found is None or found.axes != axes:
+            return 0.0
+        return collective_seconds(found, self.links).bound
+
+    def alone(self, step: Step) -> float:
+        if step.collective is None:
+            return self.device.kernel(step) if step.arrays or step.products else 0.0
+        return 0.0 if self.links is None else collective_seconds(step.collective, self.links)[1]
+
+    def resource(self, step: Step) -> object:
+        """Return the name of the links that an asynchronous step takes for itself."""
+        if step.collective is None:
+            return "copies"
+        # Each axis of a torus has links of its own.
+        is_torus = self.links is not None and self.links.torus is not None
+        return step.collective.axes if is_torus else "links"
+
+
+class _Clock:
+    """The time at which a device has come to a place of its schedule."""
+
+    def __init__(self, timed: _Timed) -> None:
+        self.timed, self.now = timed, 0.0
+        self.free: dict[object, float] = defaultdict(float)
+        self.ends: dict[str, float] = {}
+
+    def run(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if step.ends:
+                self.now = max(self.now, self.ends.get(step.ends, 0.0))
+            elif step.begins:
+                self._begin(step)
+            elif step.is_branch:
+                self._run_longest(step)
+            elif step.bodies:
+                self._repeat(step)
+            elif step.collective is not None:
+                of = self.timed.resource(step)
+                self.now = self.free[of] = max(self.now, self.free[of]) + self.timed.alone(step)
+            else:
+                self.now += self.timed.alone(step)
+
+    def _begin(self, step: Step) -> None:
+        seconds = self.timed.alone(step)
+        inner = [*_all(body for body in step.bodies for body in body)]
+        collectives = [each for each in inner if each.collective is not None]
+        of = self.timed.resource(collectives[0] if collectives else step)
+        seconds += sum(map(self.timed.alone, inner))
+        self.ends[step.begins] = self.free[of] = max(self.now, self.free[of]) + seconds
+
+    def _repeat(self, step: Step) -> None:
+        """Run a body once, and add the time of a second run for each of the others."""
+        (body, *_) = step.bodies
+        times = 1 if step.times is None else step.times
+        if times > 0:
+            self.run(body)
+        if times > 1:
+            begun = self.now
+            self.run(body)
+            rest = (times - 2) * (self.now - begun)
+            self.now += rest
+            self.ends = {name: end + rest for name, end in self.ends.items()}
+            self.free.update({of: end + rest for of, end in self.free.items()})
+
+    def _run_longest(self, step: Step) -> None:
+        clocks = []
+        for body in step.bodies:
+            clock = _Clock(self.timed)
+            clock.now, clock.ends = self.now, dict(self.ends)
+            clock.free.update(self.free)
+            clock.run(body)
+            clocks.append(clock)
+        longest = max(clocks, key=lambda clock: clock.now)
+        self.now, self.free, self.ends = longest.now, longest.free, longest.ends
+
+
+def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
+    """Return the sum over all steps that must run, with the cheapest of branches."""
+    total = 0.0
+    for step in steps:
+        inner = [_least(body, seconds) for body in step.bodies]
+        called = min(inner, default=0.0) if step.is_branch else sum(inner)
+        total += seconds(step) + called * (step.times or 0)
+    return total
+
+
+def _all(steps: Iterable[Step]) -> Iterator[Step]:
+    for step in steps:
+        yield step
+        for body in step.bodies:
+            yield from _all(body)
+
+
+def _places(steps: Iterable[Step], timed: _Timed) -> tuple[PlaceSeconds, ...]:
+    totals: dict[str, PlaceSeconds] = {}
+
+    def add(steps: Iterable[Step], times: int) -> None:
+        for step in steps:
+            for body in step.bodies:
+                add(body, times * (1 if step.times is None else step.times))
+            if not (seconds := times * timed.alone(step)):
+                continue
+            place = format_source(step)
+            so_far = totals.get(place, PlaceSeconds(place, 0.0, 0, 0.0))
+            flops = sum(each.flops or 0 for each in step.products)
+            sent = seconds if step.collective is not None else 0.0
+            totals[place] = PlaceSeconds(
+                place,
+                so_far.seconds + seconds,
+                so_far.nbytes + times * sum(step.arrays),
+                so_far.flops + times * flops,
+                so_far.communication + sent,
+            )
+
+    add(steps, 1)
+    return tuple(sorted(totals.values(), key=lambda each: -each.seconds)[:_MOST_PLACES])
