@@ -48,7 +48,7 @@ def product_of(computation: Computation, name: str) -> Product | None:
     target = instruction.attributes.get("custom_call_target", "").strip('"')
     if found[1] == "custom-call" and not _is_known(target):
         # Pallas writes what the author of the kernel gave.
-        given = re.search(r"cost_estimate\W+flops\W+(\d+)", text)
+        given = re.search(r"cost_estimate[^}]*?\Wflops\W+(\d+)", text)
         if given is None and not _UNKNOWN.search(target):
             return None
         return Product("bf16", "default", float(given[1]) if given else None, target)
