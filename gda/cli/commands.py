@@ -52,7 +52,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=600,
         help="wait this long for each answer of an object store; default 600",
     )
@@ -64,7 +64,7 @@ def add_item(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (number := float(text)) > 0:
             return number

@@ -1,33 +1,38 @@
 """Rehearsals in processes beside each other, for ``gda rehearse``.
 
 A process makes one rehearsal after another, so that it imports JAX and the user's file once. A
-compiler that dies ends one rehearsal, not the command, and Ctrl-C does not wait for a compiler.
-``gda/cli/rehearsal_program.py`` is the program of these processes.
+compiler that dies ends one rehearsal, not the command, and neither Ctrl-C nor a limit of time waits
+for a compiler. ``gda/cli/rehearsal_program.py`` is the program of these processes.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import pickle
 import re
-import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.launch.children import Children
-from gda.layout.text import signal_name
+from gda.layout.text import format_bytes, format_mesh, signal_name
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import Rehearsal
 
+CTRL_C, TIME_LIMIT = "Ctrl-C", "--time-limit"
+
 _LOG_LINES = 20
+_SECONDS_BETWEEN_LINES = 15
 
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
@@ -66,86 +71,159 @@ class RehearsalReport(NamedTuple):
       reason: the reason of a failure, in a line.
       lines: the same with a traceback, if the user's program has raised.
       is_wrong_for_any_mesh: others need not be tried.
+      ended_by: ``CTRL_C`` or ``TIME_LIMIT`` for a rehearsal that one of them ended.
     """
 
     rehearsal: Rehearsal | None = None
     reason: str = ""
     lines: Sequence[str] = ()
     is_wrong_for_any_mesh: bool = False
+    ended_by: str = ""
 
 
 def reports_of(
-    requests: Sequence[RehearsalRequest],
-    show_progress: Callable[[int, int], object],
-    *,
-    is_silent: bool = False,
+    requests: Sequence[RehearsalRequest], *, time_limit: float = math.inf, is_silent: bool = False
 ) -> list[RehearsalReport]:
-    """Return a report for each request; ``show_progress`` takes their number so far, and of all.
+    """Return a report for each request; some are not made if Ctrl-C or the limit ends them.
 
-    The requests differ in their meshes only. The program prints to stderr unless ``is_silent``. All
-    processes have ended when it returns or raises, also after Ctrl-C. It raises ``MistakesError``
+    The requests differ in their meshes only. From ``_SECONDS_BETWEEN_LINES`` on, lines on stderr
+    tell what is known and what is still made. The program prints to stderr too, unless
+    ``is_silent``. All processes have ended when it returns or raises. It raises ``MistakesError``
     if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, RehearsalReport] = {}
-    running: dict[IO[bytes], tuple[int, _RehearsalProcess]] = {}
+    running: dict[Any, tuple[int, _RehearsalProcess]] = {}
     idle: list[_RehearsalProcess] = []
-    topology = requests[0].topology
-    most = _most_processes()
-    # Many processes would print the same, through a progress bar.
+    topology, most, ended_by = requests[0].topology, _most_processes(), ""
+    begun = time.monotonic()
+    lines = _Lines(begun + _SECONDS_BETWEEN_LINES, len(requests) > 1)
+    # Many processes would print the same, line by line.
     target = os.open(os.devnull, os.O_WRONLY) if is_silent else os.dup(2)
     with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
-        while len(reports) < len(requests):
-            show_progress(len(reports), len(requests))
-            while waiting and len(running) < most:
-                index, request = waiting.popleft()
-                worker = (
-                    idle.pop()
-                    if idle
-                    else _RehearsalProcess(children, topology, output.fileno(), files)
-                )
-                worker.begin(request)
-                running[worker.pipe] = index, worker
-            for pipe in select.select([*running], [], [])[0]:
-                index, worker = running.pop(pipe)
-                report, is_alive = worker.report()
-                if report.is_wrong_for_any_mesh:
-                    raise MistakesError(*report.lines)
-                reports[index] = report
-                idle += [worker] if is_alive else []
-        show_progress(len(reports), len(requests))
+        try:
+            while len(reports) < len(requests) and not ended_by:
+                while waiting and len(running) < most:
+                    worker = (
+                        idle.pop()
+                        if idle
+                        else _RehearsalProcess(children, topology, output.fileno(), files)
+                    )
+                    running[worker.pipe] = waiting[0][0], worker
+                    worker.begin(waiting.popleft()[1])
+                until = min(lines.next, begun + time_limit) - time.monotonic()
+                for pipe in wait([*running], max(0, until)):
+                    index, worker = running[pipe]
+                    if (report := worker.report()) is None:
+                        continue
+                    del running[pipe]
+                    if report.is_wrong_for_any_mesh:
+                        raise MistakesError(*report.lines)
+                    reports[index] = report
+                    idle += [worker] if worker.is_alive else []
+                known = [(requests[index].mesh, report) for index, report in reports.items()]
+                lines.tell(known, [worker for _, worker in running.values()])
+                if time.monotonic() >= begun + time_limit:
+                    ended_by = TIME_LIMIT
+        except KeyboardInterrupt:
+            ended_by = CTRL_C
+    phases = {
+        index: f"while {worker.phase.partition('; ')[0]}" for index, worker in running.values()
+    }
+    for index in range(len(requests)):
+        end = f"ended by {ended_by} {phases.get(index, 'before it began')}"
+        reports.setdefault(index, RehearsalReport(None, end, [end], ended_by=ended_by))
     return [reports[index] for index in range(len(requests))]
 
 
+class _Lines:
+    """The lines on stderr about rehearsals that take long: nothing before the time ``next``."""
+
+    def __init__(self, next_: float, are_several: bool) -> None:
+        self.next = self._first = next_
+        self._are_several = are_several
+        self._told: set[str] = set()
+
+    def tell(
+        self,
+        known: Sequence[tuple[dict[str, int], RehearsalReport]],
+        running: Sequence[_RehearsalProcess],
+    ) -> None:
+        """Print what is known and was not printed and, when it is time, what is still made."""
+        now = time.monotonic()
+        if now < self._first:
+            return
+        if self._are_several:
+            for mesh, report in known:
+                self._tell(f"{format_mesh(mesh)}: {_in_words(report)}")
+        if now < self.next:
+            return
+        self.next = now + _SECONDS_BETWEEN_LINES
+        for worker in running:
+            phase, _, hint = worker.phase.partition("; ")
+            self._tell(hint)
+            self._tell(f"{format_mesh(worker.mesh)}: {phase}, {now - worker.begun:.0f} s")
+
+    def _tell(self, line: str) -> None:
+        if line and line not in self._told:
+            print(f"gda: {line}", file=sys.stderr, flush=True)
+        self._told.add(line)
+
+
+def _in_words(report: RehearsalReport) -> str:
+    from gda.compiled.report.rehearsal_text import ANSWERS
+
+    if (rehearsal := report.rehearsal) is None:
+        return report.reason
+    least = ">= " * (rehearsal.peak_bytes is None)
+    nbytes = format_bytes(rehearsal.peak_bytes or rehearsal.argument_bytes)
+    return f"{ANSWERS[rehearsal.fits]}, {least}{nbytes}"
+
+
 class _RehearsalProcess:
-    """A process that makes rehearsals, one at a time."""
+    """A process that makes rehearsals, one at a time.
+
+    Attributes:
+      pipe: the connection over which it takes requests, and tells phases and reports.
+      is_alive: it can make another.
+      mesh, begun, phase: of the present rehearsal.
+    """
 
     def __init__(self, children: Children, topology: str, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        self._process = children.start(
-            [sys.executable, "-m", "gda.cli.rehearsal_program", str(output)],
-            env=_environment(topology),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            pass_fds=[output],
-        )
-        self.pipe: IO[bytes] = files.enter_context(self._process.stdout)
-        self._requests: IO[bytes] = files.enter_context(self._process.stdin)
+        pipe, of_program = Pipe()
+        with of_program:
+            self._process = children.start(
+                [
+                    *(sys.executable, "-m", "gda.cli.rehearsal_program"),
+                    *map(str, (output, of_program.fileno())),
+                ],
+                env=_environment(topology),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[output, of_program.fileno()],
+            )
+        self.pipe = files.enter_context(pipe)
+        self.is_alive = True
 
     def begin(self, request: RehearsalRequest) -> None:
         """Begin a rehearsal."""
+        self.mesh, self.begun, self.phase = request.mesh, time.monotonic(), "starting"
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
-        # A process that was killed since its last report reads nothing: report() says so. Not
-        # through the buffer, which would keep the request and fail again when it is closed.
-        with suppress(BrokenPipeError):
-            os.write(self._requests.fileno(), pickle.dumps(request))
+        with suppress(OSError):  # it was killed since its last report: report() says so
+            self.pipe.send(request)
 
-    def report(self) -> tuple[RehearsalReport, bool]:
-        """Wait for the report; also return True if the process can make another."""
-        with suppress(EOFError, pickle.UnpicklingError):  # the process ended
-            return pickle.load(self.pipe), True
+    def report(self) -> RehearsalReport | None:
+        """Wait for news: the report, or None for another phase."""
+        with suppress(EOFError, OSError):  # the process ended
+            news = self.pipe.recv()
+            if isinstance(news, RehearsalReport):
+                return news
+            self.phase = news
+            return None
+        self.is_alive = False
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
         code = self._process.wait()
@@ -153,7 +231,7 @@ class _RehearsalProcess:
         if code < 0:
             memory = ", perhaps for lack of memory" if signal_name(-code) == "SIGKILL" else ""
             reason = f"the compiler was killed by {signal_name(-code)}{memory}"
-        return RehearsalReport(reason=reason, lines=[reason, *lines]), False
+        return RehearsalReport(reason=reason, lines=[reason, *lines])
 
 
 def num_cpus(topology: str) -> int | None:
@@ -168,6 +246,7 @@ def _environment(topology: str) -> dict[str, str]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "1",  # a warning of the compiler may be advice
         # A cached program lacks the list of temporaries, and JAX 0.12 cannot read one for devices
         # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",

@@ -1,19 +1,22 @@
 """The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
-It takes the file descriptor for the output of the user's program. stdin has requests, for
-each of which it writes a report to stdout, all as pickles. Its stderr takes the output of
-the compiler.
+It takes two file descriptors: for the output of the user's program, and of the connection that has
+requests. It answers each with its phases and a report. stdout and stderr take the output of the
+compiler.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
-import pickle
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +25,36 @@ from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, num_c
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 
+_LOG_BYTES = 2**20
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 
 
-def main(output: int) -> None:
-    """Make the rehearsals that stdin asks for, and end the process.
-
-    ``output`` is the file descriptor for the output of the user's program.
-    """
-    os.set_inheritable(output, False)
-    with os.fdopen(os.dup(0), "rb") as requests, os.fdopen(os.dup(1), "wb") as reports:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(2, 1)  # so that nothing else goes into the pipe
-        sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
-        while requests.peek(1):
-            report = _report(pickle.load(requests))
+def main(output: int, descriptor: int) -> None:
+    """Make the rehearsals that are asked for, and end the process."""
+    for each in (output, descriptor):
+        os.set_inheritable(each, False)
+    sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
+    with Connection(descriptor) as connection, suppress(EOFError):
+        log = logging.getLogger("gda.rehearse")
+        log.setLevel(logging.INFO)
+        log.propagate = False
+        log.addHandler(_Phases(connection))
+        while True:
+            report = _report(connection.recv())
             sys.stdout.flush()
-            pickle.dump(report, reports)
-            reports.flush()
+            connection.send(report)
     os._exit(0)  # without the exit handlers of the compiler
+
+
+class _Phases(logging.Handler):
+    """The phases of a rehearsal, sent over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._connection.send(record.getMessage())
 
 
 def _report(request: RehearsalRequest) -> RehearsalReport:
@@ -55,6 +69,7 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh))
         rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.may_skip)
+        rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
@@ -65,6 +80,12 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
             reason=_reason(error), lines=[f"{failed}:", *traceback_of(error, __file__)]
         )
     return RehearsalReport(rehearsal)
+
+
+def _warnings() -> str:
+    """Return the lines of the compiler on tensors that it replicates against its will."""
+    log = os.pread(2, _LOG_BYTES, 0).decode(errors="replace")
+    return "\n".join(line for line in log.splitlines() if "Involuntary full remat" in line)
 
 
 def _reason(error: BaseException) -> str:
@@ -126,4 +147,4 @@ def _call(request: RehearsalRequest, given: Any) -> tuple[Any, tuple[Any, ...], 
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

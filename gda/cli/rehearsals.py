@@ -22,7 +22,7 @@ from gda.cli.commands import (
     print_json,
     read_given,
     read_option,
-    shows_progress,
+    seconds,
 )
 from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
@@ -58,6 +58,12 @@ topologies:
   extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, gh200,
   b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
+while it compiles:
+  After 15 s, and every 15 s from then on, stderr has the mesh, the phase (tracing,
+  lowering or compiling) and the seconds so far, and each mesh that is done. Ctrl-C
+  and --time-limit SECONDS end what is not done, and the meshes that are done are
+  printed with the names of the others.
+
 several meshes:
   Meshes that fit come first, those with the least time before others: the longer
   of computing and reading the arguments, then communicating, at the vendor's
@@ -80,7 +86,8 @@ examples:
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
   it does not fit; 2 for a wrong command, and for a program that raises. Of
-  several meshes, the least code counts. 130 after Ctrl-C.
+  several meshes, the least code counts, and with --time-limit those that are not
+  done count as 2. 130 after Ctrl-C.
 """
 
 
@@ -104,17 +111,29 @@ def add_rehearse(commands: Any) -> None:
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
     several.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two meshes, side by side")
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=seconds,
+        default=math.inf,
+        help="end what is not done after this time, and print what there is",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write all tables as a page")
 
 
 def rehearse(options: argparse.Namespace) -> int:
+    from gda.cli.rehearsal_processes import CTRL_C
+
     is_one = not (options.search or options.vary or options.compare)
     results = _results(options, _meshes(options))
     if not options.compare:
         results = sorted(results, key=_Result.order)
     rehearsals = [each.report.rehearsal for each in results if each.report.rehearsal]
     failed = [each.report for each in results if not each.report.rehearsal]
+    is_interrupted = any(report.ended_by == CTRL_C for report in failed)
+    if is_interrupted and (options.compare or not rehearsals):
+        raise KeyboardInterrupt
     if failed and (is_one or options.compare):
         raise MistakesError(*failed[0].lines)
     if options.html:
@@ -131,6 +150,8 @@ def rehearse(options: argparse.Namespace) -> int:
         print(rehearsal, *([rehearsal.collectives] if rehearsal.collectives else []), sep="\n\n")
     else:
         print(*_lines(results), sep="\n")
+    if is_interrupted:
+        raise KeyboardInterrupt
     return min(result.code for result in results)
 
 
@@ -151,15 +172,12 @@ def _compare(options: argparse.Namespace, before: Rehearsal, after: Rehearsal) -
 def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
     """Return the results of the program over some meshes."""
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
-    from gda.storage.options import shown
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
     about = file, function, _topology(options), _num_slices(options), options.target_config
     may_skip = bool(options.search or options.vary)
     requests = [RehearsalRequest(*about, mesh, may_skip) for mesh in meshes]
-    is_silent = len(requests) > 1
-    with shown(is_silent and shows_progress(), "rehearse", in_bytes=False) as show_progress:
-        reports = reports_of(requests, show_progress, is_silent=is_silent)
+    reports = reports_of(requests, time_limit=options.time_limit, is_silent=len(requests) > 1)
     return [*map(_Result, requests, reports)]
 
 
@@ -222,7 +240,7 @@ class _Result(NamedTuple):
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
         # Without speeds, work that devices repeat counts before bytes.
-        times = [rehearsal.least_serial_seconds, rehearsal.flops]
+        times = [rehearsal.seconds.estimate, rehearsal.flops]
         computes = [math.inf if each is None else each for each in times]
         peak = rehearsal.peak_bytes or math.inf
         return (self.code, nbytes is None, *computes, slow or 0, nbytes or 0, peak)
@@ -259,7 +277,8 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         reasons = [[format_mesh(each.request.mesh), each.report.reason] for each in failed]
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
-        lines.append(f"for a traceback: --mesh {format_mesh(failed[0].request.mesh)} alone")
+        raised = [each.request for each in failed if not each.report.ended_by]
+        lines += [f"for a traceback: --mesh {format_mesh(of.mesh)} alone" for of in raised[:1]]
     if skipped := [request for request, rehearsal in rehearsed if not rehearsal.is_compiled]:
         meshes = counted(len(skipped), "mesh", "meshes")
         lines += [
@@ -289,16 +308,16 @@ def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]
     over = [f"over {format_axes(each)}" for each in axes]
     has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
     fitting = [rehearsal for _, rehearsal in rehearsed if rehearsal.fits is not False]
-    has_seconds = any(each.least_serial_seconds is not None for each in fitting)
+    has_seconds = any(each.seconds.estimate is not None for each in fitting)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
-    header += ["at least"] * has_seconds
+    header += ["about"] * has_seconds
     answers = {True: "yes", False: "no", None: "?"}
     rows = []
     for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
         sent = [nbytes_over.get(key, 0) for key in axes]
         sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
         cells = [format_size(nbytes) for nbytes in sent]
-        cells += [format_seconds(rehearsal.least_serial_seconds)] * has_seconds
+        cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
         cells = [""] * len(cells) if rehearsal.fits is False else cells
         needed = format_size(rehearsal.peak_bytes)
         if not rehearsal.is_compiled:

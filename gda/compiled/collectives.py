@@ -9,7 +9,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Compiled
 
-from gda.compiled.hlo import Collectives, num_devices, read_collectives
+from gda.compiled.hlo import (
+    Collectives,
+    Schedule,
+    num_devices,
+    read_collectives,
+    read_schedule,
+)
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
@@ -149,11 +155,21 @@ def text_of(program: Compiled) -> str:
 
 def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
-    mesh_shape = {} if mesh is None else dict(mesh.shape)
+    about = _about(mesh)
+    return Collectives(read_collectives(text, **about), about["mesh_shape"])
+
+
+def schedule_in(text: str, mesh: Mesh | AbstractMesh | None) -> Schedule:
+    """Return the steps of the text of a program."""
+    return read_schedule(text, **_about(mesh))
+
+
+def _about(mesh: Mesh | AbstractMesh | None) -> dict[str, Any]:
+    """Return what a reader of programs must know about a mesh."""
     slices = slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
-    found = read_collectives(text, mesh_shape, slices=slices, device_ids=ids)
-    return Collectives(found, mesh_shape)
+    mesh_shape = {} if mesh is None else dict(mesh.shape)
+    return {"mesh_shape": mesh_shape, "slices": slices, "device_ids": ids}
 
 
 def slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

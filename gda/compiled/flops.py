@@ -25,14 +25,15 @@ def flops_of(jaxpr: Any) -> float | None:
         jaxpr = jaxpr.jaxpr
     total = 0.0
     for equation in jaxpr.eqns:
-        flops = _flops_of_equation(equation)
+        flops = flops_of_equation(equation)
         if flops is None:
             return None
         total += flops
     return total
 
 
-def _flops_of_equation(equation: Any) -> float | None:
+def flops_of_equation(equation: Any) -> float | None:
+    """Return the operations of an equation and of the functions inside; None as ``flops_of``."""
     name, params = equation.primitive.name, equation.params
     if name.startswith("ragged_dot"):
         return None  # its groups have sizes that only the program knows
@@ -45,8 +46,7 @@ def _flops_of_equation(equation: Any) -> float | None:
         kernel = equation.invars[1].aval.shape
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / outputs
-    leaves = jax.tree.leaves([*params.values()], is_leaf=lambda x: not isinstance(x, list | tuple))
-    inner = [flops_of(each) for each in leaves if isinstance(each, ClosedJaxpr | Jaxpr)]
+    inner = [*map(flops_of, inner_of(equation))]
     if name == "cond":
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
     total = 0.0
@@ -55,10 +55,23 @@ def _flops_of_equation(equation: Any) -> float | None:
         if flops is None or (flops and name in ("while", "pallas_call")):
             return None
         total += flops
+    return total * executions_of(equation)
+
+
+def executions_of(equation: Any) -> int:
+    """Return the executions of the functions inside an equation, on all devices."""
+    name, params = equation.primitive.name, equation.params
     if name == "scan":
-        return total * params["length"]
+        return params["length"]
     if name == "shard_map":  # its body is the part of one device along the manual axes
         # JAX 0.8 has another name for these axes.
         axes = params.get("newly_manual_axes", params.get("manual_axes"))
-        return total * math.prod(params["mesh"].shape[axis] for axis in axes)
-    return total
+        return math.prod(params["mesh"].shape[axis] for axis in axes)
+    return 1
+
+
+def inner_of(equation: Any) -> list[Any]:
+    """Return the functions inside an equation: the body of a loop, branches, a jitted function."""
+    params = [*equation.params.values()]
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: not isinstance(x, list | tuple))
+    return [each for each in leaves if isinstance(each, ClosedJaxpr | Jaxpr)]

@@ -1,4 +1,4 @@
-"""The result of a rehearsal: the memory and the communication of a program that was not run."""
+"""The result of a rehearsal: memory, communication and time of a program that was not run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.advice import Advice, advice_of
 from gda.compiled.report.rehearsal_text import html_of, lines_of
+from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
-from gda.planning.device_kinds import kind_of_device, speeds_of_device
 
 
 @set_module("gda")
@@ -77,7 +77,7 @@ class ArgumentBytes(NamedTuple):
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
 class Rehearsal:
-    """The memory and the communication of a call that was compiled and not run.
+    """The memory, the communication and the time of a call that was compiled and not run.
 
     ``gda.rehearse`` makes it; ``print`` shows it as a table. All bytes are those of one device.
 
@@ -117,13 +117,18 @@ class Rehearsal:
       temporaries: the largest arrays that the program holds while it runs; empty if the compiler
         tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
         ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
-      message: the words of the compiler for a program that does not fit; else empty.
+      message: the words of the compiler for a program that does not fit; else empty, or its
+        warnings of full rematerialization, which ``gda rehearse`` has.
       flops_total: the same of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
       flops_are_counted: false if the program does not tell ``flops``, which is then an equal part
         of ``flops_total``.
+      seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
+      examples, price: as they were given.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
         do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
+      float32_products: file, line and operations on all devices of the products in float32 whose
+        operands came from bfloat16 or float16, the most first.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -157,14 +162,20 @@ class Rehearsal:
     is_compiled: bool = True
     flops_total: float | None = None
     flops_are_counted: bool = True
+    seconds: StepSeconds = field(default_factory=StepSeconds)
+    examples: float | None = None
+    price: float | None = None
+    float32_products: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """Changes that would save memory or communication, the most memory first.
+        """Changes that would save time, memory or communication, what saves most first.
 
-        Each number is computed from the facts above: temporaries that are too large, an argument
-        that one more mesh axis would shard, arguments that could be donated, all-gathers in loops.
-        Advice that saves less than 1 % of the peak, or of the bytes sent, is omitted.
+        Each comes from the facts above: work that devices repeat, products in float32 of values
+        that came from bfloat16, collectives that a loop repeats, arguments that could be donated,
+        tensors that XLA replicates against its will, temporaries that are too large. An argument is
+        to be sharded if the program does not fit, or if gathering it takes little of the time.
+        Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
 
@@ -180,40 +191,18 @@ class Rehearsal:
         return max(1.0, self.flops * self.num_devices / self.flops_total)
 
     @property
-    def least_compute_seconds(self) -> float | None:
-        """The time of ``flops`` at the vendor's figure for bfloat16; None if one is unknown.
-
-        Products of types of 8 bits may need less.
-        """
-        speeds = speeds_of_device(self.device_kind)
-        return None if speeds is None or self.flops is None else self.flops / speeds.flops
+    def examples_per_second(self) -> float | None:
+        """The examples in an estimated second; None if there are none, or the estimate is."""
+        seconds = self.seconds.estimate
+        return self.examples / seconds if self.examples and seconds else None
 
     @property
-    def least_memory_seconds(self) -> float | None:
-        """The time to read the arguments and write the results once; None if it is unknown."""
-        kind = kind_of_device(self.device_kind)
-        if kind is None or kind.memory_bandwidth is None:
+    def cost(self) -> float | None:
+        """The estimated cost of one call on all devices, in the currency of ``price``."""
+        seconds = self.seconds.estimate
+        if self.price is None or seconds is None:
             return None
-        return (self.argument_bytes + (self.output_bytes or 0)) / kind.memory_bandwidth
-
-    @property
-    def least_communication_seconds(self) -> float | None:
-        """The sum of ``least_seconds`` in ``traffic``; None if one or all of it is unknown."""
-        if self.collectives is None or speeds_of_device(self.device_kind) is None:
-            return None
-        return summed(each.least_seconds for each in self.traffic)
-
-    @property
-    def least_serial_seconds(self) -> float | None:
-        """The least time if nothing is communicated while the devices compute; None if unknown.
-
-        It is the longer of ``least_compute_seconds`` and ``least_memory_seconds``, and then
-        ``least_communication_seconds``. It ranks meshes, and was not compared with runs.
-        """
-        computes, communicates = self.least_compute_seconds, self.least_communication_seconds
-        if computes is None or communicates is None:
-            return None
-        return max(computes, self.least_memory_seconds or 0) + communicates
+        return self.price * self.num_devices * seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON.
@@ -229,6 +218,9 @@ class Rehearsal:
             "arguments": [each._asdict() for each in self.arguments],
             "temporaries": [each._asdict() for each in self.temporaries],
             "advice": [each._asdict() for each in self.advice],
+            "seconds": self.seconds.to_dict(),
+            "examples_per_second": self.examples_per_second,
+            "cost": self.cost,
         }
 
     @public

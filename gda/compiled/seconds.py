@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gda.compiled.collective_times import Links, collective_seconds
 from gda.compiled.hlo import Schedule, Step, format_source
@@ -89,13 +89,25 @@ class StepSeconds:
         parts = ("compute", "memory", "communication")
         return next((each for each in parts if getattr(self, each) == self.bound is not None), None)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers, for JSON."""
+        return {
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "bound": self.bound,
+            "bounded_by": self.bounded_by,
+            "not_counted": [*self.not_counted],
+            "places": [each._asdict() for each in self.places],
+        }
+
 
 def seconds_of(
-    schedule: Schedule, kind: DeviceKind | None, links: Links | None, repetitions: float
+    schedule: Schedule | None, kind: DeviceKind | None, links: Links | None, repetitions: float
 ) -> StepSeconds:
     """Return the time of a schedule; ``links`` are None for a program of one device."""
     if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
         return StepSeconds(not_counted=("the speeds of these devices are unknown",))
+    if schedule is None:
+        return StepSeconds(not_counted=("the compiler does not write this program",))
     device = _Device(kind.speeds, kind.memory_bandwidth, kind.gpu.cache_bytes if kind.gpu else 0)
     timed = _Timed(device, links)
     compute = _least(schedule.steps, device.least_compute)

@@ -114,12 +114,10 @@ def check_count(value: Any, name: str) -> None:
 
 
 @contextmanager
-def shown(
-    progress: ProgressLike, description: str, *, in_bytes: bool = True
-) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(done, total)``, in bytes or in pieces, that shows the progress."""
+def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
+    """Give the function ``(done, total)``, in bytes, that shows the progress."""
     if progress is True:
-        with _bar(description, in_bytes) as update:
+        with _bar(description) as update:
             yield update
     elif progress is False:
         yield lambda done, total: None
@@ -144,7 +142,7 @@ def counting(
 
 
 @contextmanager
-def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
+def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
     try:
         import rich.console
         import rich.progress as bars
@@ -154,11 +152,11 @@ def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], obje
             "(nbytes_done, nbytes_total)"
         ) from error
     # Bytes in powers of 1000, because TransferSpeedColumn has no others.
-    amounts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
     columns = [
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
-        *(amounts if in_bytes else [bars.MofNCompleteColumn()]),
+        bars.DownloadColumn(),
+        bars.TransferSpeedColumn(),
         bars.TimeRemainingColumn(),
     ]
     console = rich.console.Console(stderr=True)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,24 @@ def fragile(mesh):
     w = jax.ShapeDtypeStruct((6, 2), np.float32, sharding=NamedSharding(mesh, P("data", "model")))
     return lambda w: w.sum(axis=1), (w,)
 
+def endless(mesh):
+    import time
+    time.sleep(1000 if mesh.shape["data"] == 1 else 0)
+    return rehearsal(mesh)
+
+def embedded(mesh, constrain=lambda table: table):
+    def step(table, words):
+        found = jax.lax.with_sharding_constraint(constrain(table)[words], over("data"))
+        return jax.numpy.sin(found)
+
+    over = lambda *axes: NamedSharding(mesh, P(*axes))
+    table = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=over(None, ("model", "data")))
+    return step, (table, jax.ShapeDtypeStruct((16, 32), np.int32, sharding=over("data")))
+
+def constrained(mesh):
+    by_model = NamedSharding(mesh, P(None, "model"))
+    return embedded(mesh, lambda table: jax.lax.with_sharding_constraint(table, by_model))
+
 def repeated(mesh):
     w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P()))
     x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
@@ -63,6 +82,7 @@ def large(mesh):
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rehearsal_processes, "_SECONDS_BETWEEN_LINES", 10_000)
     # JAX's cache does not have this program, so that XLA tells all of it in each process.
     Path("train.py").write_text(TRAIN.replace("x @ w", f"{random.random()} + x @ w"))
     return "train.py"
@@ -118,16 +138,17 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
     keep = f"import os\nopen({str(number)!r}, 'w').write(str(os.getpid()))\n"
     program.write_text(f"{keep}def f(mesh):\n    1 / 0\n")
 
-    def kill_after_the_first(done: int, _: int) -> None:
-        if done == 1:
+    def kill_after_the_first(_: Any, known: list[Any], running: list[Any]) -> None:
+        if len(known) == 1 and not running:
             process = int(number.read_text())
             os.kill(process, signal.SIGKILL)
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
+    monkeypatch.setattr(rehearsal_processes._Lines, "tell", kill_after_the_first)
     requests = [
         RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
     ]
-    first, second = reports_of(requests, kill_after_the_first, is_silent=True)
+    first, second = reports_of(requests, is_silent=True)
     assert first.reason == "ZeroDivisionError: division by zero"
     assert second.reason == "the compiler was killed by SIGKILL, perhaps for lack of memory"
 
@@ -154,6 +175,21 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
     err = run.refusal("rehearse", *options, *topology)
     assert err.startswith("gda")
     assert message in err
+
+
+def test_a_tensor_that_the_compiler_replicates_and_its_mend(
+    train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+    about = "cpu:8", 1, None, {"data": 2, "model": 4}
+    functions = "embedded", "constrained"
+    found = reports_of([RehearsalRequest(train, function, *about) for function in functions])
+    advice = [report.rehearsal.advice for report in found if report.rehearsal]
+    replicated = [
+        [each for each in some if each.text.startswith("constrain gather float32[16,32,")]
+        for some in advice
+    ]
+    assert [*map(len, replicated)] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +230,7 @@ def report(peak: int, traffic: dict[str, tuple[int | None, int]], **about: Any) 
         for axes, (nbytes, slow) in traffic.items()
     )
     about = {"fits": True, "num_devices": 8, "device_kind": "TPU v5 lite", **about}
-    about |= {"capacity_bytes": 1 << 34, "peak_bytes": peak, "traffic": (*sent,)}
+    about = {"capacity_bytes": 1 << 34, "peak_bytes": peak, **about, "traffic": (*sent,)}
     return RehearsalReport(dataclasses.replace(rehearsal(), **about))
 
 
@@ -339,9 +375,71 @@ def test_interrupted(tmp_path: Path) -> None:
         while not (found := [*tmp_path.glob("*.pid")]) and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert process.communicate() == (b"", b"")
-    assert process.returncode == 130
+        out, err = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert all(b": starting, " in line for line in err.splitlines())  # if it took 15 s
     wait_until_gone([int(file.stem) for file in found])
+
+
+@pytest.mark.parametrize("ended_by", ["Ctrl-C", "--time-limit"])
+def test_meshes_that_are_done_are_printed_when_the_rest_is_ended(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    now = [0.0]
+
+    def end_after_the_first(_: Any, known: list[Any], running: list[Any]) -> None:
+        if known and ended_by == "Ctrl-C":
+            raise KeyboardInterrupt
+        now[0] = 100.0 * len(known)
+
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 2)
+    monkeypatch.setattr(rehearsal_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rehearsal_processes._Lines, "tell", end_after_the_first)
+    search = "--topology", "cpu:4", "--mesh", "data,model", "--search", "--time-limit", "100"
+    code, out, err = run("rehearse", f"{train}:endless", *search)
+    assert (code, err) == (130 if ended_by == "Ctrl-C" else 0, "")
+    _, _, _, done, _, header, *others = out.splitlines()
+    assert done.startswith("data=2,model=2  ? ")
+    assert header.split() == ["no", "rehearsal", "reason"]
+    assert others == [
+        f"data=1,model=4  ended by {ended_by} while starting",
+        f"data=4,model=1  ended by {ended_by} before it began",
+    ]
+
+
+def test_a_limit_ends_the_only_mesh(run: Run, train: str) -> None:
+    only = "--topology", "cpu:4", "--mesh", "data=1,model=4", "--time-limit", "1e-9"
+    err = run.refusal("rehearse", f"{train}:endless", *only)
+    assert err == "gda: ended by --time-limit while starting\n"
+
+
+def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = rehearsal_processes._Lines(time.monotonic() + 1000, True)
+    known = [({"a": 2}, report(1 << 20, {})), ({"a": 4}, RehearsalReport(reason="E: no"))]
+    phases = "compiling step; 32 equal layers are written out; scan them", "tracing step"
+    running: Any = [
+        SimpleNamespace(mesh={"a": n}, phase=phase, begun=time.monotonic() - 90 * n + 0.25)
+        for n, phase in enumerate(phases, 1)
+    ]
+    lines.tell(known, running)
+    assert capsys.readouterr() == ("", "")
+    lines = rehearsal_processes._Lines(time.monotonic(), True)
+    for _ in range(2):
+        lines.tell(known, running)
+    skipped = report(0, {}, fits=False, peak_bytes=None, argument_bytes=90 << 30)
+    lines.tell([*known, ({"a": 8}, skipped)], running)
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()) == (
+        "",
+        [
+            "gda: a=2: fits, 1.0 MiB",
+            "gda: a=4: E: no",
+            "gda: 32 equal layers are written out; scan them",
+            "gda: a=1: compiling step, 90 s",
+            "gda: a=2: tracing step, 180 s",
+            "gda: a=8: does not fit, >= 90.0 GiB",
+        ],
+    )
 
 
 @pytest.mark.topology
@@ -365,5 +463,6 @@ def test_only_the_program_writes_to_stderr(train: str) -> None:
     slices = "--topology", "v5e:2x4", "--num-slices", "2", "--mesh", "data=16,model=1"
     command = [sys.executable, "-m", "gda", "rehearse", f"{train}:rehearsal", *slices]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "a line of the program\n")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("gda: data=16")]
+    assert (done.returncode, lines) == (0, ["a line of the program"])
     assert done.stdout.startswith("step on 16 x TPU v5 lite, mesh data=16,model=1: fits\n")

@@ -10,24 +10,25 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 
 Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
-code), ``program`` (its collectives), ``listing`` (their totals and tables), ``products`` (its
-floating-point operations); ``allocations`` (the largest temporaries).
+code), ``carried`` (by loops), ``program`` (its collectives), ``listing`` (their totals and tables),
+``products`` (its floating-point operations); ``allocations`` (the largest temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes
 from gda.compiled.hlo.listing import Collectives as Collectives
 from gda.compiled.hlo.listing import Traffic as Traffic
 from gda.compiled.hlo.listing import format_axes as format_axes
+from gda.compiled.hlo.listing import format_line as format_line
 from gda.compiled.hlo.listing import format_size as format_size
 from gda.compiled.hlo.listing import format_source as format_source
 from gda.compiled.hlo.listing import sentence as sentence
 from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.listing import table_of as table_of
-from gda.compiled.hlo.schedule import Schedule as Schedule
-from gda.compiled.hlo.schedule import Step as Step
-from gda.compiled.hlo.schedule import read_flops as read_flops
-from gda.compiled.hlo.schedule import read_schedule as read_schedule
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective
 from gda.compiled.hlo.program import num_devices as num_devices
 from gda.compiled.hlo.program import read_collectives as read_collectives
+from gda.compiled.hlo.schedule import Schedule as Schedule
+from gda.compiled.hlo.schedule import Step as Step
+from gda.compiled.hlo.schedule import read_flops as read_flops
+from gda.compiled.hlo.schedule import read_schedule as read_schedule

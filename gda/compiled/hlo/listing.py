@@ -7,9 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
-from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
@@ -185,16 +184,29 @@ def _format_operands(collective: Collective) -> str:
     return f"{first} and {more} more" if more else first
 
 
-def format_source(collective: Collective | Temporary) -> str:
+class _HasPlace(Protocol):
+    @property
+    def op_name(self) -> str: ...
+    @property
+    def source_file(self) -> str | None: ...
+    @property
+    def source_line(self) -> int | None: ...
+
+
+def format_source(collective: _HasPlace) -> str:
     """Return file and line of the user, or the place in the traced function."""
-    file = collective.source_file
-    if file is None:
+    if collective.source_file is None:
         return collective.op_name
+    return format_line(collective.source_file, collective.source_line)
+
+
+def format_line(file: str, line: int | None) -> str:
+    """Return a line of a file, relative to the current folder if that is shorter."""
     if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
         file = "cell"  # the number in its name is a hash of the cell
     elif os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0]:
         file = min(file, os.path.relpath(file), key=len)
-    return f"{file}:{collective.source_line}"
+    return f"{file}:{line}"
 
 
 def _format_count(count: int | None) -> str:

@@ -1,36 +1,58 @@
-"""Advice on a rehearsed program: changes that save memory or communication, with their numbers."""
+"""Advice on a rehearsed program: changes that save time, memory or communication, with numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from gda.compiled.hlo import Axes, Collective, format_axes, format_size, format_source, summed
-from gda.compiled.report.rehearsal_text import format_seconds
+from gda.compiled.hlo import (
+    Axes,
+    Collective,
+    format_axes,
+    format_line,
+    format_size,
+    format_source,
+    summed,
+)
+from gda.compiled.hlo.instructions import leaves
+from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecEntry, format_spec
+from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
-from gda.planning.device_kinds import speeds_of_device
+from gda.planning.device_kinds import kind_of_device, speeds_of_device
 from gda.planning.model import better_spec
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
 
-_LEAST_SHARE = 100  # of the peak, or of all communication: less is not worth a line
+_LEAST_SHARE = 100  # of the memory, of all communication or of the time: less is not worth a line
+_LEAST_SHARE_OF_PRODUCTS = 10
 _MOST_NAMES = 2
+
+# "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding {…} to {…}
+# efficiently for HLO operation %gather = f32[16,32,8]{2,1,0} gather(…", and of older versions:
+# "… was not able to go from sharding {…} to {…} without doing … for HLO operation: %gather = …"
+_REPLICATED = re.compile(
+    r"Involuntary full rematerialization.*? from sharding (.*?) to (.*?) (?:efficiently|without) "
+    r".*?HLO operation:? %\S+ = (\S+?\[[\d,]*\])\S* ([\w-]+)\("
+)
 
 
 @set_module("gda")
 class Advice(NamedTuple):
-    """A change of a program that saves memory or communication; ``gda.Rehearsal.advice`` has them.
+    """A change of a program that saves time or memory; ``gda.Rehearsal.advice`` has them.
 
     Attributes:
       text: the change and its effect, in words.
-      saves_bytes: bytes of the arguments or results on one device that it saves; the temporaries
-        may change as well. None for a change of the communication.
+      saves_bytes: bytes on one device that it saves, of the arguments or results; the temporaries
+        may change as well. Below 0 if it takes memory, and None if it is unknown.
       costs_seconds: the least time to gather a sharded argument once, at the vendor's figure; None
         if nothing is to be gathered, or the figure is unknown.
+      saves_seconds: the time of the work or communication that it saves, at the vendor's figures;
+        None if it is unknown.
 
     >>> import gda
     >>> gda.Advice("shard params['w'] float32[8,2] by P('x')", saves_bytes=32).saves_bytes
@@ -40,17 +62,82 @@ class Advice(NamedTuple):
     text: str
     saves_bytes: int | None
     costs_seconds: float | None = None
+    saves_seconds: float | None = None
 
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
-    found = [*_shardings(rehearsal), *_donations(rehearsal), *_gathers(rehearsal)]
-    found.sort(key=lambda each: -(each.saves_bytes or 0))
-    return (*_temporaries(rehearsal), *found)
+    found = [*_repeated(rehearsal), *_in_float32(rehearsal), *_in_loops(rehearsal)]
+    found += [*_replicated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
+
+    def order(each: Advice) -> tuple[float, ...]:
+        savings = -(each.saves_seconds or 0), -(each.saves_bytes or 0)
+        return savings[::-1] if rehearsal.fits is False else savings
+
+    return (*_temporaries(rehearsal), *sorted(found, key=order))
 
 
 def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
     return nbytes * _LEAST_SHARE > (rehearsal.peak_bytes or rehearsal.argument_bytes)
+
+
+def _saves(seconds: float | None) -> str:
+    return "" if seconds is None else f"; saves {format_seconds(seconds)}"
+
+
+# Work.
+
+
+def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield the work that devices repeat, as for a batch that is not sharded."""
+    if repeated := repetition_of(rehearsal):
+        shape = rehearsal.mesh_shape
+        dimensions = (
+            axes
+            for each in rehearsal.arguments
+            for axes in axes_by_dimension(each.spec or (), len(each.shape), shape)
+        )
+        used = {*chain(*dimensions)}
+        unused = [axis for axis, size in shape.items() if size > 1 and axis not in used]
+        over = f" over {', '.join(unused)}" if unused else ""
+        seconds = rehearsal.seconds.compute
+        seconds = seconds and seconds * (1 - 1 / (rehearsal.repetitions or 1))
+        yield Advice(
+            printable(
+                f"shard the batch{over}, or constrain what is computed from it by "
+                f"jax.lax.with_sharding_constraint: {repeated}{_saves(seconds)}"
+            ),
+            None,
+            saves_seconds=seconds,
+        )
+
+
+def _in_float32(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield the products in float32 whose operands were narrower, if they are many of all."""
+    products, total = rehearsal.float32_products, rehearsal.flops_total or 0
+    flops = sum(each for *_, each in products)
+    if flops and flops * _LEAST_SHARE_OF_PRODUCTS >= total:
+        lines = [format_line(file, line) for file, line, _ in products if file]
+        if more := len(lines[_MOST_NAMES:]):
+            lines[_MOST_NAMES:] = [f"{more:,} more"]
+        at = f" at {listed(lines)}" if lines else ""
+        kind, speeds = (
+            kind_of_device(rehearsal.device_kind),
+            speeds_of_device(rehearsal.device_kind),
+        )
+        seconds = None
+        if speeds is not None and kind is not None and kind.gpu and rehearsal.flops and total:
+            # GPUs multiply float32, as TF32, at half the speed; TPUs round it to bfloat16.
+            seconds = rehearsal.flops * flops / total / speeds.flops
+        yield Advice(
+            printable(
+                f"cast operands to bfloat16{at}, if float32 is not meant: {flops / total:.0%} of "
+                "the operations are products in float32 of values that came from a narrower type"
+                f"{_saves(seconds)}"
+            ),
+            None,
+            saves_seconds=seconds,
+        )
 
 
 # Memory.
@@ -87,13 +174,13 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
         blocks = ShardGrid(shape, rehearsal.mesh_shape, proposed).num_shards // grid.num_shards
         nbytes = sum(each.nbytes for each in arguments)
         saved = nbytes - nbytes // blocks
-        if _is_much(saved, rehearsal):
+        speeds = speeds_of_device(rehearsal.device_kind)
+        seconds = None if speeds is None else saved / (speeds.link * speeds.links)
+        if _is_much(saved, rehearsal) and _is_worth(saved, seconds, rehearsal):
             some = printable(arguments[0].name)
             if len(arguments) > 1:
                 some = f"{counted(len(arguments), 'argument')} such as {some}"
             specs = f"{format_spec(proposed)} in place of {format_spec(spec)}"
-            speeds = speeds_of_device(rehearsal.device_kind)
-            seconds = None if speeds is None else saved / (speeds.link * speeds.links)
             price = (
                 ""
                 if seconds is None
@@ -105,6 +192,16 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
                 saved,
                 seconds,
             )
+
+
+def _is_worth(saved: int, seconds: float | None, rehearsal: Rehearsal) -> bool:
+    """Return True if the program does not fit, or if memory is saved that costs little time."""
+    if rehearsal.fits is False:
+        return True
+    capacity, step = rehearsal.capacity_bytes, rehearsal.seconds.estimate
+    if capacity is None or step is None or seconds is None:
+        return False
+    return saved * _LEAST_SHARE >= capacity and seconds * _LEAST_SHARE <= step
 
 
 def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
@@ -127,39 +224,57 @@ def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
 # Communication.
 
 
-def _gathers(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield the all-gathers in loops by axes and lines, those with the most bytes first."""
-    found = rehearsal.collectives or ()
-    sent = summed(each.nbytes_total for each in found) or 0
-    places: dict[tuple[Axes | None, str], list[Collective]] = {}
-    for each in found:
-        if each.kind == "all-gather" and each.count != 1:
-            places.setdefault((each.axes, format_source(each)), []).append(each)
-    totals = {key: summed(each.nbytes_total for each in some) for key, some in places.items()}
-    for key in sorted(places, key=lambda key: -(totals[key] or 0)):
-        nbytes = totals[key]
-        if nbytes is None or nbytes * _LEAST_SHARE > sent:
-            yield Advice(_of_gathers(key, places[key], nbytes, rehearsal), None)
-
-
-def _of_gathers(
-    key: tuple[Axes | None, str],
-    gathers: Sequence[Collective],
-    nbytes: int | None,
-    rehearsal: Rehearsal,
-) -> str:
-    axes, source = key
-    times = summed(each.count for each in gathers)
-    text = (
-        f"all-gather over {format_axes(axes)} in a loop, "
-        f"{'?' if times is None else format(times, ',')} times, {format_size(nbytes)} sent in all"
-        f"{f', from {source}' if source else ''}"
-    )
-    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
-    gathered = sum(each.nbytes_output for each in gathers)
-    if capacity is not None and peak is not None and gathered <= capacity - peak:
-        text += (
-            f"; before the loop, it takes {format_bytes(gathered)} of the "
-            f"{format_bytes(capacity - peak)} that are free, if it is the same array each time"
+def _in_loops(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield what a loop communicates in each trip and need not, by kind, axes and line."""
+    sent = summed(each.nbytes_total for each in rehearsal.collectives or ()) or 0
+    places: dict[tuple[str, Axes | None, str], list[Collective]] = {}
+    for each in rehearsal.collectives or ():
+        if each.is_needed_once:
+            places.setdefault((each.kind, each.axes, format_source(each)), []).append(each)
+    for (kind, axes, source), some in places.items():
+        nbytes, times = summed(each.nbytes_total for each in some), some[0].count
+        if nbytes is not None and nbytes * _LEAST_SHARE <= sent:
+            continue
+        gathered = sum(each.nbytes_output for each in some) if kind == "all-gather" else 0
+        capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
+        if capacity is not None and gathered > capacity - (peak or 0):
+            continue
+        seconds = _seconds_of(axes, nbytes, rehearsal)
+        seconds = seconds and times and seconds * (1 - 1 / times)
+        what, change = "of sums that only grow", "add up in the loop, and all-reduce once after it"
+        if kind == "all-gather":
+            what, change = "of the same array", "gather once before the loop"
+        size = format_size(nbytes)
+        yield Advice(
+            printable(
+                f"{change}: {kind} over {format_axes(axes)} {what} "
+                f"{'?' if times is None else format(times, ',')} times, {size} sent in all"
+                f"{f', from {source}' if source else ''}{_saves(seconds)}"
+                f"{f', and takes {format_bytes(gathered)}' if gathered else ''}"
+            ),
+            -gathered if gathered else None,
+            saves_seconds=seconds,
         )
-    return printable(text)
+
+
+def _seconds_of(axes: Axes | None, nbytes: int | None, rehearsal: Rehearsal) -> float | None:
+    """Return the part of the least time over some axes that these bytes take."""
+    for each in rehearsal.traffic:
+        if each.axes == axes and each.least_seconds and each.nbytes and nbytes:
+            return each.least_seconds * nbytes / each.nbytes
+    return None
+
+
+def _replicated(rehearsal: Rehearsal) -> Iterator[Advice]:
+    """Yield the tensors that XLA replicates because it finds no other way between two layouts."""
+    for before, after, type_, operation in dict.fromkeys(_REPLICATED.findall(rehearsal.message)):
+        (array,) = leaves(type_)
+        if _is_much(array.nbytes, rehearsal):
+            yield Advice(
+                printable(
+                    f"constrain {operation} {typed_shape(array.dtype, array.shape)} and its "
+                    "operands by jax.lax.with_sharding_constraint: XLA replicates it "
+                    f"({format_bytes(array.nbytes)}) to go from {before} to {after}"
+                ),
+                None,
+            )

@@ -9,29 +9,37 @@ from gda.compiled.hlo import format_axes, format_size, format_source, table_of
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh, format_more, typed_shape
+from gda.layout.text import (
+    format_bytes,
+    format_mesh,
+    format_more,
+    listed,
+    printable,
+    typed_shape,
+)
 from gda.show import markup
 from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
-    from gda.compiled.report.advice import Advice
+    from gda.compiled.seconds import PlaceSeconds
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
+_PLACES_SHOWN = 6
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
-_TO_SAVE = "to save memory or communication:"
+_TO_SAVE = "to save time, memory or communication:"
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
     """Return the report on a rehearsal."""
     lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
-    lines += [*notes_of(rehearsal), *_pointer(rehearsal), ""]
+    lines += [*notes_of(rehearsal), ""]
     if rehearsal.fits is False:
         for shown in (temporary_table(rehearsal.temporaries), argument_table(rehearsal.arguments)):
             lines += [*shown.lines(), ""] if shown.rows else []
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
-    return [*lines, *_communication(rehearsal), *_advice(rehearsal)]
+    return [*lines, *_communication(rehearsal), *_places(rehearsal), *_advice(rehearsal)]
 
 
 def page_of(rehearsals: Iterable[Rehearsal]) -> str:
@@ -43,16 +51,18 @@ def html_of(rehearsal: Rehearsal) -> str:
     """Return the report with all tables as one HTML element, light or dark."""
     tables = [_html(_memory_cells(rehearsal))]
     lines = notes_of(rehearsal)
-    if worth := _worth_its_price(rehearsal):
-        lines += [_TO_SAVE, *(each.text for each in worth)]
+    if advice := rehearsal.advice:
+        lines += [_TO_SAVE, *(each.text for each in advice)]
     if rehearsal.traffic:
         tables.append(_html(traffic_cells(rehearsal.traffic)))
     for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
         tables += [shown.html()] if shown.rows else []
         lines += shown.more
+    if rehearsal.seconds.places:
+        tables.append(_html(place_cells(rehearsal.seconds.places)))
     if rehearsal.collectives:
         tables.append(table_of(rehearsal.collectives))
-    if rehearsal.message:
+    if rehearsal.message and rehearsal.fits is False:
         lines.append(rehearsal.message)
     return markup.report([headline_of(rehearsal), *lines], tables)
 
@@ -91,12 +101,7 @@ def notes_of(rehearsal: Rehearsal) -> list[str]:
             f"{rehearsal.flops:.3g} floating-point operations per device in products{share}"
         )
     lines += [repeated] if (repeated := repetition_of(rehearsal)) else []
-    computes, communicates = _least_times(rehearsal)
-    if computes and communicates:
-        lines.append(
-            f"computes at least {format_seconds(computes)}, communicates at least "
-            f"{format_seconds(communicates)}, at the vendor's figures"
-        )
+    lines += time_of(rehearsal)
     return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
 
@@ -110,8 +115,29 @@ def repetition_of(rehearsal: Rehearsal) -> str:
     return f"devices repeat work: each product is computed {times:.2g} times on average"
 
 
-def _least_times(rehearsal: Rehearsal) -> tuple[float | None, float | None]:
-    return rehearsal.least_compute_seconds, rehearsal.least_communication_seconds
+def time_of(rehearsal: Rehearsal) -> list[str]:
+    """Return lines on the time of a call; none if the speeds of the devices are unknown."""
+    seconds = rehearsal.seconds
+    if not seconds.estimate:
+        return []
+    mfu = "" if seconds.mfu is None else f"; MFU {seconds.mfu:.0%}"
+    lines = [
+        f"takes about {format_seconds(seconds.estimate)}, at least "
+        f"{format_seconds(seconds.bound)}, bounded by {seconds.bounded_by}{mfu}",
+        "(an estimate from the compiled program and published speeds: no device ran it)",
+    ]
+    if seconds.not_counted:
+        lines.append(f"not counted: {listed([*map(printable, seconds.not_counted)])}")
+    if rate := rehearsal.examples_per_second:
+        lines.append(f"about {rate:,.4g} examples a second")
+    if rehearsal.cost is not None:
+        examples = rehearsal.examples
+        each = f", 1,000 examples {rehearsal.cost * 1000 / examples:.3g}" if examples else ""
+        lines.append(
+            f"a call costs about {rehearsal.cost:.3g}{each}, at {rehearsal.price:g} per device "
+            "and hour"
+        )
+    return lines
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -193,47 +219,31 @@ def _communication(rehearsal: Rehearsal) -> list[str]:
     return table(cells, right={*cells[0][1:]})
 
 
+def place_cells(places: Sequence[PlaceSeconds]) -> list[list[str]]:
+    """Return the names of columns, and the cells of the lines that take longest."""
+    rows = [
+        [
+            *(printable(each.place or "no line"), format_seconds(each.seconds)),
+            *(format_seconds(each.communication) if each.communication else "",),
+            *(format_bytes(each.nbytes), f"{each.flops:.3g}"),
+        ]
+        for each in places[:_PLACES_SHOWN]
+    ]
+    return [["longest", "about", "communicates", "memory traffic", "operations"], *rows]
+
+
+def _places(rehearsal: Rehearsal) -> list[str]:
+    if not rehearsal.seconds.places:
+        return []
+    cells = place_cells(rehearsal.seconds.places)
+    return ["", *table(cells, right={*cells[0][1:]})]
+
+
 # Advice.
 
 
-def _shows_advice(rehearsal: Rehearsal) -> bool:
-    computes, communicates = _least_times(rehearsal)
-    is_slow = computes is not None and communicates is not None and communicates > computes
-    return rehearsal.fits is False or is_slow
-
-
-def _worth_its_price(rehearsal: Rehearsal) -> list[Advice]:
-    """Return the advice that a program needs to fit, or that gains more than it costs.
-
-    If it fits, a gain is 1 % of the memory, and what is gathered must not take longer than the work
-    that devices repeat.
-    """
-    if rehearsal.fits is False:
-        return [*rehearsal.advice]
-    memory = rehearsal.capacity_bytes or rehearsal.peak_bytes or 0
-    repeated = (rehearsal.least_compute_seconds or 0) * (1 - 1 / (rehearsal.repetitions or 1))
-    return [
-        each
-        for each in rehearsal.advice
-        if each.saves_bytes is None
-        or (each.saves_bytes * 100 >= memory and (each.costs_seconds or 0) <= repeated)
-    ]
-
-
-def _pointer(rehearsal: Rehearsal) -> list[str]:
-    """Return a line on advice that is not shown."""
-    savings = [each.saves_bytes for each in _worth_its_price(rehearsal) if each.saves_bytes]
-    if not savings or _shows_advice(rehearsal):
-        return []
-    changes = counted(len(savings), "change")
-    return [
-        f"rehearsal.advice has {changes} that would save memory, the first "
-        f"{format_bytes(savings[0])}"
-    ]
-
-
 def _advice(rehearsal: Rehearsal) -> list[str]:
-    advice = _worth_its_price(rehearsal) if _shows_advice(rehearsal) else []
+    advice = rehearsal.advice
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")

@@ -28,6 +28,8 @@ _lock = threading.Lock()
 def without_hardware() -> Iterator[None]:
     """Stop compilers from looking for hardware and a server in this block, unless there is some."""
     wanted = ({} if has_tpu() else _WITHOUT_TPU) | ({} if has_gpu() else _WITHOUT_GPU)
+    if level := os.environ.get("TF_CPP_MIN_LOG_LEVEL"):
+        wanted["TF_CPP_MIN_LOG_LEVEL"] = level
     with _lock:
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
