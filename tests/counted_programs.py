@@ -6,7 +6,9 @@ cost a compiler nothing, so they are large: little fits into the memory on a chi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from page_blocks import table
 
 import gda
+from gda.compiled.hlo import format_size
 
 DEVICES = 4
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "h100": "h100:4"}
@@ -27,7 +31,8 @@ class Counted(NamedTuple):
     Attributes:
       fun, args: the function, and its arguments on a mesh with the axis ``x``.
       flops: operations of the products.
-      arrays: bytes that products, kernels and collectives read and write, each array once.
+      arrays: bytes that products read and write, each array once; what collectives read and write
+        of memory is in their own time.
       sent: bytes that a device sends, if a ring does each collective.
     """
 
@@ -80,8 +85,8 @@ def fsdp(
     )
     own, of_layer = rows // DEVICES, 2 * 2 * width * inner
     sent = of_layer * (DEVICES - 1) // DEVICES
-    # A gather reads a shard and writes the whole, which the products read.
-    arrays = 2 * (2 * own * width + 2 * own * inner) + of_layer // DEVICES + 2 * of_layer
+    # A shard is taken out of the stack, and then gathered.
+    arrays = 2 * (2 * own * width + 2 * own * inner) + 2 * of_layer // DEVICES + of_layer
     return Counted(
         fun,
         (_shaped(mesh, (rows, width), "x"), params),
@@ -105,15 +110,12 @@ def tensor_parallel(
         _shaped(mesh, (inner, width), "x"),
     )
     own, result = inner // DEVICES, 2 * rows * width
-    # The sum reads its operand and writes its result.
-    arrays = 2 * (rows * width + 2 * rows * own + 2 * width * own) + result + 2 * result
+    arrays = 2 * (rows * width + 2 * rows * own + 2 * width * own) + result
     sent = 2 * (DEVICES - 1) * result // DEVICES
     return Counted(fun, args, 2 * 2 * rows * width * own, arrays, sent)
 
 
-def experts(
-    mesh: Mesh, places: int = 16_384, width: int = 4096, inner: int = 16_384
-) -> Counted:
+def experts(mesh: Mesh, places: int = 16_384, width: int = 4096, inner: int = 16_384) -> Counted:
     """An expert on each device: rows go to theirs and come back."""
 
     def on_each(x: Any, up: Any, down: Any) -> Any:
@@ -129,7 +131,7 @@ def experts(
         _shaped(mesh, (DEVICES, inner, width), "x"),
     )
     rows = 2 * places * width
-    arrays = 2 * 2 * rows + 2 * rows + 2 * (2 * places * inner + 2 * width * inner)
+    arrays = 2 * rows + 2 * (2 * places * inner + 2 * width * inner)
     sent = 2 * rows * (DEVICES - 1) // DEVICES
     return Counted(fun, args, 2 * 2 * places * width * inner, arrays, sent)
 
@@ -155,10 +157,10 @@ def ring(mesh: Mesh, tokens: int = 32_768, heads: int = 16, size: int = 128) -> 
     fun = jax.shard_map(on_each, mesh=mesh, in_specs=(specs,) * 3, out_specs=specs)
     own = tokens // DEVICES
     block, scores = 2 * heads * own * size, 2 * heads * own * own
-    # Each turn: two blocks move and are read, as the queries are; the scores are written and read;
-    # the product is written, and added to the sum.
-    first = 3 * block + 2 * scores + block
-    turn = 2 * 2 * block + 3 * block + 2 * scores + 3 * block
+    if mesh.devices.flat[0].platform == "tpu":
+        scores = 0  # the compiler fuses both products, and a tile of the scores stays on the chip
+    # The queries, keys and values are read, the scores written and read, the product added.
+    first, turn = 3 * block + 2 * scores + block, 3 * block + 2 * scores + 2 * block
     return Counted(
         fun,
         (_shaped(mesh, (heads, tokens, size), None, "x"),) * 3,
@@ -174,19 +176,19 @@ def decode(
     width: int = 8192,
     inner: int = 32_768,
     sequences: int = 16,
-    tokens: int = 2048,
+    tokens: int = 16_384,
 ) -> Counted:
-    """A token of some sequences: a cache of keys and values, and an MLP, sharded by heads."""
-    heads, size = 64, width // 64
+    """A token of some sequences: a cache of keys and values that 8 queries share, and an MLP."""
+    groups, shared, size = 8, 8, width // 64
 
     def fun(x: Any, params: Any, cache: Any) -> Any:
         def layer(x: Any, each: Any) -> Any:
             (up, down), (keys, values) = each
-            query = x.reshape(sequences, heads, size)
-            scores = jax.nn.softmax(jnp.einsum("bhd,bhtd->bht", query, keys))
-            x = x + jnp.einsum("bht,bhtd->bhd", scores, values).reshape(x.shape)
-            x = _on(mesh, x)
-            return _on(mesh, x + jax.nn.relu(x @ up) @ down), None
+            query = x.reshape(sequences, groups, shared, size)
+            scores = jax.nn.softmax(jnp.einsum("bgqd,bgtd->bgqt", query, keys))
+            x = x + jnp.einsum("bgqt,bgtd->bgqd", scores, values).reshape(x.shape)
+            rows = _on(mesh, x)
+            return _on(mesh, x + jax.nn.relu(rows @ up) @ down, None, "x"), None
 
         return lax.scan(layer, x, (params, cache))[0]
 
@@ -194,19 +196,16 @@ def decode(
         _shaped(mesh, (layers, width, inner), None, None, "x"),
         _shaped(mesh, (layers, inner, width), None, "x"),
     )
-    cache = (_shaped(mesh, (layers, sequences, heads, tokens, size), None, None, "x"),) * 2
-    own = inner // DEVICES
-    cached = sequences * width // DEVICES * tokens
-    of_layer = 2 * 2 * sequences * width * own + 2 * 2 * cached
-    # The heads of each device are gathered, and the parts of the MLP are summed.
+    cache = (_shaped(mesh, (layers, sequences, groups, tokens, size), None, None, "x"),) * 2
+    own, held = inner // DEVICES, sequences * groups // DEVICES * tokens * size
     row = 2 * sequences * width
-    sent = row * (DEVICES - 1) // DEVICES + 2 * row * (DEVICES - 1) // DEVICES
+    # The heads of each device are gathered, and the parts of the MLP are summed and scattered.
     return Counted(
         fun,
-        (_shaped(mesh, (sequences, width)), params, cache),
-        layers * of_layer,
-        layers * 2 * (2 * width * own + 2 * cached),
-        layers * sent,
+        (_shaped(mesh, (sequences, width), None, "x"), params, cache),
+        layers * 2 * 2 * (sequences * width * own + shared * held),
+        layers * 2 * (2 * width * own + 2 * held),
+        layers * 2 * row * (DEVICES - 1) // DEVICES,
     )
 
 
@@ -225,9 +224,7 @@ def float8(mesh: Mesh, rows: int = 65_536, width: int = 16_384) -> Counted:
     return Counted(fun, args, 2 * own * width**2, own * width + width**2 + 2 * own * width)
 
 
-def convolution(
-    mesh: Mesh, images: int = 1024, side: int = 56, channels: int = 512
-) -> Counted:
+def convolution(mesh: Mesh, images: int = 1024, side: int = 56, channels: int = 512) -> Counted:
     """A convolution of 3 x 3, whose taps outside an image are no operations."""
 
     def fun(x: Any, kernel: Any) -> Any:
@@ -254,3 +251,59 @@ PROGRAMS: dict[str, Callable[[Mesh], Counted]] = {
     "float8": float8,
     "convolution": convolution,
 }
+
+
+# The figures of a rehearsal.
+
+
+def mesh_of(kind: str) -> Mesh:
+    return gda.rehearsal_mesh(TOPOLOGIES[kind], {"x": DEVICES})
+
+
+def memory_of(found: gda.Rehearsal) -> int:
+    """Return the bytes that kernels read and write."""
+    return sum(each.nbytes for each in found.seconds.places)
+
+
+def sent_by(found: gda.Rehearsal) -> int:
+    """Return the bytes that a device sends, if a ring of all devices does each collective."""
+    assert found.collectives is not None
+    total = 0
+    for each in found.collectives:
+        assert each.count is not None
+        whole = each.nbytes_output if each.kind == "all-gather" else each.nbytes
+        part = {"all-reduce": 2 * (DEVICES - 1), "collective-permute": DEVICES}
+        total += each.count * whole * part.get(each.kind, DEVICES - 1) // DEVICES
+    return total
+
+
+# The page.
+
+PAGE = Path(__file__).parents[1] / "docs" / "step-times.md"
+TABLE = re.compile(r"(?<=<!-- counted -->\n).*(?=<!-- end of counted -->)", re.DOTALL)
+
+
+def rows() -> Iterator[list[str]]:
+    """Yield a row for each program: by hand, and what the rehearsals have of it."""
+    for name, program in PROGRAMS.items():
+        by_hand = [program(mesh_of(kind)) for kind in TOPOLOGIES]
+        found = [gda.rehearse(each.fun, *each.args) for each in by_hand]
+        arrays = dict.fromkeys(format_size(each.arrays) for each in by_hand)
+        cells = [
+            f"{(each.flops or 0) / hand.flops:.4g}, {memory_of(each) / hand.arrays:.2f}, "
+            + (f"{sent_by(each) / hand.sent:.4g}" if hand.sent else "none")
+            for each, hand in zip(found, by_hand, strict=True)
+        ]
+        first = by_hand[0]
+        yield [name, f"{first.flops:.4g}", ", ".join(arrays), format_size(first.sent), *cells]
+        print(name, *cells, flush=True)
+
+
+def main() -> None:
+    head = ["program", "operations", "memory", "sent", *map("`{}`".format, TOPOLOGIES)]
+    text = table(head, rows())
+    PAGE.write_text(TABLE.sub(lambda _: text, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

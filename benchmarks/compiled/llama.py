@@ -25,6 +25,9 @@ import gda
 BF16, F32 = jnp.bfloat16, jnp.float32
 Tree = Any
 ROWS = P("fsdp", None, "tensor")
+# The rows of the matrix units of a TPU that has larger ones than 128 x 128:
+# docs.cloud.google.com/tpu/docs/v6e, and jax._src.tpu_info of JAX for tpu7x.
+MATRIX_UNIT = {"TPU v6 lite": 256, "TPU7x": 256}
 
 
 class Model(NamedTuple):
@@ -46,7 +49,7 @@ class Training(NamedTuple):
     Attributes:
       batch: sequences for each device.
       tokens: of a sequence.
-      keeps: names of the arrays that are kept; ``dots`` is all products with parameters.
+      keeps: names of the arrays that are kept beside the input of each layer.
       is_offloaded: those are kept in the memory of the host.
       weights: the dtype of the parameters and of the optimizer.
     """
@@ -107,7 +110,9 @@ def step(mesh: Mesh, model: Model, training: Training) -> tuple[Any, tuple[Any, 
         params, first, second = state
         slopes = jax.grad(loss)(params, words)
         first = jax.tree.map(lambda m, g: (0.9 * m + 0.1 * g).astype(m.dtype), first, slopes)
-        second = jax.tree.map(lambda v, g: (0.95 * v + 0.05 * g * g).astype(v.dtype), second, slopes)
+        second = jax.tree.map(
+            lambda v, g: (0.95 * v + 0.05 * g * g).astype(v.dtype), second, slopes
+        )
 
         def new(p: Any, m: Any, v: Any) -> Any:
             return (p - 1e-4 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * p)).astype(p.dtype)
@@ -136,8 +141,11 @@ def _loss(mesh: Mesh, model: Model, training: Training, params: Tree, words: jax
         mixed = checkpoint_name(mixed.reshape(*y.shape[:2], -1), "context")
         x = sharded(x + checkpoint_name(mixed @ w["out"], "out"), ROWS)
         y = _normalized(x, norms[1])
-        inner = y @ w["up"]
-        inner = jax.nn.silu(y @ w["gate"]) * inner if model.is_gated else jax.nn.gelu(inner)
+        inner = checkpoint_name(y @ w["up"], "up")
+        if model.is_gated:
+            inner = jax.nn.silu(checkpoint_name(y @ w["gate"], "gate")) * inner
+        else:
+            inner = jax.nn.gelu(inner)
         return sharded(x + sharded(inner, ROWS) @ w["down"], ROWS), None
 
     # The embedding is a product with ones and zeros, as MaxText's use_iota_embed has it.
@@ -159,10 +167,7 @@ def _policy(training: Training) -> Callable[..., Any]:
             offload_src="device",
             offload_dst="pinned_host",
         )
-    named = policies.save_only_these_names(*training.keeps)
-    if "dots" not in training.keeps:
-        return named
-    return policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, named)
+    return policies.save_only_these_names(*training.keeps)
 
 
 def _sharded(mesh: Mesh, x: jax.Array, spec: P) -> jax.Array:
@@ -180,7 +185,9 @@ def _rotated(x: jax.Array) -> jax.Array:
     angles = jnp.arange(x.shape[1])[:, None, None] * rates
     low, high = jnp.split(x.astype(F32), 2, axis=-1)
     sine, cosine = jnp.sin(angles), jnp.cos(angles)
-    return jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], -1).astype(BF16)
+    return jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], -1).astype(
+        BF16
+    )
 
 
 # Flash attention.
@@ -189,6 +196,8 @@ def _rotated(x: jax.Array) -> jax.Array:
 def _attention(mesh: Mesh) -> Callable[..., jax.Array]:
     """Return causal attention, by a kernel on each device."""
     heads = P("fsdp", None, "tensor", None)
+    side = MATRIX_UNIT.get(mesh.devices.flat[0].device_kind, 128)
+    _stand_in = functools.partial(_kernel, side)
 
     @jax.custom_vjp
     def attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
@@ -205,15 +214,16 @@ def _attention(mesh: Mesh) -> Callable[..., jax.Array]:
     return jax.shard_map(attention, mesh=mesh, in_specs=heads, out_specs=heads, check_vma=False)
 
 
-def _stand_in(products: int, arrays: Any, results: Any) -> Any:
+def _kernel(side: int, products: int, arrays: Any, results: Any) -> Any:
     """Return the results of a kernel that reads and writes the arrays of flash attention.
 
-    It states the operations of so many products of all queries and keys, less the masked half.
+    It states the operations of so many products of all queries and keys, less the masked half. A
+    matrix unit computes heads that are smaller than itself as if they were as large.
     """
     batch, tokens, heads, size = arrays[0].shape
     arrays = [each.swapaxes(1, 2) for each in arrays]
     results = [jax.ShapeDtypeStruct((batch, each.shape[2], tokens, size), BF16) for each in results]
-    operations = products * 2 * batch * heads * tokens**2 * size // 2
+    operations = products * 2 * batch * heads * tokens**2 * max(size, side) // 2
 
     def kernel(*refs: Any) -> None:
         # A tile is enough: the compiler would write out operations on more.
