@@ -199,12 +199,14 @@ def decode(
     cache = (_shaped(mesh, (layers, sequences, groups, tokens, size), None, None, "x"),) * 2
     own, held = inner // DEVICES, sequences * groups // DEVICES * tokens * size
     row = 2 * sequences * width
+    # The compiler for GPUs copies the part of each layer out of the stack.
+    times = 3 if mesh.devices.flat[0].platform == "gpu" else 1
     # The heads of each device are gathered, and the parts of the MLP are summed and scattered.
     return Counted(
         fun,
         (_shaped(mesh, (sequences, width), None, "x"), params, cache),
         layers * 2 * 2 * (sequences * width * own + shared * held),
-        layers * 2 * (2 * width * own + 2 * held),
+        times * layers * 2 * (2 * width * own + 2 * held),
         layers * 2 * row * (DEVICES - 1) // DEVICES,
     )
 
