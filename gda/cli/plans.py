@@ -81,7 +81,9 @@ def add_plan(commands: Any) -> None:
         help="with --tree, say if the model fits into a device such as v5e or h100",
     )
     parser.add_argument(
-        "--optimizer", choices=["adam"], help="with --device, count the state of this optimizer"
+        "--optimizer",
+        choices=["adam", "adamw"],
+        help="with --device, count the state of this optimizer",
     )
 
 
@@ -184,11 +186,11 @@ def _model_summary(model: ModelPlan) -> list[str]:
     everywhere = model.bytes_per_device * model.num_devices
     in_process = model.bytes_per_device * model.devices_per_process
     times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
-    parameters = counted(len(model.parameters), "parameter")
+    arrays = counted(len(model.parameters), "array")
     elements = counted(model.num_elements, "element")
     return facts(
         [
-            ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
+            ("model", f"{arrays} of {elements}, {format_bytes(model.nbytes)}"),
             ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),

@@ -51,7 +51,8 @@ _CONTAINERS = [
 class RehearsalRequest(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
-    With ``may_skip`` it is not compiled if its arguments alone do not fit.
+    With ``may_skip`` it is not compiled if its arguments alone do not fit. ``keywords`` are further
+    arguments of ``function``; ``examples`` and ``price`` are those of ``gda.rehearse``.
     """
 
     file: str
@@ -61,6 +62,15 @@ class RehearsalRequest(NamedTuple):
     target_config: str | None
     mesh: dict[str, int]
     may_skip: bool = False
+    keywords: tuple[tuple[str, int], ...] = ()
+    examples: float | None = None
+    price: float | None = None
+
+    @property
+    def point(self) -> str:
+        """The mesh and the keywords, in words."""
+        keywords = (f"{name}={number}" for name, number in self.keywords)
+        return " ".join([format_mesh(self.mesh), *keywords])
 
 
 class RehearsalReport(NamedTuple):
@@ -86,7 +96,7 @@ def reports_of(
 ) -> list[RehearsalReport]:
     """Return a report for each request; some are not made if Ctrl-C or the limit ends them.
 
-    The requests differ in their meshes only. From ``_SECONDS_BETWEEN_LINES`` on, lines on stderr
+    The requests are for one function. From ``_SECONDS_BETWEEN_LINES`` on, lines on stderr
     tell what is known and what is still made. The program prints to stderr too, unless
     ``is_silent``. All processes have ended when it returns or raises. It raises ``MistakesError``
     if a request is wrong for any mesh.
@@ -95,7 +105,8 @@ def reports_of(
     reports: dict[int, RehearsalReport] = {}
     running: dict[Any, tuple[int, _RehearsalProcess]] = {}
     idle: list[_RehearsalProcess] = []
-    topology, most, ended_by = requests[0].topology, _most_processes(), ""
+    most, ended_by = _most_processes(), ""
+    num_devices = max(num_cpus(request.topology) or 0 for request in requests)
     begun = time.monotonic()
     lines = _Lines(begun + _SECONDS_BETWEEN_LINES, len(requests) > 1)
     # Many processes would print the same, line by line.
@@ -107,7 +118,7 @@ def reports_of(
                     worker = (
                         idle.pop()
                         if idle
-                        else _RehearsalProcess(children, topology, output.fileno(), files)
+                        else _RehearsalProcess(children, num_devices, output.fileno(), files)
                     )
                     running[worker.pipe] = waiting[0][0], worker
                     worker.begin(waiting.popleft()[1])
@@ -121,7 +132,7 @@ def reports_of(
                         raise MistakesError(*report.lines)
                     reports[index] = report
                     idle += [worker] if worker.is_alive else []
-                known = [(requests[index].mesh, report) for index, report in reports.items()]
+                known = [(requests[index].point, report) for index, report in reports.items()]
                 lines.tell(known, [worker for _, worker in running.values()])
                 if time.monotonic() >= begun + time_limit:
                     ended_by = TIME_LIMIT
@@ -146,7 +157,7 @@ class _Lines:
 
     def tell(
         self,
-        known: Sequence[tuple[dict[str, int], RehearsalReport]],
+        known: Sequence[tuple[str, RehearsalReport]],
         running: Sequence[_RehearsalProcess],
     ) -> None:
         """Print what is known and was not printed and, when it is time, what is still made."""
@@ -154,15 +165,15 @@ class _Lines:
         if now < self._first:
             return
         if self._are_several:
-            for mesh, report in known:
-                self._tell(f"{format_mesh(mesh)}: {_in_words(report)}")
+            for point, report in known:
+                self._tell(f"{point}: {_in_words(report)}")
         if now < self.next:
             return
         self.next = now + _SECONDS_BETWEEN_LINES
         for worker in running:
             phase, _, hint = worker.phase.partition("; ")
             self._tell(hint)
-            self._tell(f"{format_mesh(worker.mesh)}: {phase}, {now - worker.begun:.0f} s")
+            self._tell(f"{worker.point}: {phase}, {now - worker.begun:.0f} s")
 
     def _tell(self, line: str) -> None:
         if line and line not in self._told:
@@ -186,10 +197,10 @@ class _RehearsalProcess:
     Attributes:
       pipe: the connection over which it takes requests, and tells phases and reports.
       is_alive: it can make another.
-      mesh, begun, phase: of the present rehearsal.
+      point, begun, phase: of the present rehearsal.
     """
 
-    def __init__(self, children: Children, topology: str, output: int, files: ExitStack) -> None:
+    def __init__(self, children: Children, num_devices: int, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
         pipe, of_program = Pipe()
         with of_program:
@@ -198,7 +209,7 @@ class _RehearsalProcess:
                     *(sys.executable, "-m", "gda.cli.rehearsal_program"),
                     *map(str, (output, of_program.fileno())),
                 ],
-                env=_environment(topology),
+                env=_environment(num_devices),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -209,7 +220,7 @@ class _RehearsalProcess:
 
     def begin(self, request: RehearsalRequest) -> None:
         """Begin a rehearsal."""
-        self.mesh, self.begun, self.phase = request.mesh, time.monotonic(), "starting"
+        self.point, self.begun, self.phase = request.point, time.monotonic(), "starting"
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
         with suppress(OSError):  # it was killed since its last report: report() says so
@@ -240,7 +251,7 @@ def num_cpus(topology: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _environment(topology: str) -> dict[str, str]:
+def _environment(num_devices: int) -> dict[str, str]:
     # Processes that only compile leave a GPU alone, and share libtpu if there is a TPU.
     variables = {
         **os.environ,
@@ -251,8 +262,8 @@ def _environment(topology: str) -> dict[str, str]:
         # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",
     }
-    if count := num_cpus(topology):
-        flag = f"--xla_force_host_platform_device_count={count}"
+    if num_devices:
+        flag = f"--xla_force_host_platform_device_count={num_devices}"
         variables["XLA_FLAGS"] = f"{variables.get('XLA_FLAGS', '')} {flag}".strip()
     return variables
 

@@ -67,8 +67,13 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
-        fun, args, kwargs = _call(request, function(mesh))
-        rehearsal = rehearsal_of(fun, args, kwargs, may_skip=request.may_skip)
+        fun, args, kwargs = _call(request, function(mesh, **dict(request.keywords)))
+        rehearsal = rehearsal_of(
+            *(fun, args, kwargs),
+            may_skip=request.may_skip,
+            examples=request.examples,
+            price=request.price,
+        )
         rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
@@ -95,7 +100,7 @@ def _reason(error: BaseException) -> str:
 
 
 @functools.cache
-def _function(file: str, function: str) -> Callable[[Any], Any]:
+def _function(file: str, function: str) -> Callable[..., Any]:
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(file).resolve().parent)  # as for a script
     return function_of(file, function)

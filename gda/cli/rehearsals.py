@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +22,6 @@ from gda.cli.commands import (
     OK,
     add_command,
     print_json,
-    read_given,
     read_option,
     seconds,
 )
@@ -65,12 +66,16 @@ while it compiles:
   printed with the names of the others.
 
 several meshes:
-  Meshes that fit come first, those with the least time before others: the longer
-  of computing and reading the arguments, then communicating, at the vendor's
-  figures. Without figures, those with the fewest floating-point operations of a
-  device come first, then those with the fewest bytes. As many compile beside each other as
-  there are cores and 4 GiB of free memory for each. A mesh is not compiled if the
-  arguments alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
+  Meshes that fit come first, those with the least estimated time before others;
+  with --price, the cheapest. Without figures for the devices, those with the fewest
+  floating-point operations of a device come first, then those with the fewest
+  bytes. As many compile beside each other as there are cores and 4 GiB of free
+  memory for each. A mesh is not compiled if the arguments alone do not fit; its
+  peak is then a lower bound, as in >= 90.0 GiB.
+
+  A mesh of --vary may have another topology before it, and numbers after it that
+  FUNCTION takes as keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
+  With --search it has no mesh: all of the axes of --mesh are tried for each.
 
 two rehearsals side by side:
   --compare A B takes two meshes. With --json it prints what changes.
@@ -82,6 +87,8 @@ examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology v5e:2x2 \\
            --compare data=4,model=1 data=2,model=2
+  gda rehearse train.py:rehearsal --mesh data,model --search --vary 'v5e:4x4; \
+           h100:8' --price v5e=1.2,h100=2.5 --examples 64
 
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
@@ -103,8 +110,12 @@ def add_rehearse(commands: Any) -> None:
     parser.add_argument(
         "--target-config", metavar="FILE", help="describes a kind of GPU that gda does not know"
     )
+    parser.add_argument(
+        "--vary",
+        metavar="POINTS",
+        help="more meshes, with ; between them, each as [TOPOLOGY] MESH [NAME=NUMBER …]",
+    )
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--vary", metavar="MESHES", help="more meshes, with ; between them")
     several.add_argument(
         "--search",
         action="store_true",
@@ -118,6 +129,12 @@ def add_rehearse(commands: Any) -> None:
         default=math.inf,
         help="end what is not done after this time, and print what there is",
     )
+    parser.add_argument(
+        "--examples", metavar="N", help="examples of a call, or the NAME in --vary that has them"
+    )
+    parser.add_argument(
+        "--price", metavar="P", help="of a device and hour: 2.5, or by kind v5e=1.2,h100=2.5"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write all tables as a page")
 
@@ -126,7 +143,7 @@ def rehearse(options: argparse.Namespace) -> int:
     from gda.cli.rehearsal_processes import CTRL_C
 
     is_one = not (options.search or options.vary or options.compare)
-    results = _results(options, _meshes(options))
+    results = _results(options, _points(options))
     if not options.compare:
         results = sorted(results, key=_Result.order)
     rehearsals = [each.report.rehearsal for each in results if each.report.rehearsal]
@@ -169,46 +186,96 @@ def _compare(options: argparse.Namespace, before: Rehearsal, after: Rehearsal) -
 # The meshes to try.
 
 
-def _results(options: argparse.Namespace, meshes: Iterable[dict[str, int]]) -> list[_Result]:
-    """Return the results of the program over some meshes."""
+class _Point(NamedTuple):
+    """A rehearsal to make: a topology, a mesh over it, and keywords of the function."""
+
+    topology: str
+    mesh: dict[str, int]
+    keywords: dict[str, int]
+
+
+def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Result]:
+    """Return the results of the program at some points."""
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
-    about = file, function, _topology(options), _num_slices(options), options.target_config
-    may_skip = bool(options.search or options.vary)
-    requests = [RehearsalRequest(*about, mesh, may_skip) for mesh in meshes]
+    requests = [
+        RehearsalRequest(
+            *(file, function, of.topology, _num_slices(options), options.target_config, of.mesh),
+            may_skip=bool(options.search or options.vary),
+            keywords=tuple(of.keywords.items()),
+            examples=_examples(options.examples, of.keywords),
+            price=_price(options.price, of.topology),
+        )
+        for of in points
+    ]
     reports = reports_of(requests, time_limit=options.time_limit, is_silent=len(requests) > 1)
     return [*map(_Result, requests, reports)]
 
 
-def _topology(options: argparse.Namespace) -> str:
-    if not options.topology:
-        raise MistakesError("no topology was given; give --topology v5e:16x16, say")
-    return options.topology
+def _examples(text: str | None, keywords: Mapping[str, int]) -> float | None:
+    if text is None or text in keywords:
+        return None if text is None else float(keywords[text])
+    return read_option("--examples", text, parse_number)
+
+
+def _price(text: str | None, topology: str) -> float | None:
+    """Return the price of a device and hour: one of all kinds, or ``v5e=1.2,h100=2.5``."""
+    for each in (text or "").split(",") if text else ():
+        kind, _, number = each.rpartition("=")
+        if kind.strip() in ("", topology.partition(":")[0]):
+            with suppress(ValueError):
+                if 0 < (price := float(number)) < math.inf:
+                    return price
+            raise MistakesError(
+                f"--price {text}: {number!r} is no price; give 2.5, or v5e=1.2,h100=2.5"
+            )
+    return None
 
 
 def _num_slices(options: argparse.Namespace) -> int:
     return read_option("--num-slices", options.num_slices, parse_number)
 
 
-def _meshes(options: argparse.Namespace) -> list[dict[str, int]]:
-    if options.compare:
-        if options.mesh:
-            raise MistakesError("--compare has the meshes; omit --mesh")
-        return [read_option("--compare", text, parse_mesh) for text in options.compare]
+def _points(options: argparse.Namespace) -> list[_Point]:
+    if options.compare and (options.mesh or options.vary):
+        raise MistakesError("--compare has the meshes; omit --mesh and --vary")
+    names = _names(options.mesh or "") if options.search else []
+    texts = options.compare or (options.vary or "").split(";")
+    points = [] if options.search else [_point(options, options.mesh or "")]
+    points += [_point(options, text) for text in texts if text.strip()]
     if options.search:
-        names = _names(options.mesh or "")
-        try:
-            return meshes_of(names, num_devices_of(_topology(options)) * _num_slices(options))
-        except ValueError as error:
-            raise MistakesError(f"--topology: {error}") from None
-    meshes = [read_given(options, "mesh", parse_mesh)]
-    for text in (options.vary or "").split(";"):
-        meshes.append(read_option("--vary", text, parse_mesh) if text.strip() else None)
-    given = [mesh for n, mesh in enumerate(meshes) if mesh and mesh not in meshes[:n]]
-    if not given:
+        points = points or [_Point(options.topology or "", {}, {})]
+        points = [of._replace(mesh=mesh) for of in points for mesh in _searched(options, of, names)]
+    points = [
+        of for n, of in enumerate(points) if of.mesh and (options.compare or of not in points[:n])
+    ]
+    if not points:
         raise MistakesError("no mesh was given; give --mesh data=64,model=4, say")
-    return given
+    if not all(of.topology for of in points):
+        raise MistakesError("no topology was given; give --topology v5e:16x16, say")
+    return points
+
+
+def _point(options: argparse.Namespace, text: str) -> _Point:
+    """Return the point of ``[TOPOLOGY] [MESH] [NAME=NUMBER …]``; a search has no mesh there."""
+    words = re.sub(r"\s*,\s*", ",", text).split()
+    topology = options.topology or ""
+    if words and "=" not in words[0] and ":" in words[0] and (len(words) > 1 or options.search):
+        topology = words.pop(0)
+    name = "--compare" if options.compare else "--mesh" if text == options.mesh else "--vary"
+    mesh = {} if options.search or not words else read_option(name, words.pop(0), parse_mesh)
+    keywords = read_option(name, ",".join(words), parse_mesh) if words else {}
+    return _Point(topology, mesh, keywords)
+
+
+def _searched(
+    options: argparse.Namespace, of: _Point, names: Sequence[str]
+) -> list[dict[str, int]]:
+    try:
+        return meshes_of(names, num_devices_of(of.topology) * _num_slices(options))
+    except ValueError as error:
+        raise MistakesError(f"--topology: {error}") from None
 
 
 def _names(text: str) -> list[str]:
@@ -240,10 +307,10 @@ class _Result(NamedTuple):
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
         # Without speeds, work that devices repeat counts before bytes.
-        times = [rehearsal.seconds.estimate, rehearsal.flops]
-        computes = [math.inf if each is None else each for each in times]
+        costs = [_cost(rehearsal), rehearsal.seconds.estimate, rehearsal.flops]
+        known = [math.inf if each is None else each for each in costs]
         peak = rehearsal.peak_bytes or math.inf
-        return (self.code, nbytes is None, *computes, slow or 0, nbytes or 0, peak)
+        return (self.code, nbytes is None, *known, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
         request, rehearsal = self.request, self.report.rehearsal
@@ -251,9 +318,16 @@ class _Result(NamedTuple):
             "topology": request.topology,
             "num_slices": request.num_slices,
             "mesh": request.mesh,
+            "keywords": dict(request.keywords),
             "error": self.report.reason or None,
             **(rehearsal.to_dict() if rehearsal else {}),
         }
+
+
+def _cost(rehearsal: Rehearsal) -> float | None:
+    """Return the cost of 1,000 examples, or of a call if their number is unknown."""
+    cost, examples = rehearsal.cost, rehearsal.examples
+    return cost * 1000 / examples if cost is not None and examples else cost
 
 
 def _code_of(rehearsal: Rehearsal) -> int:
@@ -271,10 +345,10 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
     rehearsed = [(each.request, each.report.rehearsal) for each in results if each.report.rehearsal]
     failed = [each for each in results if not each.report.rehearsal]
-    lines = _table(rehearsed) if rehearsed else []
-    lines += _repetitions(rehearsed)
+    lines = _table(rehearsed, results) if rehearsed else []
+    lines += _repetitions(rehearsed, results)
     if failed:
-        reasons = [[format_mesh(each.request.mesh), each.report.reason] for each in failed]
+        reasons = [[_label(each.request, results), each.report.reason] for each in failed]
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
         raised = [each.request for each in failed if not each.report.ended_by]
@@ -289,16 +363,26 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     return lines if rehearsed else lines[1:]
 
 
-def _repetitions(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]:
+def _label(request: RehearsalRequest, results: Sequence[_Result]) -> str:
+    """Return the mesh and what else tells a rehearsal from the others."""
+    are_several = len({each.request.topology for each in results}) > 1
+    return f"{request.topology} {request.point}" if are_several else request.point
+
+
+def _repetitions(
+    rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]], results: Sequence[_Result]
+) -> list[str]:
     """Return a line for each mesh whose devices repeat work."""
     from gda.compiled.report.rehearsal_text import repetition_of
 
-    of_each = ((format_mesh(of.mesh), repetition_of(rehearsal)) for of, rehearsal in rehearsed)
+    of_each = ((_label(of, results), repetition_of(rehearsal)) for of, rehearsal in rehearsed)
     lines = [f"{mesh}: {repeated}" for mesh, repeated in of_each if repeated]
     return ["", *lines] if lines else []
 
 
-def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]:
+def _table(
+    rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]], results: Sequence[_Result]
+) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
     from gda.compiled.report.rehearsal_text import format_seconds
 
@@ -310,7 +394,10 @@ def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]
     fitting = [rehearsal for _, rehearsal in rehearsed if rehearsal.fits is not False]
     has_seconds = any(each.seconds.estimate is not None for each in fitting)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
+    costs = [_cost(each) for each in fitting if each.cost is not None]
+    of_examples = any(each.examples for each in fitting)
     header += ["about"] * has_seconds
+    header += [f"cost of {'1,000 examples' if of_examples else 'a call'}"] * bool(costs)
     answers = {True: "yes", False: "no", None: "?"}
     rows = []
     for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
@@ -318,13 +405,16 @@ def _table(rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]]) -> list[str]
         sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
         cells = [format_size(nbytes) for nbytes in sent]
         cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
+        cells += ["?" if (cost := _cost(rehearsal)) is None else f"{cost:.3g}"] * bool(costs)
         cells = [""] * len(cells) if rehearsal.fits is False else cells
         needed = format_size(rehearsal.peak_bytes)
         if not rehearsal.is_compiled:
             needed = f">= {format_bytes(rehearsal.argument_bytes)}"
-        rows.append([format_mesh(of.mesh), answers[rehearsal.fits], needed, *cells])
+        rows.append([_label(of, results), answers[rehearsal.fits], needed, *cells])
     capacity = first.capacity_bytes
     each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
-    devices = f"{first.num_devices:,} x {first.device_kind}{each_with}"
-    heading = f"{request.file}:{request.function} on {devices}; bytes are those of one device"
+    on = f" on {first.num_devices:,} x {first.device_kind}{each_with}"
+    if len({each.request.topology for each in results}) > 1:
+        on = ""
+    heading = f"{request.file}:{request.function}{on}; bytes are those of one device"
     return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]

@@ -7,10 +7,9 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jax.sharding import Mesh
 
 from gda.compiled.hlo import Collective
 from gda.compiled.hlo.groups import Groups, Pairs
@@ -53,12 +52,11 @@ class Links:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-def links_of(mesh: Mesh | None, slices: Mapping[str, int]) -> Links | None:
-    """Return the links of a mesh; None if there are no figures for its devices, such as CPUs.
+def links_of(devices: Sequence[Any], slices: Mapping[str, int]) -> Links | None:
+    """Return the links of the devices of a mesh; None if there are no figures, as for CPUs.
 
-    A slice is as large as the devices of the mesh tell, and a twisted torus counts as a plain one.
+    A slice is as large as these devices tell, and a twisted torus counts as a plain one.
     """
-    devices = [] if mesh is None else [*mesh.devices.flat]
     kind = kind_of_device(devices[0].device_kind) if devices else None
     if kind is None or kind.speeds is None:
         return None

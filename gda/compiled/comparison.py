@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gda.compiled.changes import bytes_by_kind, format_change
 from gda.compiled.hlo import format_axes, format_size, summed
 from gda.compiled.rehearsal import Rehearsal
-from gda.compiled.report.rehearsal_text import headline_of
+from gda.compiled.report.rehearsal_text import format_seconds, headline_of
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 
@@ -20,6 +20,7 @@ _BYTES = {
     "aliased_bytes": "outputs in donated arguments",
     "undonated_bytes": "arguments that could be donated",
 }
+_SECONDS = {"estimate": "takes about", "bound": "takes at least"}
 _IN_ALL, _SLOW = "in all over", "over slow links"
 
 
@@ -31,7 +32,7 @@ class RehearsalComparison:
     Attributes:
       before, after: the rehearsals.
       changes: for each number that differs, its name with both values: bytes, floating-point
-        operations, and bytes of communication by kind and axes, by axes, and over slow links. A
+        operations, seconds, and bytes of communication by kind and axes, by axes, and over slow links. A
         value is None if it is unknown.
 
     >>> import gda, jax, numpy as np
@@ -62,7 +63,9 @@ class RehearsalComparison:
         rows = [["per device", "before", "after", "change"]]
         for name, (before, after) in self._rows():
             numbers = (_words(name, number) for number in (before, after))
-            rows.append([_BYTES.get(name, name), *numbers, format_change(before, after)])
+            rows.append(
+                [(_BYTES | _SECONDS).get(name, name), *numbers, format_change(before, after)]
+            )
         lines = table(rows, right={"before", "after", "change"})
         first = f"before: {headline_of(self.before)}", f"after:  {headline_of(self.after)}"
         return "\n".join([*first, "", *lines])
@@ -71,6 +74,8 @@ class RehearsalComparison:
 def _numbers(rehearsal: Rehearsal) -> dict[str, float | None]:
     """Return the numbers to compare by name; those of the communication only if it is known."""
     numbers = {name: getattr(rehearsal, name) for name in (*_BYTES, "flops")}
+    if rehearsal.seconds.estimate is not None:
+        numbers |= {name: getattr(rehearsal.seconds, name) for name in _SECONDS}
     if rehearsal.collectives is None:
         return numbers
     for (kind, axes), nbytes in bytes_by_kind(rehearsal.collectives).items():
@@ -90,6 +95,8 @@ def _group(name: str) -> tuple[bool, bool]:
 def _words(name: str, number: float | None) -> str:
     if name == "flops" and number is not None:
         return f"{number:.3g}"
+    if name in _SECONDS:
+        return format_seconds(number)
     return format_size(None if number is None else int(number))
 
 

@@ -427,7 +427,7 @@ def _mesh_of(tree: Any) -> Mesh | None:
 def _links(mesh: Mesh | None) -> tuple[bool, list[int], Links | None]:
     """Return True if some links are slow, the host of each position if hosts tell which, links."""
     devices = [] if mesh is None else [*mesh.devices.flat]
-    links = links_of(mesh, slices_of(mesh))
+    links = links_of(devices, slices_of(mesh))
     if devices and devices[0].platform == "tpu":
         return len({getattr(device, "slice_index", 0) for device in devices}) > 1, [], links
     hosts = [device.process_index for device in devices]

@@ -23,6 +23,8 @@ def table(
 ) -> list[str]:
     """Return the lines of a table; cells of the widest columns are wrapped if it is too wide.
 
+    In a column that is aligned to the right only the name is wrapped, so that no number is broken.
+
     Args:
       rows: the cells of each row; those of the first row may be the names of the columns.
       right: the names of the columns that are aligned to the right.
@@ -44,8 +46,13 @@ def lines_of_rows(
     if not cells:
         return []
     room = _NO_LIMIT if width is None else width - len(_GAP) * (len(cells[0]) - 1)
-    widths = _fitting([max(map(text_width, column)) for column in zip(*cells, strict=True)], room)
     to_right = [name in right for name in cells[0]]
+    columns = [[*map(text_width, column)] for column in zip(*cells, strict=True)]
+    least = [
+        max([_NARROWEST, *column[1:]] if is_right else [_NARROWEST])
+        for column, is_right in zip(columns, to_right, strict=True)
+    ]
+    widths = _fitting([*map(max, columns)], least, room)
     lines = []
     for row in cells:
         parts = itertools.zip_longest(*map(wrap, row, widths), fillvalue="")
@@ -58,14 +65,21 @@ def _padded(text: str, width: int, is_right: bool) -> str:
     return space + text if is_right else text + space
 
 
-def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Return the widths, the largest of them reduced to one that lets all of them fit."""
+def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the widths, the largest of them reduced to one that lets all of them fit.
+
+    None is reduced below its least.
+    """
     if sum(widths) <= room:
         return [*widths]
+
+    def reduced(most: int) -> list[int]:
+        return [min(width, max(most, few)) for width, few in zip(widths, least, strict=True)]
+
     most = _NARROWEST
-    while sum(min(width, most + 1) for width in widths) <= room:
+    while sum(reduced(most + 1)) <= room:
         most += 1
-    return [min(width, most) for width in widths]
+    return reduced(most)
 
 
 def text_width(text: str) -> int:

@@ -3,6 +3,6 @@
 Provisional: see ``docs/stable.md``.
 
 No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` and ``array`` (one
-array), ``model`` (all parameters), ``memory`` (does it fit), ``moves`` (between two layouts),
+array), ``model`` (all parameters), ``memory`` (does it fit), ``device_speeds`` and
 ``device_kinds``.
 """

@@ -18,8 +18,8 @@ from typing import Any
 from gda.planning.device_kinds import DeviceKind
 from gda.planning.model import ModelPlan
 
-# optax.adam has two arrays like each parameter, of its dtype and sharding, and an int32 that counts
-# the steps. (Its argument mu_dtype changes the dtype of the first.)
+# optax.adam and optax.adamw have two arrays like each parameter, of its dtype and sharding, and an
+# int32 that counts the steps. (Their argument mu_dtype changes the dtype of the first.)
 _COPIES, _COUNTER_BYTES = 2, 4
 
 

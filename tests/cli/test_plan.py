@@ -186,6 +186,7 @@ def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
     options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
     out = run.printed("plan", *options)
     assert f"\n\n{expected}\n" in out
+    assert run.printed("plan", *options[:-1], "adamw") == out.replace("adam ", "adamw ")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,13 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert out == f"{rehearsed}\n\n{rehearsed.collectives}\n"
     assert re.search(r"all-reduce \(add\) +data +float32\[.*\] +1 +4.0 KiB +train.py:\d+", out)
     code, out, _ = run(*command, "--json")
-    about = {"topology": "cpu:4", "num_slices": 1, "mesh": {"data": 2, "model": 2}, "error": None}
+    about = {
+        "topology": "cpu:4",
+        "num_slices": 1,
+        "mesh": {"data": 2, "model": 2},
+        "keywords": {},
+        "error": None,
+    }
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(about | rehearsed.to_dict())))
 
     # It is that of the program in this process.
@@ -166,7 +172,11 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
-        (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
+        (
+            ["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2", "--search"],
+            "not allowed with",
+        ),
+        (["train.py:f", "--vary", "x=4", "--compare", "x=4", "x=2"], "omit --mesh and --vary"),
         (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
@@ -282,25 +292,66 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
     run: Run, train: str, canned: Callable[..., None]
 ) -> None:
     def timed(flops: float, seconds: float) -> RehearsalReport:
-        traffic = (gda.AxisTraffic(("a",), 1, 1 << 24, None, seconds),) if seconds else ()
-        of = report(1 << 20, {}, flops=flops, flops_total=8e12).rehearsal
-        assert of is not None
-        return RehearsalReport(dataclasses.replace(of, traffic=traffic))
+        traffic = {"a": (1 << 24, 0)} if flops < 8e12 else {}
+        step = gda.StepSeconds(compute=seconds / 2, estimate=seconds)
+        return report(1 << 20, traffic, flops=flops, flops_total=8e12, seconds=step)
 
-    canned({1: timed(8e12, 0), 2: timed(4e12, 1e-3), 8: timed(1e12, 1e-3), 4: timed(2e12, 1e-3)})
-    search = "--topology", "v5e:2x4", "--mesh", "a,b", "--search"
-    out = run.printed("rehearse", f"{train}:rehearsal", *search)
+    canned({1: timed(8e12, 40.6e-3), 2: timed(4e12, 21e-3), 8: timed(1e12, 6e-3)})
+    vary = "--topology", "v5e:2x4", "--vary", "a=8,b=1; a=1,b=8; a=2,b=4"
+    out = run.printed("rehearse", f"{train}:rehearsal", *vary)
     assert out.splitlines()[2:] == [
-        "mesh     fits     peak    over a  at least",
-        "a=8,b=1  yes   1.0 MiB  16.0 MiB    6.1 ms",
-        "a=4,b=2  yes   1.0 MiB  16.0 MiB   11.2 ms",
-        "a=2,b=4  yes   1.0 MiB  16.0 MiB   21.3 ms",
-        "a=1,b=8  yes   1.0 MiB       0 B   40.6 ms",
+        "mesh     fits     peak    over a    about",
+        "a=8,b=1  yes   1.0 MiB  16.0 MiB   6.0 ms",
+        "a=2,b=4  yes   1.0 MiB  16.0 MiB  21.0 ms",
+        "a=1,b=8  yes   1.0 MiB       0 B  40.6 ms",
         "",
-        "a=4,b=2: devices repeat work: each product is computed 2 times on average",
         "a=2,b=4: devices repeat work: each product is computed 4 times on average",
         "a=1,b=8: all 8 devices compute the same batch: no product is shared",
     ]
+
+
+def test_the_cheapest_of_topologies_and_batches_is_the_first(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {("v5e:2x2", 8): 4.0, ("v5e:2x2", 16): 6.0, ("h100:4", 16): 1.0}
+
+    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+        found = []
+        for of in requests:
+            step = gda.StepSeconds(estimate=seconds[of.topology, dict(of.keywords)["batch"]])
+            about = {"seconds": step, "examples": of.examples, "price": of.price}
+            found.append(report(1 << 20, {}, num_devices=4, **about))
+        return found
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x2", "--examples", "batch"
+    points = "data=4 batch=8; data=4 batch=16; h100:4 data=2, model=2 batch=16"
+    given = *command, "--vary", points, "--price"
+    # 4 devices for 6 s at 3.6 an hour: 0.024 for 16 examples, 1.5 for 1,000.
+    assert run.printed(*given, "v5e=3.6,h100=36").splitlines()[2:] == [
+        "mesh                            fits     peak  about  cost of 1,000 examples",
+        "v5e:2x2 data=4 batch=16         yes   1.0 MiB  6.0 s                     1.5",
+        "v5e:2x2 data=4 batch=8          yes   1.0 MiB  4.0 s                       2",
+        "h100:4 data=2,model=2 batch=16  yes   1.0 MiB  1.0 s                     2.5",
+    ]
+    assert run.printed(*given, "h100=3.6").splitlines()[3].endswith("1.0 s                    0.25")
+    wrong = "gda: --price x: 'x' is no price; give 2.5, or v5e=1.2,h100=2.5\n"
+    assert run(*given, "x") == (2, "", wrong)
+
+
+def test_a_search_tries_all_meshes_of_each_topology(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+        found.extend((of.topology, of.mesh, dict(of.keywords)) for of in requests)
+        return [report(1, {}) for _ in requests]
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    search = "--mesh", "a", "--search", "--vary", "v5e:2x2; cpu:8 batch=3"
+    run.printed("rehearse", f"{train}:rehearsal", *search)
+    assert found == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
 
 
 def test_a_search_without_speeds_counts_the_work_that_devices_repeat(run: Run, train: str) -> None:
@@ -415,10 +466,10 @@ def test_a_limit_ends_the_only_mesh(run: Run, train: str) -> None:
 
 def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     lines = rehearsal_processes._Lines(time.monotonic() + 1000, True)
-    known = [({"a": 2}, report(1 << 20, {})), ({"a": 4}, RehearsalReport(reason="E: no"))]
+    known = [("a=2", report(1 << 20, {})), ("a=4", RehearsalReport(reason="E: no"))]
     phases = "compiling step; 32 equal layers are written out; scan them", "tracing step"
     running: Any = [
-        SimpleNamespace(mesh={"a": n}, phase=phase, begun=time.monotonic() - 90 * n + 0.25)
+        SimpleNamespace(point=f"a={n}", phase=phase, begun=time.monotonic() - 90 * n + 0.25)
         for n, phase in enumerate(phases, 1)
     ]
     lines.tell(known, running)
@@ -427,7 +478,7 @@ def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[s
     for _ in range(2):
         lines.tell(known, running)
     skipped = report(0, {}, fits=False, peak_bytes=None, argument_bytes=90 << 30)
-    lines.tell([*known, ({"a": 8}, skipped)], running)
+    lines.tell([*known, ("a=8", skipped)], running)
     out, err = capsys.readouterr()
     assert (out, err.splitlines()) == (
         "",

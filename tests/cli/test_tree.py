@@ -44,7 +44,7 @@ def plan(*args: Any) -> dict[str, Any]:
 
 def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
     assert run.printed("plan", "--tree", write(SMALL), "--devices-per-process", "4") == (
-        "model         5 parameters of 520 elements, 1.3 KiB\n"
+        "model         5 arrays of 520 elements, 1.3 KiB\n"
         "mesh          data=4,model=2: 8 devices in 2 processes of 4\n"
         "\n"
         "per device    176 B\n"
@@ -125,7 +125,7 @@ def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     out = run.printed("plan", "--tree", "-")
-    assert out.startswith("model         5 parameters of 520 elements")
+    assert out.startswith("model         5 arrays of 520 elements")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[]")))
     code, _, err = run("plan", "--tree", "-")
     assert (code, err.splitlines()[0]) == (2, f"gda: stdin is a list; {EXPECTED}")
@@ -139,7 +139,7 @@ def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_of_nothing(run: Run, write: Callable[[Any], Path]) -> None:
     out = run.printed("plan", "--tree", write({"mesh": {"x": 2}, "parameters": {}}))
-    assert "0 parameters of 0 elements, 0 B\n" in out
+    assert "0 arrays of 0 elements, 0 B\n" in out
     empty = {"w": {"shape": [0, 4], "dtype": "f32", "spec": "x"}}
     out = run.printed("plan", "--tree", write(empty), "--mesh", "x=2")
     assert "Replicated" not in out

@@ -113,15 +113,15 @@ def test_advice_is_shown_by_print(mesh_4x2: Mesh) -> None:
 def test_sharding_is_advised_where_gathering_takes_little_of_the_time(mesh_4x2: Mesh) -> None:
     x, w = abstract((64, 32), mesh_4x2, ("data", "model")), abstract((32, 64), mesh_4x2)
     found = gda.rehearse(lambda x, w: (x @ w).sum(0), x, w)
-    traffic = tuple(each._replace(least_seconds=1e-6) for each in found.traffic)
-    about = {"fits": True, "device_kind": "NVIDIA H100 80GB HBM3", "traffic": traffic}
+    about = {"fits": True, "device_kind": "NVIDIA H100 80GB HBM3"}
     saved = 32 * 64 * 4 * 7 // 8
-    h100 = dataclasses.replace(found, **about, capacity_bytes=100 * saved)
+    quick, long = gda.StepSeconds(estimate=1e-6), gda.StepSeconds(estimate=1e-3)
+    h100 = dataclasses.replace(found, **about, capacity_bytes=100 * saved, seconds=quick)
     assert shardings(h100) == []  # 16 ns of 1 µs
-    (advice,) = shardings(dataclasses.replace(h100, flops=1e12))
+    (advice,) = shardings(dataclasses.replace(h100, seconds=long))
     assert advice.text.endswith("saves 7.0 KiB; to gather it takes 0.0 µs or more, each time")
     assert advice[1:3] == (saved, saved / 450e9)
-    assert shardings(dataclasses.replace(h100, flops=1e12, capacity_bytes=101 * saved)) == []
+    assert shardings(dataclasses.replace(h100, seconds=long, capacity_bytes=101 * saved)) == []
     assert shardings(dataclasses.replace(h100, fits=False)) != []
 
 

@@ -22,6 +22,7 @@ allocation 1: size 1600, preallocated-temp:
  value: <3 masked{} @0> (size=512,offset=512): bf16[8,64]{1,0}
  value: <4 sum @0> (size=32,offset=1024): f32[8]{0}
  value: <5 both{} @0> (size=512,offset=1056): (f32[8]{0}, f32[8]{0})
+ value: <7 one{} @0> (size=8,offset=1568): (f32[8]{0})
 allocation 2: size 2048, color 1, page 0, preallocated-temp:
  value: <6 near @1> (size=2048,offset=0): f32[512]{0:T(1024)S(1)}
 """
@@ -32,7 +33,7 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
 ) -> None:
     monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/",))
     # The carry of the loop is not a value of the program, "masked" shares the memory of "scores",
-    # "both" is a table of addresses, and "near" is on the chip.
+    # "both" and "one" are tables of addresses, and "near" is on the chip.
     assert read_temporaries(ASSIGNMENT, PROGRAM) == [
         Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),
         Temporary("float32", (8,), 32, "c", None, None),

@@ -413,7 +413,7 @@ def test_collectives_between_slices_use_slow_links(order: tuple[str, str]) -> No
     across = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "data"))
     assert [each[:4] for each in across.traffic] == [(("data",), 1, 512, 512)]
     (traffic,) = across.traffic
-    assert traffic.least_seconds == across.least_communication_seconds
+    assert traffic.least_seconds == across.seconds.communication
     assert traffic.least_seconds == 512 / (25e9 / 8)
     both = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, ("data", "model")))
     assert sorted(each[:4] for each in both.traffic) == [

@@ -1,6 +1,7 @@
 """The table of kinds of devices."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,22 @@ def test_the_fit_of_the_next_smaller_group_is_taken() -> None:
     assert sizes == [2, 2, 4, 4, 8, 8]
     permute = speeds.measured.fit("collective-permute", 8)
     assert permute == speeds.measured.fit("all-gather", 8)
+
+
+def test_the_page_has_the_figures_of_each_kind() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rehearsing.md").read_text(encoding="utf-8")
+    tables = page.partition("<!-- kinds -->")[2].partition("<!-- end of kinds -->")[0]
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \|$", tables, re.MULTILINE)
+    assert [name for name, _ in rows] == [kind.name for kind in KINDS]
+    for kind, (_, row) in zip(KINDS, rows, strict=True):
+        speeds, cells = kind.speeds, row.replace(",", "").split(" | ")
+        assert speeds is not None
+        assert float(cells[0]) == pytest.approx(kind.memory_bytes / 2**30, abs=0.06)
+        assert float(cells[1]) == pytest.approx((kind.memory_bandwidth or 0) / 1e9, rel=1e-3)
+        assert float(cells[2]) == pytest.approx(speeds.flops / 1e12, rel=1e-3)
+        narrow = re.findall(r"(\w\d) (\S+)", cells[-3])
+        of_types = {name: speeds.flops_by_dtype.get(name) for name in ("f8", "s8", "s4", "f4")}
+        expected = {name: each / 1e12 for name, each in of_types.items() if each}
+        assert {name: float(figure) for name, figure in narrow} == pytest.approx(expected)
+        assert float(cells[-2].split()[-1]) == speeds.link / 1e9
+        assert float(cells[-1]) == speeds.slow_link / 1e9

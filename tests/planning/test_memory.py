@@ -43,11 +43,12 @@ def test_memory_is_counted_with_the_state_of_the_optimizer() -> None:
     assert adam["least_devices"] == math.ceil(3 * (24 * GIB + 2**18) / (V5E - 4))
 
 
-def test_adam_has_the_state_of_optax() -> None:
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adam_has_the_state_of_optax(optimizer: str) -> None:
     optax = pytest.importorskip("optax")
     jax = pytest.importorskip("jax")
     parameters = {"w": np.ones((8, 4), ml_dtypes.bfloat16), "b": np.ones(8, np.float32)}
-    state = jax.tree.leaves(jax.eval_shape(optax.adam(1e-3).init, parameters))
+    state = jax.tree.leaves(jax.eval_shape(getattr(optax, optimizer)(1e-3).init, parameters))
     document = {
         "mesh": {"x": 1},
         "parameters": {
@@ -55,5 +56,5 @@ def test_adam_has_the_state_of_optax() -> None:
             for name, array in parameters.items()
         },
     }
-    memory = memory_of(document, "adam")
+    memory = memory_of(document, optimizer)
     assert memory["nbytes_optimizer"] == sum(leaf.size * leaf.dtype.itemsize for leaf in state)

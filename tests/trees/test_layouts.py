@@ -52,7 +52,7 @@ def test_every_array_of_a_tree_has_a_row_and_other_leaves_have_none(mesh: Mesh) 
         }
     )
     of_w = ((8, 6), "float32", XY, ("x",), (2, 6), 8, 2, 192, 48, None)
-    assert {path: row[1:] for path, row in rows.items()} == {
+    assert {path: row[1:-1] for path, row in rows.items()} == {
         "layers/0/w": of_w,
         "layers/1/w": of_w,
         "padded": ((5, 3), "float32", XY, ("x",), (2, 3), 8, 2, 60, 24, None),
@@ -193,6 +193,7 @@ def test_the_dict_is_json(mesh: Mesh) -> None:
         "nbytes": 32,
         "nbytes_per_device": 4,
         "memory_kind": None,
+        "is_deleted": False,
     }
 
 
@@ -267,6 +268,22 @@ def test_a_sharding_without_a_mesh_has_replicas_and_no_place_in_a_file() -> None
     assert (row.num_devices, row.num_replicas, row.is_whole) == (8, 2, False)
     with pytest.raises(ValueError, match="'w' is sharded over 8 devices without a mesh, which a m"):
         found.to_json()
+
+
+def test_deleted_arrays_take_no_memory(auto_mesh: Mesh) -> None:
+    sharding = NamedSharding(auto_mesh, P("x"))
+    deleted, live = (jax.device_put(np.zeros((8, 2), np.float32), sharding) for _ in range(2))
+    deleted.delete()
+    found = gda.layouts({"deleted": deleted, "live": live})
+    assert (found.nbytes, found.nbytes_per_device, found.nbytes_on_host) == (64, 16, 0)
+    assert [(row.path, row.is_deleted) for row in found.arrays] == [
+        ("deleted", True),
+        ("live", False),
+    ]
+    assert found.headline == (
+        "64 B in 1 array, 16 B on each device; mesh x=4,y=2; 1 deleted or donated"
+    )
+    assert "P('x') on x=4,y=2, deleted" in str(found)
 
 
 def test_a_file_has_one_mesh_and_each_path_once(auto_mesh: Mesh) -> None:

@@ -63,7 +63,7 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
         if any(value.start < each.stop and each.start < value.stop for each in taken):
             continue
         arrays = leaves(value.type)
-        if len(arrays) != 1:  # a table of addresses
+        if value.type.startswith("(") or not arrays:  # a table of addresses, or no array
             continue
         taken.append(value)
         instruction = parse_instruction(texts.get(value.name, ""))

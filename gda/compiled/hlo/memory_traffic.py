@@ -74,8 +74,8 @@ class MemoryTraffic:
         opcode = instruction.opcode.removesuffix("-start")
         if position == 0 and opcode in _SLICES:
             return min(whole, self._nbytes(computation, user))
-        if position == 0 and opcode in _UPDATES:
-            return 0
+        if (position == 0 and opcode in _UPDATES) or opcode == "conditional":
+            return 0  # the branch that runs may read nothing
         if opcode in ("fusion", "call", "async") and (called := instruction.called()):
             names = self._parameters_of(called[0])
             if position in names:

@@ -44,8 +44,9 @@ def rehearsal_mesh(
       topology: for TPUs, the kind and the chips in each dimension: ``'v5e:16x16'``, ``'v6e:8x8'``,
         ``'v5p:4x4x8'``. A chip is one device, except for ``v2``, ``v3`` and ``tpu7x``, where it is
         two. For GPUs, the kind, the hosts and the GPUs of each host: ``'h100:4x8'``, or
-        ``'h100:8'`` on one host. The kinds are ``a100``, ``a100-40``, ``h100``, ``h100-pcie``,
-        ``h200``, ``gh200``, ``b200`` and ``gb200``. Where NVLink connects several hosts, as for
+        ``'h100:8'`` on one host. The kinds are ``a100``, ``a100-40`` and both with ``-pcie``,
+        ``h100``, ``h100-pcie``, ``h200``, ``gh200``, ``h20``, ``b200``, ``gb200``, ``b300``,
+        ``gb300``, ``l4``, ``l40s`` and ``rtx6000pro``. Where NVLink connects several hosts, as for
         ``gb200``, give the GPUs that it connects as one host.
       mesh_shape: sizes of the axes by name, in mesh order; their product is the number of devices
         of all slices.

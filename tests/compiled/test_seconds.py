@@ -1,0 +1,351 @@
+"""The seconds of small programs, against figures by hand."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import Mesh
+from meshes import abstract, mesh_of
+
+import gda
+from gda.compiled.collective_times import Links, collective_seconds
+from gda.compiled.hlo import read_collectives, read_schedule
+from gda.compiled.seconds import StepSeconds, seconds_of
+from gda.planning.device_kinds import kind_named
+
+H100, V5E = kind_named("h100"), kind_named("v5e")
+BANDWIDTH = 3_352_320_000_000
+CACHE = 50 * 2**20
+LAUNCH = 2e-6  # of a kernel on a GPU
+W = 8192 * 8192 * 2  # bytes of a matrix of bfloat16
+
+
+def module(*entry: str, before: str = "") -> str:
+    lines = "\n".join(f"  {line}" for line in entry)
+    return (
+        f"HloModule m, is_scheduled=true, num_partitions=4\n\n{before}ENTRY %main {{\n{lines}\n}}\n"
+    )
+
+
+def on_h100(text: str, links: Links | None = None, mesh: Any = None) -> StepSeconds:
+    return seconds_of(read_schedule(text, mesh), H100, links, 1)
+
+
+def product(dtype: str = "bf16", more: str = "") -> str:
+    return module(
+        f"%a = {dtype}[8192,8192]{{1,0}} parameter(0)",
+        f"%b = {dtype}[8192,8192]{{1,0}} parameter(1)",
+        "ROOT %r = bf16[8192,8192]{1,0} dot(%a, %b), lhs_contracting_dims={1}, "
+        f"rhs_contracting_dims={{0}}{more}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more", "peak"),
+    [
+        ("bf16", "", 989.4e12),
+        ("f8e4m3fn", "", 1979e12),
+        ("s8", "", 1979e12),
+        ("f32", "", 494.7e12),
+        ("f32", ", operand_precision={highest,highest}", 66.9e12),
+    ],
+)
+def test_a_product_takes_its_operations_at_the_peak_of_its_type(
+    dtype: str, more: str, peak: float
+) -> None:
+    found = on_h100(product(dtype, more))
+    assert found.compute == found.bound == 2 * 8192**3 / peak
+    assert found.bounded_by == "compute"
+    assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * peak) + LAUNCH)
+    assert found.mfu == pytest.approx(found.compute / found.estimate)
+    width = {"bf16": 2, "f32": 4}.get(dtype, 1)
+    accessed = 2 * width * 8192**2, 2 * 8192**2  # operands and result
+    assert sum(read_schedule(product(dtype, more)).steps[-1].arrays) == sum(accessed)
+
+
+FUSION = """\
+%body_of_fusion (p0: bf16[10,8192,8192]) -> bf16[8,8192] {
+  %p0 = bf16[10,8192,8192]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = bf16[8,8192]{1,0} parameter(2)
+  %zero = s32[] constant(0)
+  %s = bf16[1,8192,8192]{2,1,0} dynamic-slice(%p0, %p1, %zero, %zero)
+  %w = bf16[8192,8192]{1,0} bitcast(%s)
+  ROOT %d = bf16[8,8192]{1,0} dot(%p2, %w), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%body (carried: (s32[], bf16[8,8192])) -> (s32[], bf16[8,8192]) {
+  %carried = (s32[], bf16[8,8192]{1,0}, bf16[10,8192,8192]{2,1,0}) parameter(0)
+  %n = s32[] get-tuple-element(%carried), index=0
+  %x = bf16[8,8192]{1,0} get-tuple-element(%carried), index=1
+  %ws = bf16[10,8192,8192]{2,1,0} get-tuple-element(%carried), index=2
+  %y = bf16[8,8192]{1,0} fusion(%ws, %n, %x), kind=kCustom, calls=%body_of_fusion
+  ROOT %t = (s32[], bf16[8,8192]{1,0}, bf16[10,8192,8192]{2,1,0}) tuple(%n, %y, %ws)
+}
+
+%test (carried.1: (s32[], bf16[8,8192], bf16[10,8192,8192])) -> pred[] {
+  %carried.1 = (s32[], bf16[8,8192]{1,0}, bf16[10,8192,8192]{2,1,0}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+"""
+
+
+def decode(known: str = ', backend_config={"known_trip_count":{"n":"10"}}') -> str:
+    whole = "(s32[], bf16[8,8192]{1,0}, bf16[10,8192,8192]{2,1,0})"
+    return module(
+        "%i = s32[] constant(0)",
+        "%x0 = bf16[8,8192]{1,0} parameter(0)",
+        "%stack = bf16[10,8192,8192]{2,1,0} parameter(1)",
+        f"%t0 = {whole} tuple(%i, %x0, %stack)",
+        f"ROOT %loop = {whole} while(%t0), condition=%test, body=%body{known}",
+        before=FUSION,
+    )
+
+
+def test_decoding_takes_the_time_to_read_each_layer_once() -> None:
+    schedule = read_schedule(decode())
+    x = 8 * 8192 * 2
+    assert schedule.argument_bytes == 10 * W + x
+    found = on_h100(decode())
+    assert found.bounded_by == "memory"
+    # The cache may have a part of it since the call before.
+    assert found.memory == pytest.approx((10 * W + x - CACHE) / BANDWIDTH)
+    one = (W + 2 * x) / BANDWIDTH / 0.93 + LAUNCH
+    assert found.estimate == pytest.approx(10 * one)
+    (place,) = found.places
+    assert (place.nbytes, place.flops) == (10 * (W + 2 * x + 4), 10 * 2 * 8 * 8192**2)
+
+
+def test_a_loop_of_unknown_length_is_named_and_counts_once() -> None:
+    found = on_h100(decode(known=""))
+    assert found.not_counted == ("all but one trip of a loop of unknown length",)
+    assert found.compute == 0.0
+    assert found.estimate == pytest.approx((W + 4 * 8 * 8192) / BANDWIDTH / 0.93 + LAUNCH)
+
+
+def test_an_update_in_place_counts_as_the_update() -> None:
+    text = module(
+        "%cache = bf16[64,8192,8192]{2,1,0} parameter(0)",
+        "%new = bf16[1,8192,8192]{2,1,0} parameter(1)",
+        "%at = s32[] constant(3)",
+        "ROOT %r = bf16[64,8192,8192]{2,1,0} dynamic-update-slice(%cache, %new, %at, %at, %at)",
+    )
+    (step,) = read_schedule(text).steps
+    assert step.arrays == (W, W)
+
+
+def test_memory_on_the_chip_does_not_count() -> None:
+    text = module(
+        "%a = bf16[8192,8192]{1,0:T(8,128)(2,1)} parameter(0)",
+        "%b = bf16[8192,8192]{1,0:T(8,128)(2,1)S(1)} copy(%a)",
+        "ROOT %r = bf16[8192,8192]{1,0:T(8,128)(2,1)S(1)} tanh(%b)",
+    )
+    copy, tanh = read_schedule(text).steps
+    assert (copy.arrays, tanh.arrays) == ((W,), ())
+
+
+def branches() -> str:
+    before = (
+        "%one (x: bf16[8192,8192]) -> bf16[8192,8192] {\n"
+        "  %x = bf16[8192,8192]{1,0} parameter(0)\n"
+        "  ROOT %d = bf16[8192,8192]{1,0} dot(%x, %x), lhs_contracting_dims={1}, "
+        "rhs_contracting_dims={0}\n}\n\n"
+        "%none (x.1: bf16[8192,8192]) -> bf16[8192,8192] {\n"
+        "  ROOT %x.1 = bf16[8192,8192]{1,0} parameter(0)\n}\n\n"
+    )
+    return module(
+        "%p = pred[] parameter(0)",
+        "%a = bf16[8192,8192]{1,0} parameter(1)",
+        "ROOT %r = bf16[8192,8192]{1,0} conditional(%p, %a, %a), true_computation=%one, "
+        "false_computation=%none",
+        before=before,
+    )
+
+
+def test_the_bound_takes_the_cheapest_branch_and_the_estimate_the_dearest() -> None:
+    found = on_h100(branches())
+    assert found.bound == 0
+    assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH)
+
+
+def gathered(is_asynchronous: bool) -> str:
+    group = "channel_id=1, replica_groups={{0,1,2,3}}, dimensions={0}"
+    product = "dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    small, whole = "bf16[2048,8192]{1,0}", "bf16[8192,8192]{1,0}"
+    lines = [
+        f"%g = {whole} all-gather(%b), {group}",
+        f"%m = {whole} {product}",
+    ]
+    if is_asynchronous:
+        lines = [
+            f"%s = (({small}), {whole}) all-gather-start(%b), {group}",
+            f"%m = {whole} {product}",
+            f"%g = {whole} all-gather-done(%s)",
+        ]
+    return module(
+        "%a = bf16[8192,8192]{1,0} parameter(0)",
+        "%b = bf16[2048,8192]{1,0} parameter(1)",
+        *lines,
+        "ROOT %r = (bf16[8192,8192]{1,0}, bf16[8192,8192]{1,0}) tuple(%m, %g)",
+    )
+
+
+def test_an_asynchronous_gather_hides_behind_a_product() -> None:
+    assert H100.speeds is not None
+    links, mesh = Links(H100.speeds, hosts=(0,) * 4), {"data": 4}
+    (gather,) = read_collectives(gathered(False), mesh)
+    alone = collective_seconds(gather, links)
+    computes = 2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH
+    assert alone.estimate < computes
+    serial, hidden = (on_h100(gathered(each), links, mesh) for each in (False, True))
+    assert serial.estimate == pytest.approx(computes + alone.estimate)
+    assert hidden.estimate == pytest.approx(computes)
+    assert serial.communication == hidden.communication == 3 / 4 * W / 450e9
+
+
+def test_the_cycles_of_a_tpu_compiler_are_those_of_its_products() -> None:
+    config = (
+        ', backend_config={"window_config":{"estimated_cycles":"1500000","iteration_bounds":["1"],'
+        '"cost_model_type":"COST_MODEL_TYPE_%s","ml_estimated_microseconds":0}}'
+    )
+    classic, invalid = (
+        seconds_of(read_schedule(product(more=config % each)), V5E, None, 1)
+        for each in ("CLASSIC", "INVALID")
+    )
+    least = 2 * 8192**3 / 197e12
+    assert classic.compute == invalid.compute == least
+    assert classic.estimate == pytest.approx(max(1e-3, least) + 1.5e-6)
+    assert invalid.estimate == pytest.approx(least / 0.9 + 1.5e-6)
+
+
+@pytest.mark.parametrize("estimate", ["", "flops"])
+def test_a_kernel_that_is_not_known_is_named(estimate: str) -> None:
+    given = ', backend_config={"cost_estimate":{"flops":4000000000}}' if estimate else ""
+    text = module(
+        "%a = bf16[8192,8192]{1,0} parameter(0)",
+        "ROOT %r = bf16[8192,8192]{1,0} custom-call(%a), "
+        f'custom_call_target="__gpu$xla.gpu.triton"{given}',
+    )
+    found = on_h100(text)
+    assert read_schedule(text).flops == (4e9 if estimate else None)
+    named = "the products of the kernel __gpu$xla.gpu.triton"
+    assert found.not_counted == (() if estimate else (named,))
+    assert (found.mfu is None) == (not estimate)
+    assert found.estimate is not None
+
+
+def test_kernels_of_cudnn_by_their_shapes() -> None:
+    labels = 'dim_labels=b01f_o01i->b01f, window={size=3x3 pad=1_1x1_1}, custom_call_target="%s"'
+    images, kernel = "bf16[128,32,32,256]{3,2,1,0}", "bf16[256,3,3,256]{3,2,1,0}"
+    taps = (3 * 32 - 2) ** 2  # pairs of outputs and taps that are no padding
+    for target, operands, result in (
+        ("__cudnn$convForward", (images, kernel), images),
+        ("__cudnn$convBackwardInput", (images, kernel), images),
+        ("__cudnn$convBackwardFilter", (images, images), kernel),
+    ):
+        text = module(
+            f"%a = {operands[0]} parameter(0)",
+            f"%b = {operands[1]} parameter(1)",
+            f"ROOT %r = ({result}, u8[0]{{0}}) custom-call(%a, %b), {labels % target}",
+        )
+        assert read_schedule(text).flops == 2 * 128 * taps * 256 * 256
+    shape = '{"element_type":"BF16","dimensions":["4","8","512","1024"]}'
+    for target, products in (("__cudnn$fmhaSoftmax", 2), ("__cudnn$fmhaSoftmaxBackward", 5)):
+        for mask, part in (("NO_MASK", 1), ("CAUSAL", 0.5)):
+            text = module(
+                "%q = bf16[4,512,8,64]{3,2,1,0} parameter(0)",
+                "%k = bf16[4,1024,8,64]{3,2,1,0} parameter(1)",
+                "ROOT %r = (bf16[4,512,8,64]{3,2,1,0}, u8[0]{0}) custom-call(%q, %k, %k), "
+                f'custom_call_target="{target}", backend_config={{"cudnn_fmha_backend_config":'
+                f'{{"intermediate_tensor_shape":{shape},"mask_type":"{mask}"}}}}',
+            )
+            one = 2 * 4 * 8 * 512 * 1024 * 64
+            assert read_schedule(text).flops == products * one * part
+
+
+def test_devices_without_speeds_have_no_seconds() -> None:
+    found = gda.rehearse(lambda x: x @ x, np.zeros((8, 8), np.float32))
+    assert found.seconds == StepSeconds(not_counted=("the speeds of these devices are unknown",))
+    assert (found.seconds.bound, found.seconds.bounded_by) == (None, None)
+    assert (found.examples_per_second, found.cost) == (None, None)
+    for wrong in ({"examples": 0}, {"price": float("inf")}):
+        with pytest.raises(ValueError, match="must be a number above 0"):
+            gda.rehearse(lambda x: x @ x, np.zeros((8, 8), np.float32), **wrong)
+
+
+@pytest.mark.parametrize("kind", ["h100", "v5e", "b300", "l4"])
+@pytest.mark.parametrize(
+    "text", [product(), decode(), decode(known=""), branches(), gathered(True), gathered(False)]
+)
+def test_the_estimate_is_never_below_the_bound(kind: str, text: str) -> None:
+    named = kind_named(kind)
+    assert named.speeds is not None
+    links = Links(named.speeds, hosts=(0,) * 4)
+    found = seconds_of(read_schedule(text, {"data": 4}), named, links, 1)
+    assert found.bound is not None
+    assert found.estimate is not None
+    assert 0 <= found.bound <= found.estimate
+
+
+# Compiled programs.
+
+
+def test_a_scan_of_ten_layers_counts_each_layer(mesh: Mesh) -> None:
+    def layers(ws: Any, x: Any) -> Any:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    args = abstract((10, 512, 512), mesh), abstract((512, 512), mesh)
+    text = jax.jit(layers).lower(*args).compile().as_text() or ""
+    schedule = read_schedule(text, dict(mesh.shape))
+    assert schedule.flops == 10 * 2 * 512**3
+    assert schedule.argument_bytes == 11 * 4 * 512**2
+    found = seconds_of(schedule, H100, None, 1)
+    assert found.compute == 10 * 2 * 512**3 / 494.7e12
+    accessed = sum(place.nbytes for place in found.places)
+    one = 4 * 512**2
+    # A layer reads its matrix and its input, and writes its output: once, or each fusion again.
+    assert 10 * 3 * one <= accessed <= 10 * 8 * one
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize("topology", ["v5e:2x2", "h100:4"])
+def test_gathers_in_a_loop_on_accelerators(topology: str) -> None:
+    mesh = gda.rehearsal_mesh(topology, {"data": 4})
+
+    def layers(ws: Any, x: Any) -> Any:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+    args = (
+        abstract((10, 2048, 2048), mesh, None, "data", dtype=jnp.bfloat16),
+        abstract((8192, 2048), mesh, "data", dtype=jnp.bfloat16),
+    )
+    found = gda.rehearse(layers, *args, examples=8192, price=2.0)
+    kind = kind_named(topology.partition(":")[0])
+    assert kind.speeds is not None
+    seconds, flops = found.seconds, 10 * 2 * 2048 * 2048 * 2048
+    assert found.flops == flops
+    assert seconds.compute == flops / kind.speeds.flops
+    assert seconds.bound is not None
+    assert seconds.estimate is not None
+    assert seconds.bound <= seconds.estimate < 5 * seconds.bound
+    assert found.traffic[0].least_seconds == seconds.communication
+    assert found.examples_per_second == 8192 / seconds.estimate
+    assert found.cost == pytest.approx(2.0 * 4 * seconds.estimate / 3600)
+    assert re.search(
+        r"takes about [\d.]+ .s, at least [\d.]+ .s, bounded by \w+; MFU \d+%\n"
+        r"\(an estimate .*: no device ran it\)\nabout [\d.e+]+ examples a second\n"
+        r"a call costs about [\d.e-]+, 1,000 examples [\d.e-]+, at 2 per device and hour\n",
+        str(found),
+    )
+    assert found.to_dict()["seconds"]["bounded_by"] == seconds.bounded_by
+
+
+def test_the_report_names_the_longest_lines() -> None:
+    mesh = mesh_of({"data": 4, "model": 2})
+    found = gda.rehearse(lambda x: x @ x, abstract((64, 64), mesh))
+    assert "longest" not in str(found)  # no speeds of CPUs
