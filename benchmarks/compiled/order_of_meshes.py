@@ -110,8 +110,8 @@ def _run(compiled: Any, args: Any) -> Callable[[], float]:
 
 def spearman(left: list[float], right: list[float]) -> float:
     """Return the correlation of the ranks of two lists without equal numbers."""
-    ranks = [np.argsort(np.argsort(each)) for each in (left, right)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    first, second = (np.argsort(np.argsort(each)) for each in (left, right))
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def estimate_of(text: str, mesh: Mesh, kind: DeviceKind) -> StepSeconds:

@@ -157,8 +157,8 @@ def figures(rehearsal: gda.Rehearsal, measured: float) -> dict[str, Any]:
 
 def order(_: str) -> dict[str, dict[str, Any]]:
     jax.config.update("jax_num_cpu_devices", 8)
-    rows, _ = order_of_meshes.order()
-    return {row.mesh: {"measured": row.measured, "estimate": row.estimate} for row in rows}
+    found, _ = order_of_meshes.order()
+    return {each.mesh: {"measured": each.measured, "estimate": each.estimate} for each in found}
 
 
 # The page.
@@ -219,9 +219,9 @@ TABLES: dict[str, tuple[Callable[[str], dict[str, dict[str, Any]]], Callable[...
 
 def page(text: str, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
     """Return the page with the tables of these figures."""
-    for name, (_, table) in TABLES.items():
+    for name, (_, table_of) in TABLES.items():
         block = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
-        text = re.sub(block, lambda _, of=name, write=table: write(figures[of]), text, flags=re.S)
+        text = re.sub(block, lambda _, of=name, write=table_of: write(figures[of]), text, flags=re.S)
     return text
 
 

@@ -10,6 +10,7 @@ in float32, have products of both types, which JAX makes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from gda.compiled.flops import executions_of, flops_of_equation, inner_of
@@ -65,11 +66,18 @@ def _of_inner(
     if len(given) != len(inner.invars) or len(inner.outvars) != len(equation.outvars):
         return [any(inputs)] * len(equation.outvars)  # a kernel, or the condition of a loop
     if equation.primitive.name == "scan":
-        first, carried = equation.params["num_consts"], equation.params["num_carry"]
+        # By shapes, since JAX 0.12 has no numbers of them: what is stacked has a dimension more.
+        carried = _of_equal_shape(equation.outvars, inner.outvars)
+        first = _of_equal_shape(equation.invars, inner.invars) - carried
         after = _walk(inner, given, 0, Counter(), set())
         for at in range(carried):
             given[first + at] |= after[at]
     return _walk(inner, given, times * executions_of(equation), found, right)
+
+
+def _of_equal_shape(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+    pairs = zip(outer, inner, strict=True)
+    return sum(a.aval.shape == b.aval.shape for a, b in pairs)
 
 
 def _line(equation: Any) -> tuple[str, int]:
