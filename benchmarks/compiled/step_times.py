@@ -221,7 +221,8 @@ def page(text: str, figures: dict[str, dict[str, dict[str, Any]]]) -> str:
     """Return the page with the tables of these figures."""
     for name, (_, table_of) in TABLES.items():
         block = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
-        text = re.sub(block, lambda _, of=name, write=table_of: write(figures[of]), text, flags=re.S)
+        table = table_of(figures[name])
+        text = re.sub(block, lambda _, table=table: table, text, flags=re.DOTALL)
     return text
 
 
