@@ -631,6 +631,34 @@ def test_a_save_that_failed_is_raised_by_the_next_call(
     assert run.steps() == [10, 31]
 
 
+@pytest.mark.parametrize("raises", [Run.wait, lambda run: run.save(21, state_of(21))])
+def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
+    tmp_path: Path, full_disk: Any, raises: Any
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    end_of_save(run)
+    with pytest.raises(OSError, match="No space left"):
+        raises(run)
+    assert [step for step in range(22, 33) if run.save(step, state_of(step))] == [30]
+    run.close()
+
+
+def test_a_step_whose_save_failed_is_saved_again_if_the_program_ends(
+    tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    end_of_save(run)
+    monkeypatch.undo()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert run.save(20, state_of(20))
+    assert run.steps() == [10, 20]
+    run.close()
+
+
 def test_a_full_disk_is_freed_of_what_a_killed_program_has_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
