@@ -544,6 +544,28 @@ def test_a_step_that_the_old_program_completes_before_it_is_told_is_resumed(
     assert new.resume(state_of(0))[1] == 10
 
 
+def test_a_folder_that_is_removed_while_the_next_program_begins_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed, entries = tmp_path / "00000030", FileStore.entries
+    looks: list[str] = []
+
+    def late(self: FileStore, name: str = "") -> Any:
+        names = entries(self, name)
+        looks.append(name)
+        if looks.count(removed.name) == 2:  # the former program removes the last of it
+            shutil.rmtree(removed, ignore_errors=True)
+        return names
+
+    run, _ = resumed(tmp_path)
+    train(run, 0, 10)
+    run.close()
+    removed.mkdir()
+    (removed / "begun.json").touch()
+    monkeypatch.setattr(FileStore, "entries", late)
+    assert resumed(tmp_path)[1] == 10
+
+
 def test_the_newer_program_takes_over(tmp_path: Path) -> None:
     old, _ = resumed(tmp_path, keep=2)
     train(old, 0, 20)
