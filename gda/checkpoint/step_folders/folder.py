@@ -191,7 +191,11 @@ class RunFolder:
             # A step of gda's that is being removed may be gone by now.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 step = StepFolder(name, frozenset(store.entries(name)))
-                if step.is_of_orbax and (COMMITTED in step.files or not store.is_remote):
+                is_whole = COMMITTED in step.files or not store.is_remote
+                if not name.isdecimal() and step.files.isdisjoint(MARKS):
+                    # The user's, such as data_2024, if the tree is not there either.
+                    step = StepFolder(name, frozenset(store.entries(f"{name}/default")))
+                if is_whole and step.is_of_orbax:
                     return {number: name}
         return {}
 
