@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -29,7 +30,7 @@ from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes
 from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
@@ -50,8 +51,8 @@ the function:
         return step, (params, batch)
 
   A dict of keyword arguments may be third. Shapes of gda.abstract stand for
-  arrays, so that nothing is allocated. Other processes import the file once, as a
-  module and not as __main__. With one mesh, the program prints to stderr.
+  arrays, so that nothing is allocated. Other processes import the file once, as
+  a module and not as __main__. With one mesh, the program prints to stderr.
 
 topologies:
   v5e:16x16 and the like need libtpu (the extra rehearse) and no TPU.
@@ -60,21 +61,22 @@ topologies:
   b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
 
 while it compiles:
-  After 15 s, and every 15 s from then on, stderr has the mesh, the phase (tracing,
-  lowering or compiling) and the seconds so far, and each mesh that is done. Ctrl-C
-  and --time-limit SECONDS end what is not done, and the meshes that are done are
-  printed with the names of the others.
+  After 15 s, and every 15 s from then on, stderr has the mesh, the phase
+  (tracing, lowering or compiling) and the seconds so far, and each mesh that is
+  done. Ctrl-C and --time-limit SECONDS end what is not done, and the meshes
+  that are done are printed with the names of the others.
 
 several meshes:
-  Meshes that fit come first, those with the least estimated time before others;
-  with --price, the cheapest. Without figures for the devices, those with the fewest
-  floating-point operations of a device come first, then those with the fewest
-  bytes. As many compile beside each other as there are cores and 4 GiB of free
-  memory for each. A mesh is not compiled if the arguments alone do not fit; its
-  peak is then a lower bound, as in >= 90.0 GiB.
+  Meshes that fit come first, those with the least estimated time before
+  others; with --price, the cheapest. Without figures for the devices, those
+  with the fewest floating-point operations of a device come first, then those
+  with the fewest bytes. As many compile beside each other as there are cores
+  and 4 GiB of free memory for each. A mesh is not compiled if the arguments
+  alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
 
-  A mesh of --vary may have another topology before it, and numbers after it that
-  FUNCTION takes as keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
+  A mesh of --vary may have another topology before it, and numbers after it
+  that FUNCTION takes as keywords:
+  'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
   With --search it has no mesh: all of the axes of --mesh are tried for each.
 
 two rehearsals side by side:
@@ -84,22 +86,22 @@ examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda rehearse train.py:rehearsal --topology v5e:16x16 \\
            --vary 'data=64,model=4;data=32,model=8'
-  gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data,model --search
+  gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology v5e:2x2 \\
            --compare data=4,model=1 data=2,model=2
-  gda rehearse train.py:rehearsal --mesh data,model --search --vary 'v5e:4x4; \
-           h100:8' --price v5e=1.2,h100=2.5 --examples 64
+  gda rehearse train.py:rehearsal --mesh data,model --search \\
+           --vary 'v5e:4x4; h100:8' --price v5e=1.2,h100=2.5 --examples 64
 
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
   it does not fit; 2 for a wrong command, and for a program that raises. Of
-  several meshes, the least code counts, and with --time-limit those that are not
-  done count as 2. 130 after Ctrl-C.
+  several meshes, the least code counts, and with --time-limit those that are
+  not done count as 2. 130 after Ctrl-C.
 """
 
 
 def add_rehearse(commands: Any) -> None:
-    description = "Show the memory and the communication of a program on devices that are not here."
+    description = "Show the memory, communication and time of a program on devices not here."
     parser = add_command(commands, rehearse, description, epilog=_EPILOG, errors=ERRORS)
     parser.add_argument(
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
@@ -352,13 +354,13 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         header = ["no rehearsal", "reason"]
         lines += ["", *table([header, *reasons], width=terminal_width())]
         raised = [each.request for each in failed if not each.report.ended_by]
-        lines += [f"for a traceback: --mesh {format_mesh(of.mesh)} alone" for of in raised[:1]]
+        lines += [f"for a traceback: {_alone(of, results)}" for of in raised[:1]]
     if skipped := [request for request, rehearsal in rehearsed if not rehearsal.is_compiled]:
         meshes = counted(len(skipped), "mesh", "meshes")
         lines += [
             "",
             f"not compiled because the arguments alone do not fit: {meshes}; for details of one:",
-            f"--mesh {format_mesh(skipped[0].mesh)} alone",
+            _alone(skipped[0], results),
         ]
     return lines if rehearsed else lines[1:]
 
@@ -367,6 +369,11 @@ def _label(request: RehearsalRequest, results: Sequence[_Result]) -> str:
     """Return the mesh and what else tells a rehearsal from the others."""
     are_several = len({each.request.topology for each in results}) > 1
     return f"{request.topology} {request.point}" if are_several else request.point
+
+
+def _alone(request: RehearsalRequest, results: Sequence[_Result]) -> str:
+    """Return the option that makes one rehearsal, with its topology and keywords."""
+    return f"--mesh {shlex.quote(_label(request, results))} alone"
 
 
 def _repetitions(

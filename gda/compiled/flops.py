@@ -12,14 +12,17 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from gda.compiled.hlo.products import COMPLEX_FLOPS
+
 
 def flops_of(jaxpr: Any) -> float | None:
     """Return the operations of the matrix products and convolutions of a trace, on all devices.
 
-    A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. A
-    convolution has twice its output times the inputs of one output element. Of branches, the most
-    expensive counts. The rest of a program, element by element, is not counted. None if there is a
-    ``ragged_dot``, or if a loop of unknown length or a kernel of Pallas has such operations.
+    A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. One
+    of complex numbers is three of real numbers. A convolution has twice its output times the inputs
+    of one output element. Of branches, the most expensive counts. The rest of a program, element by
+    element, is not counted. None if there is a ``ragged_dot``, or if a loop of unknown length or a
+    kernel of Pallas has such operations.
     """
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
@@ -41,11 +44,12 @@ def flops_of_equation(equation: Any) -> float | None:
         (contracting, _), _ = params["dimension_numbers"]
         left = equation.invars[0].aval.shape
         terms = math.prod(left[dimension] for dimension in contracting)
-        return 2.0 * math.prod(equation.outvars[0].aval.shape) * terms
+        return _flops_of_one(equation) * math.prod(equation.outvars[0].aval.shape) * terms
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
-        return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / outputs
+        terms = math.prod(kernel) / outputs
+        return _flops_of_one(equation) * math.prod(equation.outvars[0].aval.shape) * terms
     inner = [*map(flops_of, inner_of(equation))]
     if name == "cond":
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
@@ -56,6 +60,12 @@ def flops_of_equation(equation: Any) -> float | None:
             return None
         total += flops
     return total * executions_of(equation)
+
+
+def _flops_of_one(equation: Any) -> float:
+    """Return the operations of one term: a multiplication and an addition of its type."""
+    is_complex = str(equation.invars[0].aval.dtype).startswith("complex")
+    return COMPLEX_FLOPS if is_complex else 2.0
 
 
 def executions_of(equation: Any) -> int:

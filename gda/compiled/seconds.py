@@ -85,9 +85,14 @@ class StepSeconds:
 
     @property
     def bounded_by(self) -> str | None:
-        """``'compute'``, ``'memory'`` or ``'communication'``: the part that ``bound`` is."""
+        """``'compute'``, ``'memory'`` or ``'communication'``: the part that ``bound`` is.
+
+        None if ``bound`` is 0, as for arrays that a cache holds.
+        """
         parts = ("compute", "memory", "communication")
-        return next((each for each in parts if getattr(self, each) == self.bound is not None), None)
+        return next(
+            (each for each in parts if self.bound and getattr(self, each) == self.bound), None
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, strings and numbers, for JSON."""
@@ -125,7 +130,7 @@ def seconds_of(
     reasons = [f"the products of the kernel {name}" for name in unknown]
     if any(each.times is None for each in _all(schedule.steps)):
         reasons.append("all but one trip of a loop of unknown length")
-    mfu = compute / estimate / repetitions if estimate and not unknown else None
+    mfu = compute / estimate / repetitions if compute and not unknown else None
     rows = _places(schedule.steps, timed)
     return StepSeconds(compute, memory, communication, estimate, mfu, tuple(reasons), rows)
 
@@ -143,7 +148,12 @@ class _Device:
         )
 
     def least_memory(self, step: Step) -> float:
-        """Return the time for what cannot be in the cache; all of it counts without one."""
+        """Return the time for what cannot be in the cache; all of it counts without one.
+
+        A kernel that is not known may access a part of its arrays alone.
+        """
+        if any(each.kernel for each in step.products):
+            return 0.0
         return sum(max(0, each - self.cache_bytes) for each in step.arrays) / self.bandwidth
 
     def kernel(self, step: Step) -> float:

@@ -339,6 +339,23 @@ def test_the_cheapest_of_topologies_and_batches_is_the_first(
     assert run(*given, "x") == (2, "", wrong)
 
 
+def test_the_mesh_for_a_traceback_has_its_topology_and_keywords(
+    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+        found.append([(of.topology, of.mesh, dict(of.keywords)) for of in requests])
+        return [report(1, {}), *(RehearsalReport(reason="RuntimeError: x") for _ in requests[1:])]
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    command = "rehearse", f"{train}:rehearsal"
+    out = run.printed(*command, "--vary", "cpu:4 a=4; v5e:2x2 a=4 batch=3")
+    assert out.splitlines()[-1] == "for a traceback: --mesh 'v5e:2x2 a=4 batch=3' alone"
+    run(*command, "--mesh", "v5e:2x2 a=4 batch=3")
+    assert found[1] == found[0][1:]
+
+
 def test_a_search_tries_all_meshes_of_each_topology(
     run: Run, train: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

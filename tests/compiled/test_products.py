@@ -47,6 +47,12 @@ def test_a_product_in_a_loop_of_unknown_length_is_unknown(mesh: Mesh) -> None:
     assert gda.rehearse(step, abstract((64, 64), mesh)).flops is None
 
 
+def test_a_complex_product_is_three_real_ones_here_and_in_the_trace(mesh: Mesh) -> None:
+    x = abstract((64, 64), mesh, "x", dtype=np.complex64)
+    rehearsal = gda.rehearse(lambda x: x @ x, x)
+    assert (rehearsal.flops, rehearsal.flops_total) == (3 * ONE / 4, 3 * ONE)
+
+
 CUBLAS = (
     'backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
     '{"lhs_contracting_dimensions":["2"],"rhs_contracting_dimensions":["1"]}}}'

@@ -52,6 +52,9 @@ def product(dtype: str = "bf16", more: str = "") -> str:
         ("s8", "", 1979e12),
         ("f32", "", 494.7e12),
         ("f32", ", operand_precision={highest,highest}", 66.9e12),
+        ("f32", ", algorithm=dot_bf16_bf16_f32", 989.4e12),
+        ("f32", ", algorithm=dot_bf16_bf16_f32_x3", 494.7e12),
+        ("f32", ", algorithm=dot_f32_f32_f32", 66.9e12),
     ],
 )
 def test_a_product_takes_its_operations_at_the_peak_of_its_type(
@@ -149,6 +152,30 @@ def test_memory_on_the_chip_does_not_count() -> None:
     assert (copy.arrays, tanh.arrays) == ((W,), ())
 
 
+def test_an_asynchronous_copy_reads_and_writes_its_array_once() -> None:
+    of, on_chip = "bf16[8192,8192]{1,0:T(8,128)(2,1)}", "bf16[8192,8192]{1,0:T(8,128)(2,1)S(1)}"
+    text = module(
+        f"%a = {of} parameter(0)",
+        f"%s = ({on_chip}, {of}, u32[]{{:S(2)}}) copy-start(%a)",
+        f"%b = {on_chip} copy-done(%s)",
+        f"%t = ({of}, {on_chip}, u32[]{{:S(2)}}) copy-start(%b)",
+        f"ROOT %r = {of} copy-done(%t)",
+    )
+    inward, _, outward, _ = read_schedule(text).steps
+    assert (inward.arrays, outward.arrays) == ((W,), (W,))
+
+
+def test_an_array_without_its_values_is_neither_read_nor_written() -> None:
+    of = "bf16[8192,8192]{1,0:T(8,128)(2,1)}"
+    text = module(
+        f'%a = {of} custom-call(), custom_call_target="AllocateBuffer"',
+        f'%b = {of} custom-call(), custom_call_target="AllocateBuffer"',
+        "ROOT %r = bf16[16384,8192]{1,0:T(8,128)(2,1)} custom-call(%a, %b), "
+        'custom_call_target="ConcatBitcast"',
+    )
+    assert read_schedule(text).steps == ()
+
+
 def branches() -> str:
     before = (
         "%one (x: bf16[8192,8192]) -> bf16[8192,8192] {\n"
@@ -169,7 +196,7 @@ def branches() -> str:
 
 def test_the_bound_takes_the_cheapest_branch_and_the_estimate_the_dearest() -> None:
     found = on_h100(branches())
-    assert found.bound == 0
+    assert (found.bound, found.bounded_by, found.mfu) == (0, None, None)
     assert found.estimate == pytest.approx(2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH)
 
 
@@ -237,6 +264,9 @@ def test_a_kernel_that_is_not_known_is_named(estimate: str) -> None:
     assert found.not_counted == (() if estimate else (named,))
     assert (found.mfu is None) == (not estimate)
     assert found.estimate is not None
+    # It may read a part of its array, as attention over the pages of a cache does.
+    assert found.memory == 0
+    assert found.estimate > 2 * W / BANDWIDTH
 
 
 def test_kernels_of_cudnn_by_their_shapes() -> None:

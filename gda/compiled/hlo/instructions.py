@@ -119,7 +119,8 @@ class Instruction(NamedTuple):
 
 def parse_instruction(text: str) -> Instruction | None:
     """Return the instruction right of an equals sign; None if it is none."""
-    text = _STRING_OR_COMMENT.sub(r"\1", text)
+    if "/*" in text:
+        text = _STRING_OR_COMMENT.sub(r"\1", text)
     end = _end_of_bracket(text, 0) if text.startswith("(") else text.find(" ")
     opcode = re.match(r"\s*([a-z][\w\-]*)\(", text[end:]) if end > 0 else None
     if opcode is None:

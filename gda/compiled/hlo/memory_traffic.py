@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from gda.compiled.hlo.instructions import Computation, Instruction, leaves
 from gda.compiled.hlo.loops import trip_count
+from gda.compiled.hlo.products import product_of
 
 _SLICES = ("dynamic-slice", "slice", "gather")
 # The operand that has the new elements of an array which is updated in place.
@@ -95,6 +96,8 @@ class MemoryTraffic:
             if opcode in keeping:
                 size = self._nbytes(computation, user) or 1
                 total += whole * self._accessed(computation, user) / size
+            elif (product := product_of(computation, user)) is not None and product.kernel:
+                continue  # one that is not known may read a part, as attention over pages does
             elif opcode == "tuple":
                 total += self._accessed_in_tuple(computation, user, position)
             else:
@@ -137,8 +140,6 @@ class MemoryTraffic:
             return self._written(computation, names[0])
         if opcode in _UPDATES and self._is_given(computation, names[0]):
             return [self._nbytes(computation, names[_UPDATES[opcode]])]
-        if opcode == "copy":
-            return [self._nbytes(computation, name) or self._nbytes(computation, names[0])]
         return [float(each.nbytes) for each in leaves(instruction.type)]
 
     def _is_given(self, computation: Computation, name: str) -> bool:

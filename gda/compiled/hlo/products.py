@@ -14,15 +14,21 @@ _PRODUCT = re.compile(r"\s(dot|convolution|custom-call|ragged-dot)\(")
 _OF_CUBLAS = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
 _OF_CUDNN = re.compile(r"__cudnn\$conv\w*")
 _OF_ATTENTION = re.compile(r"__cudnn\$f(?:mha|lash)\w*?(Backward)?")
+# cuBLAS has both in its configuration. An algorithm of several passes is no faster than float32.
+_PRECISION = re.compile(r"(?i)operand_precision[^}\]]*?\b(high(?:est)?)\b")
+_ALGORITHM = re.compile(r"(?i)algorithm\W+(?:alg_)?dot_(bf16|f16|f32)_\1_(?:bf16|f16|f32)\b")
 # Kernels that may have products, which their calls do not tell.
 _UNKNOWN = re.compile(r"(?i)matmul|gemm|dot|cublas|cudnn|conv|triton|mosaic|pallas|tpu_custom_call")
+
+
+COMPLEX_FLOPS = 6.0  # a complex product by three real ones, which is the fewest
 
 
 class Product(NamedTuple):
     """Operations of one type.
 
     Attributes:
-      dtype: of the wider operand, as XLA names it.
+      dtype: of the wider operand, as XLA names it, or the one that it is rounded to.
       precision: ``"default"``, ``"high"`` or ``"highest"``.
       flops: a multiplication and an addition for each term; None for a kernel that is not known.
       kernel: the name of a kernel that is not known; else empty.
@@ -37,7 +43,7 @@ class Product(NamedTuple):
 def product_of(computation: Computation, name: str) -> Product | None:
     """Return the product that an instruction is by itself; None if it is none.
 
-    A product of [m, k] and [k, n] has 2 m k n operations.
+    A product of [m, k] and [k, n] has 2 m k n operations, and a complex one three of these.
     """
     text = computation.lines[name]
     if (found := _PRODUCT.search(text)) is None:
@@ -56,11 +62,13 @@ def product_of(computation: Computation, name: str) -> Product | None:
     types = [each.type for each in operands if each is not None]
     if found[1] == "ragged-dot" or len(types) < 2:
         return Product("", "", None, target or found[1])
-    precision = re.search(r"\bhigh(?:est)?\b", instruction.attributes.get("operand_precision", ""))
-    dtypes = [re.findall(r"\w+", each)[0] for each in types]
-    return Product(
-        max(dtypes, key=_bits), precision[0] if precision else "default", _flops(instruction, types)
-    )
+    found_precision = _PRECISION.search(text)
+    precision = found_precision[1].lower() if found_precision else "default"
+    dtype = max((re.findall(r"\w+", each)[0] for each in types), key=_bits)
+    if dtype == "f32" and (algorithm := _ALGORITHM.search(text)):
+        dtype = algorithm[1].lower()
+        precision = "highest" if dtype == "f32" else "default"
+    return Product(dtype, precision, _flops(instruction, types))
 
 
 def _is_known(target: str) -> bool:
@@ -88,9 +96,9 @@ def _flops(instruction: Instruction, types: list[str]) -> float | None:
     if contracting is None:
         found = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', config)
         contracting = "" if found is None else found[1]
-    return (
-        2.0 * math.prod(result) * math.prod(left[int(d)] for d in re.findall(r"\d+", contracting))
-    )
+    terms = math.prod(left[int(d)] for d in re.findall(r"\d+", contracting))
+    of_one = COMPLEX_FLOPS if types[0].startswith("c") else 2.0
+    return of_one * math.prod(result) * terms
 
 
 def _flops_of_attention(config: str, width: int, *, is_backward: bool) -> float | None:

@@ -19,6 +19,7 @@ _TAKES_NO_TIME = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all"),
     *("partition-id", "replica-id", "opt-barrier", "add-dependency"),
 }
+_GIVES_NAMES = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _ENDS = 'custom_call_target="AsyncCollectiveDone"'
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)".*?"cost_model_type":"COST_MODEL_TYPE_CLASSIC"')
 
@@ -129,10 +130,11 @@ class _Reader:
         found = []
         for each, line in computation.lines.items():
             opcode = _OPCODE.search(f" {line}")
-            if opcode is not None and opcode[1] not in _TAKES_NO_TIME:
-                instruction = computation.instruction(each)
-                if instruction is not None:
-                    found.append(self._step(computation, each, instruction))
+            if opcode is None or opcode[1] in _TAKES_NO_TIME or _GIVES_NAMES.search(line):
+                continue
+            instruction = computation.instruction(each)
+            if instruction is not None:
+                found.append(self._step(computation, each, instruction))
         return tuple(found)
 
     def _step(self, computation: Computation, name: str, instruction: Instruction) -> Step:

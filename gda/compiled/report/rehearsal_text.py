@@ -121,9 +121,10 @@ def time_of(rehearsal: Rehearsal) -> list[str]:
     if not seconds.estimate:
         return []
     mfu = "" if seconds.mfu is None else f"; MFU {seconds.mfu:.0%}"
+    bounded = f", bounded by {seconds.bounded_by}" if seconds.bounded_by else ""
     lines = [
         f"takes about {format_seconds(seconds.estimate)}, at least "
-        f"{format_seconds(seconds.bound)}, bounded by {seconds.bounded_by}{mfu}",
+        f"{format_seconds(seconds.bound)}{bounded}{mfu}",
         "(an estimate from the compiled program and published speeds: no device ran it)",
     ]
     if seconds.not_counted:
