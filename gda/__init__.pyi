@@ -74,6 +74,8 @@ from gda.compiled.comparison import compare_rehearsals as compare_rehearsals
 from gda.compiled.rehearsal import Rehearsal as Rehearsal
 from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
 from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
+from gda.compiled.seconds import StepSeconds as StepSeconds
+from gda.compiled.seconds import PlaceSeconds as PlaceSeconds
 from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice

@@ -421,6 +421,8 @@ _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
 # Those that every object has.
 _COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
 
+_OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
+
 # They compute nothing.
 _QUESTIONS = {
     *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
@@ -449,11 +451,16 @@ def _delegating(name: str, of_jax: Any) -> Any:
     ask = operator.methodcaller("_usable_array" if name in _QUESTIONS else "__jax_array__")
     if isinstance(of_jax, property):
         return property(lambda self: getattr(ask(self), name), doc=doc)
+    both = _OPERATORS.get(name)
 
     def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
-        return getattr(ask(self), name)(*map(unwrapped, args), **kwargs)
+        result = getattr(ask(self), name)(*map(unwrapped, args), **kwargs)
+        # NumPy's array leaves the answer to JAX's; of two containers Python asks the first alone.
+        if result is NotImplemented and both and isinstance(args[0], GlobalArray):
+            return both(ask(self), unwrapped(args[0]))
+        return result
 
     if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show
         functools.update_wrapper(method, of_jax)

@@ -613,6 +613,10 @@ def test_a_container_of_no_array_has_no_layout_and_says_so(mesh: Mesh, leaf: obj
                 use()
     np.testing.assert_array_equal(np.asarray(on_host), DATA)
     np.testing.assert_array_equal(on_host + 1, DATA + 1)
+    np.testing.assert_array_equal(on_host - make(mesh), 0 * DATA)
+    np.testing.assert_array_equal(
+        divmod(on_host, make(mesh, data=DATA + 1)), divmod(DATA, DATA + 1)
+    )
 
 
 def test_an_unknown_attribute_is_an_error_that_names_a_successor(auto_mesh: Mesh) -> None:

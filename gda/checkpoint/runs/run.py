@@ -163,6 +163,7 @@ class Run:
         self._running: _Running | None = None
         self._ending: Ending | None = None
         self._is_asked = False  # the next call of save shall save
+        self._is_told = False  # the next call of save looks if the one before has failed
         self._is_closed = False
 
     # The steps of the training.
@@ -298,9 +299,11 @@ class Run:
         self._look()
         is_due = rules.is_due(number, self._previous, self._every)
         self._previous, self._reached = number, max(number, self._reached)
+        if self._is_told:
+            self._is_told = False
+            # When the program ends, the last state is worth more than the error.
+            self._finish(self._logs_errors or self.is_ending)
         if number in self._done:
-            if self.is_ending or self._is_asked:
-                self._finish(self._logs_errors and not self.is_ending)
             self._is_asked = False
             return False
         self._check_is_newest(number)
@@ -658,9 +661,11 @@ class Run:
             raise RuntimeError(
                 f"{self!r} is closed; make another gda.checkpoint.Run, or call resume, to go on"
             )
-        was_ending = self.is_ending
-        if self._hears().check() and not was_ending:
-            self._is_asked = True
+        ending, was_ending = self._hears(), self.is_ending
+        if ending.check() and not was_ending:
+            self._is_told = True
+            # Without a reason it is a save that failed; it may have been raised before.
+            self._is_asked = self._is_asked or bool(ending.reason)
 
     def _end(self) -> None:
         if self._ending is not None:

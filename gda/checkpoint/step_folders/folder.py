@@ -188,9 +188,14 @@ class RunFolder:
         rest = [name for name in names if name not in ours and PARTIAL not in name]
         steps = [(int(found[2]), found[0]) for found in map(STEP.fullmatch, rest) if found]
         for number, name in sorted(steps, reverse=True):
-            with contextlib.suppress(NotADirectoryError):
+            # A step of gda's that is being removed may be gone by now.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 step = StepFolder(name, frozenset(store.entries(name)))
-                if step.is_of_orbax and (COMMITTED in step.files or not store.is_remote):
+                is_whole = COMMITTED in step.files or not store.is_remote
+                if not name.isdecimal() and step.files.isdisjoint(MARKS):
+                    # The user's, such as data_2024, if the tree is not there either.
+                    step = StepFolder(name, frozenset(store.entries(f"{name}/default")))
+                if is_whole and step.is_of_orbax:
                     return {number: name}
         return {}
 

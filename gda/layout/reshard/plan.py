@@ -120,8 +120,9 @@ class ReshardPlan:
         process 0 alone, or the numbers are not one for each device, each different.
       OverflowError: the target blocks together have 2**63 bytes or more.
 
-    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even if each
-    sends to each: ``docs/design/reshard.md``.
+    The totals do not list the moves, so that 65,536 devices in processes of 4 or 8 take a fraction
+    of a second, even if each sends to each. The time grows with the devices of a process:
+    ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))

@@ -113,6 +113,14 @@ def test_a_step_of_orbax_that_cannot_be_read_is_an_error_and_stays(folder: Path)
     assert (folder / "10").exists()
 
 
+def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
+    (tmp_path / "data_2024/default").mkdir(parents=True)
+    assert RunFolder(tmp_path, 10).newest_of_orbax() == {}
+    (tmp_path / "run_7/default").mkdir(parents=True)
+    (tmp_path / "run_7/default/_METADATA").touch()  # of an older release
+    assert RunFolder(tmp_path, 10).newest_of_orbax() == {7: "run_7"}
+
+
 def resumed(path: str) -> int:
     """Resume in this process, and return the step; the state is right."""
     mesh, spec = mesh_of({"x": jax.device_count()}), P("x")

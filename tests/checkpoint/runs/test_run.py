@@ -544,6 +544,28 @@ def test_a_step_that_the_old_program_completes_before_it_is_told_is_resumed(
     assert new.resume(state_of(0))[1] == 10
 
 
+def test_a_folder_that_is_removed_while_the_next_program_begins_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed, entries = tmp_path / "00000030", FileStore.entries
+    looks: list[str] = []
+
+    def late(self: FileStore, name: str = "") -> Any:
+        names = entries(self, name)
+        looks.append(name)
+        if looks.count(removed.name) == 2:  # the former program removes the last of it
+            shutil.rmtree(removed, ignore_errors=True)
+        return names
+
+    run, _ = resumed(tmp_path)
+    train(run, 0, 10)
+    run.close()
+    removed.mkdir()
+    (removed / "begun.json").touch()
+    monkeypatch.setattr(FileStore, "entries", late)
+    assert resumed(tmp_path)[1] == 10
+
+
 def test_the_newer_program_takes_over(tmp_path: Path) -> None:
     old, _ = resumed(tmp_path, keep=2)
     train(old, 0, 20)
@@ -629,6 +651,34 @@ def test_a_save_that_failed_is_raised_by_the_next_call(
     assert run.save(31, state_of(31), now=True)
     run.close()
     assert run.steps() == [10, 31]
+
+
+@pytest.mark.parametrize("raises", [Run.wait, lambda run: run.save(21, state_of(21))])
+def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
+    tmp_path: Path, full_disk: Any, raises: Any
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    end_of_save(run)
+    with pytest.raises(OSError, match="No space left"):
+        raises(run)
+    assert [step for step in range(22, 33) if run.save(step, state_of(step))] == [30]
+    run.close()
+
+
+def test_a_step_whose_save_failed_is_saved_again_if_the_program_ends(
+    tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    end_of_save(run)
+    monkeypatch.undo()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert run.save(20, state_of(20))
+    assert run.steps() == [10, 20]
+    run.close()
 
 
 def test_a_full_disk_is_freed_of_what_a_killed_program_has_left(

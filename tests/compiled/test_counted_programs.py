@@ -1,0 +1,24 @@
+"""Eight programs whose operations, memory traffic and communication were counted by hand.
+
+The table of ``docs/step-times.md`` has a third kind.
+"""
+
+import pytest
+from counted_programs import PROGRAMS, memory_of, mesh_of, sent_by
+
+import gda
+
+TPU = pytest.param("v5p", marks=pytest.mark.topology)
+GPU = pytest.param("h100", marks=pytest.mark.topology("gpu"))
+# A compiler may change the layout of an array, which is read and written once more.
+FACTOR = 2.1
+
+
+@pytest.mark.parametrize("kind", [TPU, GPU])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_rehearsal_has_the_figures_by_hand(program: str, kind: str) -> None:
+    by_hand = PROGRAMS[program](mesh_of(kind))
+    found = gda.rehearse(by_hand.fun, *by_hand.args)
+    assert found.flops == by_hand.flops
+    assert sent_by(found) == by_hand.sent
+    assert by_hand.arrays / FACTOR <= memory_of(found) <= by_hand.arrays * FACTOR
