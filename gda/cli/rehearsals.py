@@ -155,34 +155,28 @@ def rehearse(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     if failed and (is_one or options.compare):
         raise MistakesError(*failed[0].lines)
+    compared = None
+    if options.compare:
+        from gda.compiled.comparison import compare_rehearsals
+
+        compared = compare_rehearsals(*rehearsals)
+    lines = [str(compared)] if compared else [] if is_one else _lines(results)
     if options.html:
         from gda.compiled.report.rehearsal_text import page_of
 
-        Path(options.html).write_text(page_of(rehearsals), encoding="utf-8")
-    if options.compare:
-        return _compare(options, *rehearsals)
+        page = page_of(rehearsals, "\n".join(lines))
+        Path(options.html).write_text(page, encoding="utf-8")
     if options.json:
         documents = [result.document() for result in results]
-        print_json(documents[0] if is_one else documents)
+        print_json(compared.changes if compared else documents[0] if is_one else documents)
     elif is_one:
         (rehearsal,) = rehearsals
         print(rehearsal, *([rehearsal.collectives] if rehearsal.collectives else []), sep="\n\n")
     else:
-        print(*_lines(results), sep="\n")
+        print(*lines, sep="\n")
     if is_interrupted:
         raise KeyboardInterrupt
     return min(result.code for result in results)
-
-
-def _compare(options: argparse.Namespace, before: Rehearsal, after: Rehearsal) -> int:
-    from gda.compiled.comparison import compare_rehearsals
-
-    compared = compare_rehearsals(before, after)
-    if options.json:
-        print_json(compared.changes)
-    else:
-        print(compared)
-    return min(map(_code_of, (before, after)))
 
 
 # The meshes to try.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import html
 import json
 import os
 import random
@@ -390,7 +391,9 @@ def test_two_meshes_side_by_side(run: Run, train: str, canned: Callable[..., Non
     expected = gda.compare_rehearsals(reports[4].rehearsal, reports[2].rehearsal)
     picture = "--html", "both.html"
     assert run(*command, "a=4,b=2", "a=2,b=4", *picture) == (0, f"{expected}\n", "")
-    assert Path("both.html").read_text().count('class="gda-show"') == 2
+    page = Path("both.html").read_text()
+    assert page.count('class="gda-show"') == 2
+    assert html.unescape(page).count(str(expected)) == 1
     code, out, _ = run(*command, "a=4,b=2", "a=2,b=4", "--json")
     assert (code, json.loads(out)["peak_bytes"]) == (0, [1 << 20, 1 << 21])
     assert run(*command, "a=1,b=8", "a=1,b=8")[0] == 1
@@ -400,7 +403,9 @@ def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[...
     skipped = report(0, {}, fits=False, argument_bytes=90 << 30, is_compiled=False)
     canned({1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped})
     search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
-    assert run("rehearse", f"{train}:rehearsal", *search)[1].splitlines()[2:] == [
+    out = run("rehearse", f"{train}:rehearsal", *search, "--html", "all.html")[1]
+    assert out.rstrip() in html.unescape(Path("all.html").read_text())
+    assert out.splitlines()[2:] == [
         "mesh     fits         peak   over b",
         "a=1,b=4  yes       1.0 MiB  3.0 MiB",
         "a=2,b=2  no    >= 90.0 GiB",

@@ -42,9 +42,10 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
     return [*lines, *_communication(rehearsal), *_places(rehearsal), *_advice(rehearsal)]
 
 
-def page_of(rehearsals: Iterable[Rehearsal]) -> str:
-    """Return a whole page with the report on each rehearsal, without network or script."""
-    return markup.page("Rehearsals", map(html_of, rehearsals))
+def page_of(rehearsals: Iterable[Rehearsal], summary: str = "") -> str:
+    """Return a page with a text about all and the report on each, without network or script."""
+    first = [f'<pre style="overflow-x:auto">{markup.escape(summary)}</pre>'] if summary else []
+    return markup.page("Rehearsals", [*first, *map(html_of, rehearsals)])
 
 
 def html_of(rehearsal: Rehearsal) -> str:
