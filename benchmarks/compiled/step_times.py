@@ -157,7 +157,7 @@ def figures(rehearsal: gda.Rehearsal, measured: float) -> dict[str, Any]:
 
 def order(_: str) -> dict[str, dict[str, Any]]:
     jax.config.update("jax_num_cpu_devices", 8)
-    found, _ = order_of_meshes.order()
+    found = order_of_meshes.order()[0]
     return {each.mesh: {"measured": each.measured, "estimate": each.estimate} for each in found}
 
 
