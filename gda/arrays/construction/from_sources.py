@@ -194,10 +194,12 @@ class PendingArray:
                 return None
             self._whole = self.plan.place(self._blocks, self.reader.dtype, self.reader.padding)
             self._blocks, arrays = [], [self._whole]
-        return Transfer(
-            lambda: all(array.is_ready() for array in arrays),
-            lambda: jax.block_until_ready(arrays),
-        )
+        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
+
+
+def are_sent(arrays: list[Any]) -> bool:
+    """Return True if arrays are on their devices."""
+    return all(array.is_ready() for array in arrays)
 
 
 def pending_array_of_source(
