@@ -11,6 +11,7 @@ import jax
 from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.tree_at import OpenedTree
+from gda.multihost.agreement import wait_for_arrays
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.checksums import size_and_crc
@@ -50,6 +51,7 @@ class GivenSide:
 
     def __init__(self, tree: Any, at: Path, by_name: bool, name: str = "the tree") -> None:
         self.name = name
+        wait_for_arrays("gda.checkpoint.diff", tree)
         self._all = saved_leaves(flatten(tree)[1], Options(max_bytes=_MAX_BYTES))
         self.leaves: dict[Path, Leaf] = {}
         self._arrays: dict[Path, SavedLeaf] = {}
