@@ -160,7 +160,18 @@ def _teraflops(
     return {dtype: each for dtype, each in figures.items() if each}
 
 
-_AMPERE = GpuFacts(108, 64, 1.41, 40 * _MIB, 167_936, 166_912, (8, 0))
+def _a100(
+    name: str, device_kind: str, memory: tuple[int, int], *, is_pcie: bool = False
+) -> DeviceKind:
+    over_pcie = {"pcie": 32, "bridge": 300}
+    return _gpu(
+        *(name, device_kind),
+        memory=memory,
+        teraflops=_teraflops(312, 156, 19.5, s8=624),
+        links={**(over_pcie if is_pcie else {"nvlink": 300}), "nic": 25},
+        measured=Measured(0.81, 0.91, _PCIE) if is_pcie else Measured(0.87, 0.91, _NVLINK3),
+        gpu=GpuFacts(108, 64, 1.41, 40 * _MIB, 167_936, 166_912, (8, 0)),
+    )
 
 
 def _hopper(cores: int, clock_ghz: float, cache_mib: int = 50) -> GpuFacts:
@@ -301,38 +312,12 @@ KINDS = (
         smallest_ring=4,
         die_link=600,
     ),
-    _gpu(
-        *("a100-40", "NVIDIA A100-SXM4-40GB"),
-        memory=(42_331_013_120, 1_555_200_000_000),
-        teraflops=_teraflops(312, 156, 19.5, s8=624),
-        links={"nvlink": 300, "nic": 25},
-        measured=Measured(0.87, 0.91, _NVLINK3),
-        gpu=_AMPERE,
+    _a100("a100-40", "NVIDIA A100-SXM4-40GB", (42_331_013_120, 1_555_200_000_000)),
+    _a100(
+        "a100-40-pcie", "NVIDIA A100-PCIE-40GB", (42_331_013_120, 1_555_200_000_000), is_pcie=True
     ),
-    _gpu(
-        *("a100-40-pcie", "NVIDIA A100-PCIE-40GB"),
-        memory=(42_331_013_120, 1_555_200_000_000),
-        teraflops=_teraflops(312, 156, 19.5, s8=624),
-        links={"pcie": 32, "bridge": 300, "nic": 25},
-        measured=Measured(0.81, 0.91, _PCIE),
-        gpu=_AMPERE,
-    ),
-    _gpu(
-        *("a100", "NVIDIA A100-SXM4-80GB"),
-        memory=(85_100_068_864, 2_039_040_000_000),
-        teraflops=_teraflops(312, 156, 19.5, s8=624),
-        links={"nvlink": 300, "nic": 25},
-        measured=Measured(0.87, 0.91, _NVLINK3),
-        gpu=_AMPERE,
-    ),
-    _gpu(
-        *("a100-pcie", "NVIDIA A100 80GB PCIe"),
-        memory=(85_100_068_864, 1_935_000_000_000),
-        teraflops=_teraflops(312, 156, 19.5, s8=624),
-        links={"pcie": 32, "bridge": 300, "nic": 25},
-        measured=Measured(0.81, 0.91, _PCIE),
-        gpu=_AMPERE,
-    ),
+    _a100("a100", "NVIDIA A100-SXM4-80GB", (85_100_068_864, 2_039_040_000_000)),
+    _a100("a100-pcie", "NVIDIA A100 80GB PCIe", (85_100_068_864, 1_935_000_000_000), is_pcie=True),
     _gpu(
         *("h100", "NVIDIA H100 80GB HBM3"),
         memory=(84_942_979_072, 3_352_320_000_000),
