@@ -631,20 +631,20 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Any:
     return full.append
 
 
-def end_of_save(run: Run) -> None:
-    """Wait until the save in flight has ended, without its error."""
-    while not run._running.pending.done():
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize("step", [20, 21])
-def test_a_save_that_failed_is_raised_by_the_next_call(
-    tmp_path: Path, full_disk: Any, step: int
-) -> None:
+@pytest.fixture
+def failed(tmp_path: Path, full_disk: Any) -> Run:
+    """A run whose save of step 20 has failed, which no call has raised."""
     full_disk("00000020")
     run, _ = resumed(tmp_path)
     train(run, 0, 20)
-    end_of_save(run)
+    while not run._running.pending.done():
+        time.sleep(0.01)
+    return run
+
+
+@pytest.mark.parametrize("step", [20, 21])
+def test_a_save_that_failed_is_raised_by_the_next_call(failed: Run, step: int) -> None:
+    run = failed
     with pytest.raises(OSError, match="No space left"):
         run.save(step, state_of(step))  # though it is not due
     assert run.steps() == [10]
@@ -655,12 +655,9 @@ def test_a_save_that_failed_is_raised_by_the_next_call(
 
 @pytest.mark.parametrize("raises", [Run.wait, lambda run: run.save(21, state_of(21))])
 def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
-    tmp_path: Path, full_disk: Any, raises: Any
+    failed: Run, raises: Any
 ) -> None:
-    full_disk("00000020")
-    run, _ = resumed(tmp_path)
-    train(run, 0, 20)
-    end_of_save(run)
+    run = failed
     with pytest.raises(OSError, match="No space left"):
         raises(run)
     assert [step for step in range(22, 33) if run.save(step, state_of(step))] == [30]
@@ -668,12 +665,9 @@ def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
 
 
 def test_a_step_whose_save_failed_is_saved_again_if_the_program_ends(
-    tmp_path: Path, full_disk: Any, monkeypatch: pytest.MonkeyPatch
+    failed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full_disk("00000020")
-    run, _ = resumed(tmp_path)
-    train(run, 0, 20)
-    end_of_save(run)
+    run = failed
     monkeypatch.undo()
     os.kill(os.getpid(), signal.SIGTERM)
     assert run.save(20, state_of(20))
