@@ -109,7 +109,7 @@ def reports_of(
     most, ended_by = _most_processes(), ""
     num_devices = max(num_cpus(request.topology) or 0 for request in requests)
     begun = time.monotonic()
-    lines = _Lines(begun + _SECONDS_BETWEEN_LINES, len(requests) > 1)
+    lines = _ProgressLines(begun + _SECONDS_BETWEEN_LINES, len(requests) > 1)
     # Many processes would print the same, line by line.
     target = os.open(os.devnull, os.O_WRONLY) if is_silent else os.dup(2)
     with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
@@ -148,7 +148,7 @@ def reports_of(
     return [reports[index] for index in range(len(requests))]
 
 
-class _Lines:
+class _ProgressLines:
     """The lines on stderr about rehearsals that take long: nothing before the time ``next``."""
 
     def __init__(self, next_: float, are_several: bool) -> None:

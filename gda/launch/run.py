@@ -101,7 +101,7 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Ending:
+class _EndOfRun:
     """The end of a run: its exit code, and the reason in words, empty if all succeeded.
 
     ``process`` is the one that failed. ``asks_with`` is the signal that asks the others to end.
@@ -175,16 +175,16 @@ class _Process:
         self.read_report()
         return json.loads(self._received) if self._received.endswith(b"\n") else None
 
-    def ending(self) -> _Ending | None:
+    def ending(self) -> _EndOfRun | None:
         """Return its failure, if it failed."""
         code, traceback = self.failure() or (self.popen.poll() or 0, "")
         if code < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
             is_abort = code == -signal.SIGABRT
-            return _Ending(128 - code, reason, self.index, shows_stacks=is_abort)
+            return _EndOfRun(128 - code, reason, self.index, shows_stacks=is_abort)
         in_vain = re.search(f"LateProcessError|Timed out waiting|{_GLOO.pattern}", traceback)
         reason = f"process {self.index} failed with exit code {code}"
-        return _Ending(code, reason, self.index, shows_stacks=bool(in_vain)) if code else None
+        return _EndOfRun(code, reason, self.index, shows_stacks=bool(in_vain)) if code else None
 
 
 class _Signals:
@@ -219,7 +219,7 @@ class _Signals:
         return next((number for number in came if number in _STOPS), None)
 
 
-def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _Ending:
+def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _EndOfRun:
     """Wait for the first event that ends the run."""
     limit = math.inf if timeout is None else time.monotonic() + timeout
     exit_limit = math.inf
@@ -233,10 +233,10 @@ def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | No
             if ending := _first_failure(processes):
                 return ending
             if all(process.has_ended_well() for process in processes):
-                return _Ending(0)
+                return _EndOfRun(0)
             now = time.monotonic()
             if now >= limit:
-                return _Ending(124, f"not done after {timeout:g} s", shows_stacks=True)
+                return _EndOfRun(124, f"not done after {timeout:g} s", shows_stacks=True)
             if now >= exit_limit:
                 return _not_exiting(processes)
             if exit_limit == math.inf and all(process.is_done() for process in processes):
@@ -247,7 +247,7 @@ def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | No
                     selector.unregister(key.fd)
 
 
-def _first_failure(processes: Sequence[_Process]) -> _Ending | None:
+def _first_failure(processes: Sequence[_Process]) -> _EndOfRun | None:
     reported = [process for process in processes if process.failure()]
     if reported and not _died_unheard(processes):
         # The others notice a death by their connections, and may report it before the system does.
@@ -258,7 +258,7 @@ def _first_failure(processes: Sequence[_Process]) -> _Ending | None:
     return None
 
 
-def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending | None:
+def _blame_stopped(processes: Sequence[_Process], ending: _EndOfRun) -> _EndOfRun | None:
     """Name the processes that are stopped: JAX ends those that wait for them."""
     stopped = [process.index for process in processes if process.is_stopped()]
     if not stopped:
@@ -267,7 +267,7 @@ def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending | 
     return replace(ending, reason=reason, shows_stacks=False)
 
 
-def _blame_late(processes: Sequence[_Process], ending: _Ending) -> _Ending | None:
+def _blame_late(processes: Sequence[_Process], ending: _EndOfRun) -> _EndOfRun | None:
     """Name the processes that a collective waited for in vain.
 
     The others may wait in it too, for a little longer. They have no thread that runs, as one that
@@ -296,13 +296,13 @@ def _blame_late(processes: Sequence[_Process], ending: _Ending) -> _Ending | Non
     return replace(ending, reason=reason)
 
 
-def _not_exiting(processes: Sequence[_Process]) -> _Ending:
+def _not_exiting(processes: Sequence[_Process]) -> _EndOfRun:
     left = format_processes([process.index for process in processes if process.is_alive()])
     reason = (
         f"the program succeeded in all processes, but {left} did not exit within "
         f"{_EXIT_SECONDS:g} s and was ended; an exit handler of the program or of JAX blocked"
     )
-    return _Ending(0, reason, shows_stacks=True)
+    return _EndOfRun(0, reason, shows_stacks=True)
 
 
 def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
@@ -316,12 +316,12 @@ def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
     ]
 
 
-def _stopped_by(number: int) -> _Ending:
+def _stopped_by(number: int) -> _EndOfRun:
     if number == signal.SIGPIPE:
-        return _Ending(128 + number, "the output can no longer be written")
+        return _EndOfRun(128 + number, "the output can no longer be written")
     asks_with = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
     reason = f"stopped by {signal_name(number)}"
-    return _Ending(128 + number, reason, asks_with=asks_with, was_asked=True)
+    return _EndOfRun(128 + number, reason, asks_with=asks_with, was_asked=True)
 
 
 def _show_stacks(processes: Sequence[_Process]) -> list[str]:
@@ -354,8 +354,8 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
 
 
 def _asked_to_end(
-    processes: Sequence[_Process], signals: _Signals, ending: _Ending, grace: float
-) -> _Ending:
+    processes: Sequence[_Process], signals: _Signals, ending: _EndOfRun, grace: float
+) -> _EndOfRun:
     """Pass the signal on, and return the end that the processes make of it."""
     _ask_to_end(processes, signals, ending, grace)
     if left := [process.index for process in processes if process.is_alive()]:
@@ -367,7 +367,7 @@ def _asked_to_end(
 
 
 def _ask_to_end(
-    processes: Sequence[_Process], signals: _Signals, ending: _Ending, grace: float
+    processes: Sequence[_Process], signals: _Signals, ending: _EndOfRun, grace: float
 ) -> None:
     """Ask the processes to clean up and end; the failed one is about to end anyway.
 
@@ -396,7 +396,7 @@ def _well_ended(processes: Sequence[_Process]) -> list[str]:
     return sentences
 
 
-def _tell(processes: Sequence[_Process], ending: _Ending, reason: str) -> None:
+def _tell(processes: Sequence[_Process], ending: _EndOfRun, reason: str) -> None:
     """Write the tracebacks of failed processes, and last the reason for the end of the run."""
     last = b""
     for process in processes:

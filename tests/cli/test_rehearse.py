@@ -151,7 +151,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
             os.kill(process, signal.SIGKILL)
             os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(rehearsal_processes._Lines, "tell", kill_after_the_first)
+    monkeypatch.setattr(rehearsal_processes._ProgressLines, "tell", kill_after_the_first)
     requests = [
         RehearsalRequest(str(program), "f", "cpu:2", 1, None, {"x": 2, "y": y}) for y in (1, 1)
     ]
@@ -467,7 +467,7 @@ def test_meshes_that_are_done_are_printed_when_the_rest_is_ended(
 
     monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 2)
     monkeypatch.setattr(rehearsal_processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(rehearsal_processes._Lines, "tell", end_after_the_first)
+    monkeypatch.setattr(rehearsal_processes._ProgressLines, "tell", end_after_the_first)
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search", "--time-limit", "100"
     code, out, err = run("rehearse", f"{train}:endless", *search)
     assert (code, err) == (130 if ended_by == "Ctrl-C" else 0, "")
@@ -487,7 +487,7 @@ def test_a_limit_ends_the_only_mesh(run: Run, train: str) -> None:
 
 
 def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = rehearsal_processes._Lines(time.monotonic() + 1000, True)
+    lines = rehearsal_processes._ProgressLines(time.monotonic() + 1000, True)
     known = [("a=2", report(1 << 20, {})), ("a=4", RehearsalReport(reason="E: no"))]
     phases = "compiling step; 32 equal layers are written out; scan them", "tracing step"
     running: Any = [
@@ -496,7 +496,7 @@ def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[s
     ]
     lines.tell(known, running)
     assert capsys.readouterr() == ("", "")
-    lines = rehearsal_processes._Lines(time.monotonic(), True)
+    lines = rehearsal_processes._ProgressLines(time.monotonic(), True)
     for _ in range(2):
         lines.tell(known, running)
     skipped = report(0, {}, fits=False, peak_bytes=None, argument_bytes=90 << 30)

@@ -722,7 +722,7 @@ def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setattr(run, "is_busy", lambda pid: pid == 1)
     ending = run._blame_late(
-        [failed, compiling, waiting], run._Ending(1, "process 0 failed", process=0)
+        [failed, compiling, waiting], run._EndOfRun(1, "process 0 failed", process=0)
     )
     assert ending is not None
     assert ending.reason == (
