@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.compiled.collective_times import Links
+from gda.compiled.collective_times import Interconnect
 from gda.compiled.hlo import read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
 from gda.planning.device_kinds import DeviceKind
@@ -117,7 +117,7 @@ def spearman(left: list[float], right: list[float]) -> float:
 def estimate_of(text: str, mesh: Mesh, kind: DeviceKind) -> StepSeconds:
     """Return the time of a program on the CPU devices of this machine."""
     assert kind.speeds is not None
-    links = Links(kind.speeds, hosts=(0,) * mesh.size)
+    links = Interconnect(kind.speeds, hosts=(0,) * mesh.size)
     return seconds_of(read_schedule(text, dict(mesh.shape)), kind, links, 1.0)
 
 

@@ -34,7 +34,7 @@ class CollectiveSeconds(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Links:
+class Interconnect:
     """The links between the devices of a mesh.
 
     Attributes:
@@ -52,7 +52,7 @@ class Links:
     slices: Mapping[str, int] = field(default_factory=dict)
 
 
-def links_of(devices: Sequence[Any], slices: Mapping[str, int]) -> Links | None:
+def links_of(devices: Sequence[Any], slices: Mapping[str, int]) -> Interconnect | None:
     """Return the links of the devices of a mesh; None if there are no figures, as for CPUs.
 
     A slice is as large as these devices tell, and a twisted torus counts as a plain one.
@@ -61,13 +61,13 @@ def links_of(devices: Sequence[Any], slices: Mapping[str, int]) -> Links | None:
     if kind is None or kind.speeds is None:
         return None
     if kind.gpu is not None:
-        return Links(kind.speeds, hosts=tuple(device.process_index for device in devices))
+        return Interconnect(kind.speeds, hosts=tuple(device.process_index for device in devices))
     slice_of = [getattr(device, "slice_index", 0) for device in devices]
     here = [each for each, at in zip(devices, slice_of, strict=True) if at == slice_of[0]]
     torus = _torus(kind, np.array([device.coords for device in here]))
     # Without a figure for the link within a chip: what is sent must leave the memory.
     die_link = kind.speeds.die_link or kind.memory_bandwidth or math.inf
-    return Links(kind.speeds, die_link, torus, slices=dict(slices))
+    return Interconnect(kind.speeds, die_link, torus, slices=dict(slices))
 
 
 def _torus(kind: DeviceKind, coordinates: np.ndarray) -> Torus:
@@ -78,7 +78,7 @@ def _torus(kind: DeviceKind, coordinates: np.ndarray) -> Torus:
     return Torus(tuple(map(tuple, chips.tolist())), tuple(closed.tolist()))
 
 
-def collective_seconds(collective: Collective, links: Links) -> CollectiveSeconds:
+def collective_seconds(collective: Collective, links: Interconnect) -> CollectiveSeconds:
     """Return the time of one execution of a collective, in which all its groups take part.
 
     Each device sends the ``(n-1)/n`` of the whole array that ``n`` devices have, and twice that in
@@ -97,7 +97,7 @@ def _sent(collective: Collective, size: int, together: int = 1) -> float:
 
     The others are those outside of parts of so many devices ``together``, which share this work.
     """
-    whole = collective.nbytes_output if collective.kind == "all-gather" else collective.nbytes
+    whole = _whole(collective)
     share = max(size - together, 0) / size
     match collective.kind:
         case "all-gather" | "reduce-scatter":
@@ -112,10 +112,15 @@ def _sent(collective: Collective, size: int, together: int = 1) -> float:
             return whole / together if share else 0
 
 
+def _whole(collective: Collective) -> int:
+    """Return the bytes of the whole array of a group."""
+    return collective.nbytes_output if collective.kind == "all-gather" else collective.nbytes
+
+
 # TPUs.
 
 
-def _between_slices(collective: Collective, links: Links) -> CollectiveSeconds:
+def _between_slices(collective: Collective, links: Interconnect) -> CollectiveSeconds:
     num_slices = math.prod(links.slices.get(name, 1) for name in collective.axes or ())
     num_slices = max(num_slices, 2)
     seconds = _sent(collective, num_slices) / links.speeds.slow_link
@@ -123,7 +128,7 @@ def _between_slices(collective: Collective, links: Links) -> CollectiveSeconds:
     return CollectiveSeconds(seconds, start + seconds / _NETWORK_PART)
 
 
-def _on_torus(collective: Collective, links: Links, torus: Torus) -> CollectiveSeconds:
+def _on_torus(collective: Collective, links: Interconnect, torus: Torus) -> CollectiveSeconds:
     speeds, kind = links.speeds, collective.kind
     together = collective.groups or collective.pairs
     size = max(map(len, together), default=2)
@@ -137,14 +142,13 @@ def _on_torus(collective: Collective, links: Links, torus: Torus) -> CollectiveS
     if not load.hops:
         seconds = _sent(collective, size) / links.die_link
         return CollectiveSeconds(seconds, fit.start_seconds + seconds / fit.part)
-    whole = collective.nbytes_output if kind == "all-gather" else collective.nbytes
     phases = 2 if kind == "all-reduce" else 1
     start = fit.start_seconds + phases * load.hops * speeds.hop_seconds
-    seconds = [whole * each / speeds.link for each in (load.least, load.routed)]
+    seconds = [_whole(collective) * each / speeds.link for each in (load.least, load.routed)]
     return CollectiveSeconds(seconds[0], start + seconds[1] / fit.part)
 
 
-class _Load(NamedTuple):
+class _LinkLoad(NamedTuple):
     """Whole arrays on the busiest link, at least and as routed, and hops of the longest way."""
 
     least: float
@@ -153,9 +157,11 @@ class _Load(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _load(torus: Torus, kind: str, groups: Groups, pairs: Pairs) -> _Load:
+def _load(torus: Torus, kind: str, groups: Groups, pairs: Pairs) -> _LinkLoad:
     least = torus.least_load(kind, groups, pairs)
-    return _Load(least, torus.routed_load(pairs) if pairs else least, torus.hops(groups or pairs))
+    return _LinkLoad(
+        least, torus.routed_load(pairs) if pairs else least, torus.hops(groups or pairs)
+    )
 
 
 # GPUs.
@@ -168,7 +174,9 @@ def _splits(collective: Collective, hosts: Sequence[int]) -> set[tuple[int, int]
     return found or {(2, 2)}  # unknown groups have two devices or more
 
 
-def _between_gpus(collective: Collective, links: Links, size: int, here: int) -> CollectiveSeconds:
+def _between_gpus(
+    collective: Collective, links: Interconnect, size: int, here: int
+) -> CollectiveSeconds:
     """Return the time for groups of this size, of which so many devices are on one host."""
     speeds = links.speeds
     if size == 1:

@@ -45,7 +45,7 @@ def _walk(
                 found[_line(equation)] += times * (flops_of_equation(equation) or 0)  # pyright: ignore
         results = [any(inputs) or is_widened] * len(equation.outvars)
         for each in inner_of(equation):
-            results = _of_inner(equation, getattr(each, "jaxpr", each), inputs, times, found, right)
+            results = _of_inner(equation, each, inputs, times, found, right)
         for var, of in zip(equation.outvars, results, strict=True):
             if of and str(getattr(var.aval, "dtype", "")) == "float32":
                 narrow.add(id(var))

@@ -80,8 +80,9 @@ def executions_of(equation: Any) -> int:
     return 1
 
 
-def inner_of(equation: Any) -> list[Any]:
+def inner_of(equation: Any) -> list[Jaxpr]:
     """Return the functions inside an equation: the body of a loop, branches, a jitted function."""
     params = [*equation.params.values()]
     leaves = jax.tree.leaves(params, is_leaf=lambda x: not isinstance(x, list | tuple))
-    return [each for each in leaves if isinstance(each, ClosedJaxpr | Jaxpr)]
+    functions = (each.jaxpr if isinstance(each, ClosedJaxpr) else each for each in leaves)
+    return [each for each in functions if isinstance(each, Jaxpr)]

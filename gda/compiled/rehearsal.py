@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gda.compiled.changes import check
-from gda.compiled.collective_times import Links, collective_seconds
+from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.advice import Advice, advice_of
@@ -260,7 +260,7 @@ class Rehearsal:
 
 
 def traffic_of(
-    collectives: Collectives, has_slow: bool, host_of: Sequence[int], links: Links | None
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int], links: Interconnect | None
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
-from gda.compiled.collective_times import Links, links_of
+from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
 from gda.compiled.float32 import float32_products
 from gda.compiled.flops import flops_of
@@ -388,8 +388,7 @@ def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
 
 def _schedule_of(build: _Build, mesh: Mesh | None) -> Schedule | None:
     """Return the steps of a program; None for one that the compiler does not write."""
-    text = build.text or ("" if build.program is None else build.program.as_text() or "")
-    return schedule_in(text, mesh) if text else None
+    return schedule_in(build.text, mesh) if build.text else None
 
 
 def _flops_of_device(
@@ -424,7 +423,7 @@ def _mesh_of(tree: Any) -> Mesh | None:
     return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
 
 
-def _links(mesh: Mesh | None) -> tuple[bool, list[int], Links | None]:
+def _links(mesh: Mesh | None) -> tuple[bool, list[int], Interconnect | None]:
     """Return True if some links are slow, the host of each position if hosts tell which, links."""
     devices = [] if mesh is None else [*mesh.devices.flat]
     links = links_of(devices, slices_of(mesh))

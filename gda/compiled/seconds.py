@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gda.compiled.collective_times import Links, collective_seconds
-from gda.compiled.hlo import Schedule, Step, format_source
+from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.hlo import Schedule, Step, format_source, with_inner
 from gda.layout.boundary import set_module
 from gda.planning.device_kinds import DeviceKind
 from gda.planning.device_speeds import DeviceSpeeds
@@ -106,19 +106,25 @@ class StepSeconds:
 
 
 def seconds_of(
-    schedule: Schedule | None, kind: DeviceKind | None, links: Links | None, repetitions: float
+    schedule: Schedule | None,
+    kind: DeviceKind | None,
+    links: Interconnect | None,
+    repetitions: float,
 ) -> StepSeconds:
     """Return the time of a schedule; ``links`` are None for a program of one device."""
     if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
         return StepSeconds(not_counted=("the speeds of these devices are unknown",))
     if schedule is None:
         return StepSeconds(not_counted=("the compiler does not write this program",))
-    device = _Device(kind.speeds, kind.memory_bandwidth, kind.gpu.cache_bytes if kind.gpu else 0)
+    device = _DeviceRates(
+        kind.speeds, kind.memory_bandwidth, kind.gpu.cache_bytes if kind.gpu else 0
+    )
     timed = _Timed(device, links)
     compute = _least(schedule.steps, device.least_compute)
     memory = _least(schedule.steps, device.least_memory)
     memory = max(memory, (schedule.argument_bytes - device.cache_bytes) / device.bandwidth)
-    axes = {each.collective.axes for each in _all(schedule.steps) if each.collective is not None}
+    steps = [*with_inner(schedule.steps)]
+    axes = {each.collective.axes for each in steps if each.collective is not None}
     communication = max(
         (_least(schedule.steps, lambda step, of=of: timed.least_on(step, of)) for of in axes),
         default=0.0,
@@ -128,7 +134,7 @@ def seconds_of(
     estimate = max(clock.now, compute, memory, communication)
     unknown = schedule.unknown()
     reasons = [f"the products of the kernel {name}" for name in unknown]
-    if any(each.times is None for each in _all(schedule.steps)):
+    if any(each.times is None for each in steps):
         reasons.append("all but one trip of a loop of unknown length")
     mfu = compute / estimate / repetitions if compute and not unknown else None
     rows = _places(schedule.steps, timed)
@@ -136,7 +142,7 @@ def seconds_of(
 
 
 @dataclass(frozen=True)
-class _Device:
+class _DeviceRates:
     speeds: DeviceSpeeds
     bandwidth: float
     cache_bytes: int
@@ -172,7 +178,7 @@ class _Device:
 class _Timed:
     """The time of each step by itself, on a device with links."""
 
-    def __init__(self, device: _Device, links: Links | None) -> None:
+    def __init__(self, device: _DeviceRates, links: Interconnect | None) -> None:
         self.device, self.links = device, links
 
     def least_on(self, step: Step, axes: tuple[str, ...] | None) -> float:
@@ -222,7 +228,7 @@ class _Clock:
 
     def _begin(self, step: Step) -> None:
         seconds = self.timed.alone(step)
-        inner = [*_all(body for body in step.bodies for body in body)]
+        inner = [each for body in step.bodies for each in with_inner(body)]
         collectives = [each for each in inner if each.collective is not None]
         of = self.timed.resource(collectives[0] if collectives else step)
         seconds += sum(map(self.timed.alone, inner))
@@ -262,13 +268,6 @@ def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
         called = min(inner, default=0.0) if step.is_branch else sum(inner)
         total += seconds(step) + called * (step.times or 0)
     return total
-
-
-def _all(steps: Iterable[Step]) -> Iterator[Step]:
-    for step in steps:
-        yield step
-        for body in step.bodies:
-            yield from _all(body)
 
 
 def _places(steps: Iterable[Step], timed: _Timed) -> tuple[PlaceSeconds, ...]:

@@ -50,5 +50,4 @@ def layers_written_out(jaxpr: Any) -> int:
 
 def _size(equation: Any) -> int:
     """Return the number of operations of an equation, those of inner functions included."""
-    inner = (getattr(each, "jaxpr", each) for each in inner_of(equation))
-    return 1 + sum(_size(each) for jaxpr in inner for each in jaxpr.eqns)
+    return 1 + sum(_size(each) for jaxpr in inner_of(equation) for each in jaxpr.eqns)

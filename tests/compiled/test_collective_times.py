@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.compiled.collective_times import Links, collective_seconds
+from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.torus import Torus
 from gda.planning.device_kinds import kind_named
 from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
@@ -31,10 +31,10 @@ def collective(kind: str, nbytes: int, nbytes_output: int, **facts: Any) -> gda.
     )
 
 
-def links_of_kind(name: str, *hosts: int) -> Links:
+def links_of_kind(name: str, *hosts: int) -> Interconnect:
     speeds = kind_named(name).speeds
     assert speeds is not None
-    return Links(speeds, hosts=hosts)
+    return Interconnect(speeds, hosts=hosts)
 
 
 # Of four devices, each has a part of 100 bytes, or 400 bytes; two and two are on a host.
@@ -57,25 +57,25 @@ def links_of_kind(name: str, *hosts: int) -> Links:
 def test_bytes_over_links_within_and_between_hosts(
     found: gda.Collective, within: int, between: float
 ) -> None:
-    seconds = collective_seconds(found, Links(SPEEDS, hosts=(0, 0, 0, 0)))
+    seconds = collective_seconds(found, Interconnect(SPEEDS, hosts=(0, 0, 0, 0)))
     start = 2 if found.groups != ((0,), (1,)) and found.pairs != ((0, 0), (2, 2)) else 0
     assert seconds == (within / 100, start + within / 50)
-    bound = collective_seconds(found, Links(SPEEDS, hosts=(0, 0, 1, 1))).bound
-    # What a device sends may take both ways at once.
+    bound = collective_seconds(found, Interconnect(SPEEDS, hosts=(0, 0, 1, 1))).bound
+    # A device may send over both ways at once.
     assert bound == max(within / (110 if between else 100), between / 10)
 
 
 def test_between_hosts_each_of_them_is_a_step() -> None:
     seconds = collective_seconds(
-        collective("all-reduce", 400, 400), Links(SPEEDS, hosts=(0, 1, 2, 3))
+        collective("all-reduce", 400, 400), Interconnect(SPEEDS, hosts=(0, 1, 2, 3))
     )
     assert seconds == (60, pytest.approx(2 + 3 * 3 + 60 / 0.85))
 
 
 def test_a_switch_that_adds_halves_an_all_reduce() -> None:
     found = collective("all-reduce", 900, 900, groups=(tuple(range(9)),))
-    adds = Links(SPEEDS._replace(reduces_in_switch=True), hosts=(0,) * 9)
-    assert collective_seconds(found, Links(SPEEDS, hosts=(0,) * 9)).bound == 16
+    adds = Interconnect(SPEEDS._replace(reduces_in_switch=True), hosts=(0,) * 9)
+    assert collective_seconds(found, Interconnect(SPEEDS, hosts=(0,) * 9)).bound == 16
     assert collective_seconds(found, adds).bound == 9
     assert kind_named("h100").speeds.reduces_in_switch  # pyright: ignore[reportOptionalMemberAccess]
     for name in ("a100", "h100-pcie", "l40s"):
@@ -97,13 +97,13 @@ def test_a_bridge_connects_two_gpus() -> None:
 def test_parts_between_slices_go_over_slow_links() -> None:
     found = collective("all-reduce", 400, 400, groups=(), is_between_slices=True)
     torus = Torus(((0, 0),), (False, False))
-    two, four = (Links(SPEEDS, torus=torus, slices={"x": n}) for n in (2, 4))
+    two, four = (Interconnect(SPEEDS, torus=torus, slices={"x": n}) for n in (2, 4))
     assert collective_seconds(found, two) == (40, pytest.approx(3 + 40 / 0.85))
     assert collective_seconds(found, four) == (60, pytest.approx(9 + 60 / 0.85))
 
 
 def test_a_torus_has_the_time_of_its_busiest_link_and_of_its_hops() -> None:
-    line = Links(SPEEDS, torus=Torus(((0,), (1,), (2,), (3,)), (False,)))
+    line = Interconnect(SPEEDS, torus=Torus(((0,), (1,), (2,), (3,)), (False,)))
     for found, load, hops in (
         (collective("all-gather", 100, 400), 300, 3),
         (collective("all-reduce", 400, 400), 600, 6),
@@ -119,7 +119,7 @@ def test_a_torus_has_the_time_of_its_busiest_link_and_of_its_hops() -> None:
 def test_two_devices_of_a_chip_have_a_link_of_their_own() -> None:
     chips = Torus(((0,), (0,), (1,), (1,)), (False,))
     found = collective("all-gather", 100, 200, groups=((0, 1), (2, 3)))
-    assert collective_seconds(found, Links(SPEEDS, 1000.0, chips)) == (0.1, 2.2)
+    assert collective_seconds(found, Interconnect(SPEEDS, 1000.0, chips)) == (0.1, 2.2)
 
 
 # Times of NCCL on 8 H100, 8 B200 and 64 GB200, in microseconds, as the compiler's table has them.

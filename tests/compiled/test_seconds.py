@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from meshes import abstract, mesh_of
 
 import gda
-from gda.compiled.collective_times import Links, collective_seconds
+from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.hlo import read_collectives, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
 from gda.planning.device_kinds import kind_named
@@ -31,7 +31,7 @@ def module(*entry: str, before: str = "") -> str:
     )
 
 
-def on_h100(text: str, links: Links | None = None, mesh: Any = None) -> StepSeconds:
+def on_h100(text: str, links: Interconnect | None = None, mesh: Any = None) -> StepSeconds:
     return seconds_of(read_schedule(text, mesh), H100, links, 1)
 
 
@@ -224,7 +224,7 @@ def gathered(is_asynchronous: bool) -> str:
 
 def test_an_asynchronous_gather_hides_behind_a_product() -> None:
     assert H100.speeds is not None
-    links, mesh = Links(H100.speeds, hosts=(0,) * 4), {"data": 4}
+    links, mesh = Interconnect(H100.speeds, hosts=(0,) * 4), {"data": 4}
     (gather,) = read_collectives(gathered(False), mesh)
     alone = collective_seconds(gather, links)
     computes = 2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH
@@ -315,7 +315,7 @@ def test_devices_without_speeds_have_no_seconds() -> None:
 def test_the_estimate_is_never_below_the_bound(kind: str, text: str) -> None:
     named = kind_named(kind)
     assert named.speeds is not None
-    links = Links(named.speeds, hosts=(0,) * 4)
+    links = Interconnect(named.speeds, hosts=(0,) * 4)
     found = seconds_of(read_schedule(text, {"data": 4}), named, links, 1)
     assert found.bound is not None
     assert found.estimate is not None

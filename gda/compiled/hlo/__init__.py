@@ -33,3 +33,4 @@ from gda.compiled.hlo.schedule import Schedule as Schedule
 from gda.compiled.hlo.schedule import Step as Step
 from gda.compiled.hlo.schedule import read_flops as read_flops
 from gda.compiled.hlo.schedule import read_schedule as read_schedule
+from gda.compiled.hlo.schedule import with_inner as with_inner

@@ -9,13 +9,7 @@ from gda.compiled.hlo.instructions import Computation, leaves
 
 _MOVES = {"copy", "bitcast", "convert", "reshape", "transpose", "get-tuple-element", "tuple"}
 _ADDS = _MOVES | {
-    "add",
-    "multiply",
-    "divide",
-    "broadcast",
-    "constant",
-    "parameter",
-    "all-reduce-done",
+    *("add", "multiply", "divide", "broadcast", "constant", "parameter", "all-reduce-done"),
 }
 
 

@@ -70,7 +70,8 @@ class Schedule(NamedTuple):
 
     def unknown(self) -> list[str]:
         """Return the names of the kernels whose products are not known."""
-        return [*dict.fromkeys(each.kernel for each in _products(self.steps) if each.flops is None)]
+        products = (each for step in with_inner(self.steps) for each in step.products)
+        return [*dict.fromkeys(each.kernel for each in products if each.flops is None)]
 
 
 def _flops(steps: Iterable[Step]) -> float | None:
@@ -85,11 +86,12 @@ def _flops(steps: Iterable[Step]) -> float | None:
     return total
 
 
-def _products(steps: Iterable[Step]) -> Iterator[Product]:
+def with_inner(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield each step, followed by those of the computations that it calls."""
     for step in steps:
-        yield from step.products
+        yield step
         for body in step.bodies:
-            yield from _products(body)
+            yield from with_inner(body)
 
 
 def read_schedule(
@@ -103,7 +105,7 @@ def read_schedule(
     steps: list[Step] = []
     nbytes = 0
     for module in modules_of(text, mesh_shape, slices=slices, device_ids=device_ids):
-        reader = _Reader(module)
+        reader = _ScheduleReader(module)
         entry = module.computations[module.entry]
         steps += reader.steps(module.entry)
         for name, line in entry.lines.items():
@@ -118,7 +120,7 @@ def read_flops(text: str) -> float | None:
     return read_schedule(text).flops
 
 
-class _Reader:
+class _ScheduleReader:
     """The steps of one module."""
 
     def __init__(self, module: Module) -> None:
