@@ -66,7 +66,7 @@ class Relay:
                     continue
                 offer = socket.create_connection(self.target or ("", 0))
                 self._sockets += [puller, offer]
-                # What is left of a connection of one trial is not of the next.
+                # A connection of one trial must not count in the next.
                 trial = self.fault, self.passed, self._over
                 for each in [(puller, offer, "to the offer"), (offer, puller, "from the offer")]:
                     threading.Thread(target=self._relay, args=(*each, *trial), daemon=True).start()

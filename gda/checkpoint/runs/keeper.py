@@ -111,7 +111,7 @@ class Keeper:
                 former = self.folder.owner()
                 if error.errno not in _FULL or former is None:
                     raise
-                # What a killed save has left may be what fills the disk.
+                # The files of a killed save may fill the disk.
                 remove_left_over(self.folder, former)
                 self.owner = self.folder.claim(self.keeping.best)
         ends = self.folder.check_owner(self.owner).ends

@@ -25,7 +25,7 @@ def once(tmp_path_factory):
 
 
 def pytest_runtest_setup(item):
-    # Where all fail, one may be late; one that waits is to be seen soon.
+    # If all fail, one may be late; one that waits is to be seen soon.
     gda.testing.pool.GRACE = 3 if item.module.__name__ == "test_deaths" else 30
 
 
