@@ -134,8 +134,9 @@ def rehearsal_of(
     mesh = _mesh_of(given)
     skipped = _too_large(stage, mesh, given) if may_skip else None
     hint = ""
-    if isinstance(stage, Traced) and (layers := layers_written_out(stage.jaxpr)):
-        hint = f"; {layers} equal layers are written out; {_SCAN}"
+    if _log.isEnabledFor(logging.INFO) and isinstance(stage, Traced):
+        layers = layers_written_out(stage.jaxpr)
+        hint = f"; {layers} equal layers are written out; {_SCAN}" if layers else ""
     _log.info("compiling %s%s", name, hint)
     build = skipped or _compiled(lowered, mesh)
     program = build.program
