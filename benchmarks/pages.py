@@ -199,14 +199,14 @@ def pages(results: Results, sections: Mapping[str, Sequence[Work]]) -> dict[Path
     return texts
 
 
-_NOWHERE = "It has not run on a GPU or a TPU yet."
+_NOWHERE = "None yet."
 
 
 def ran_in_words(lines: Sequence[str]) -> str:
-    """Return the sentence about the accelerators on which the tests for them ran."""
+    """Return the accelerators on which the tests for them ran, for a cell of a table."""
     runs = [line.split(" | ") for line in lines]
     said = [f"{kind} ({passed} tests passed, {versions})" for kind, versions, _, passed in runs]
-    return f"On accelerators: {'; '.join(said)}." if said else _NOWHERE
+    return "; ".join(said) or _NOWHERE
 
 
 def ran_in_a_table(lines: Sequence[str]) -> str:
