@@ -2,8 +2,8 @@
 
     python examples/train_digits.py
 
-Blocks are read from a file, a step trains under ``gda.jit``, and a checkpoint keeps the parameters. With
-fewer than 8 accelerators, the CPU plays 8 devices.
+Blocks are read from a file, a step trains under ``gda.jit``, and a checkpoint keeps the parameters.
+With fewer than 8 accelerators, the CPU plays 8 devices.
 """
 
 import os

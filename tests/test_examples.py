@@ -124,3 +124,9 @@ def test_elastic_hosts_has_the_losses_of_an_uninterrupted_run() -> None:
     np.testing.assert_allclose(losses, expected, atol=2e-4)
     assert losses[-1] < 0.5 < 2 < losses[0]
     assert "[2] the sampler has the weights of the trainers: accuracy " in done.stdout
+
+
+def test_the_index_names_every_program() -> None:
+    index = (EXAMPLES / "README.md").read_text()
+    programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert sorted(re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|", index, re.M)) == programs

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from running import fresh_python
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-PROGRAM, NOTEBOOK = EXAMPLES / "spmd_tour.py", EXAMPLES / "spmd_tour.ipynb"
+ROOT = Path(__file__).parents[1]
+PROGRAM, NOTEBOOK = ROOT / "examples" / "spmd_tour.py", ROOT / "docs" / "spmd_tour.ipynb"
 MARKDOWN, CODE = "# %% [markdown]\n", "# %%\n"
 
 Cell = dict[str, Any]
