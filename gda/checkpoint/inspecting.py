@@ -24,6 +24,7 @@ from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
+from gda.show.markup import html_table, report
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
@@ -47,9 +48,9 @@ MAX_BYTES = 128 * 2**20
 
 
 @set_module("gda.checkpoint")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Contents:
-    """The contents of a checkpoint, by its manifest.
+    """The contents of a checkpoint, by its manifest. A table, also in a notebook.
 
     Attributes:
       path: its path or URL.
@@ -113,8 +114,12 @@ class Contents:
             if folder.num_links(f"{array.name}/{array.grid.key(chunk)}") > 1
         )
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join([*table(self.rows), *self.summary])
+
+    def _repr_html_(self) -> str:
+        rows = [[path, type, layout, size] for path, type, size, layout in self.rows]
+        return report(self.summary, [html_table(["leaf", "", "saved", "size or value"], rows)])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:

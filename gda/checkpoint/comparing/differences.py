@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
+from gda.show.markup import html_table, report
 from gda.storage.stores.errors import repr_of
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -57,9 +58,9 @@ class LeafDifference:
 
 
 @set_module("gda.checkpoint")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Differences:
-    """The differences between two trees; true if there are any. ``print`` shows them as a report.
+    """The differences between two trees; true if there are any. A report, also in a notebook.
 
     Attributes:
       a, b: the paths of the checkpoints; ``'the tree'`` for a tree.
@@ -118,18 +119,30 @@ class Differences:
             },
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = table([("a:", self.a), ("b:", self.b)])
+        for kind, rows in self._tables():
+            lines += [kind, *(f"  {line}" for line in table(rows))]
+        return "\n".join([*lines, self._equal])
+
+    def _repr_html_(self) -> str:
+        rows = [[kind, *row] for kind, rows in self._tables() for row in rows]
+        tables = [html_table(["", "leaf", "a -> b"], rows)] if rows else []
+        return report([f"a: {self.a}, b: {self.b}", self._equal], tables)
+
+    def _tables(self) -> Iterator[tuple[str, list[Sequence[str]]]]:
+        """Yield each kind of difference, with the cells of its first leaves."""
         for kind, leaves in self._kinds:
-            if not leaves:
-                continue
-            lines.append(f"{kind}: {_leaves(len(leaves))}")
-            lines += [f"  {line}" for line in table([each._cells for each in leaves[:_MOST_ROWS]])]
-            if (more := len(leaves) - _MOST_ROWS) > 0:
-                lines.append(f"  … {counted(more, 'more leaf', 'more leaves')}")
+            if leaves:
+                rows: list[Sequence[str]] = [each._cells for each in leaves[:_MOST_ROWS]]
+                if (more := len(leaves) - _MOST_ROWS) > 0:
+                    rows.append([f"… {counted(more, 'more leaf', 'more leaves')}", ""])
+                yield f"{kind}: {_leaves(len(leaves))}", rows
+
+    @property
+    def _equal(self) -> str:
         every = "all of " if self.are_equal and self.num_equal > 1 else ""
-        equal = f"{every}{_leaves(self.num_equal)}, {format_bytes(self.equal_nbytes)}"
-        return "\n".join([*lines, f"the same: {equal}"])
+        return f"the same: {every}{_leaves(self.num_equal)}, {format_bytes(self.equal_nbytes)}"
 
     @property
     def _kinds(self) -> list[tuple[str, tuple[LeafDifference, ...]]]:

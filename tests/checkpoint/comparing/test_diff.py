@@ -299,3 +299,18 @@ def test_damage_is_named(saved: Callable[..., Path]) -> None:
     (b / "manifest.json").write_bytes(b"{}")
     with pytest.raises(gda.checkpoint.CorruptionError, match="does not begin like a manifest"):
         diff(a, b)
+
+
+def test_a_notebook_shows_differences_and_contents_as_tables(tmp_path: Path) -> None:
+    tree = {"w": np.zeros((2, 3), np.float32), "step": 7}
+    save(tmp_path, tree)
+    differences = diff(tmp_path, {"w": np.zeros((2, 3), np.float32), "<step>": 8})
+    html = differences._repr_html_()
+    for cell in ("only in a: 1 leaf", "[&#x27;step&#x27;]", "[&#x27;&lt;step&gt;&#x27;]"):
+        assert f"<td>{cell}</td>" in html
+    assert "<p>the same: 1 leaf, 24 B</p>" in html
+    equal = diff(tmp_path, tree)
+    assert "<table" not in equal._repr_html_()
+    contents = gda.checkpoint.inspect(tmp_path)._repr_html_()
+    for cell in ("float32[2,3]", "24 B", "7"):
+        assert f"<td>{cell}</td>" in contents
