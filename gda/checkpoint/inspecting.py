@@ -118,7 +118,7 @@ class Contents:
         return "\n".join([*table(self.rows), *self.summary])
 
     def _repr_html_(self) -> str:
-        rows = [[path, type, layout, size] for path, type, size, layout in self.rows]
+        rows = [[path, dtype, layout, size] for path, dtype, size, layout in self.rows]
         return report(self.summary, [html_table(["leaf", "", "saved", "size or value"], rows)])
 
     @property
