@@ -66,7 +66,7 @@ def pull(
     name: str | None = None,
     dtype: npt.DTypeLike | None = None,
     pad: bool = False,
-    plain: bool = False,
+    plain: bool | None = None,
     partial: bool = False,
     min_version: int | tuple[str, int] | None = None,
     with_version: bool = False,

@@ -45,7 +45,7 @@ from gda.trees.matching import (
     prefix_of,
     specs_per_leaf,
 )
-from gda.trees.plain import check_not_padding, to_jax
+from gda.trees.plain import makes_plain, to_jax
 
 _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
@@ -60,14 +60,14 @@ def load_tree(
     *,
     dtype: npt.DTypeLike | Any = None,
     pad: bool = False,
-    plain: bool = False,
+    plain: bool | None = None,
     read_once: bool = False,
     max_workers: int | None = None,
     max_bytes: int | None = None,
     progress: ProgressLike = False,
     retry: Retry | None = None,
 ) -> Any:
-    """Build a ``GlobalArray`` from every source in a tree.
+    """Build an array from every source in a tree.
 
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
@@ -91,14 +91,15 @@ def load_tree(
         value that the dtype cannot hold, as a finite one that would become infinite, is an error.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
-      plain: return ``jax.Array``s in place of ``GlobalArray``s.
+      plain: return ``jax.Array``s in place of ``GlobalArray``s. By default, shardings in place of
+        mesh and specs make ``jax.Array``s, and a mesh with specs makes containers.
       read_once: as in ``GlobalArray.from_source``, for the whole tree.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
         tree.
 
     Returns:
-      the same tree of ``GlobalArray``s, with ``plain`` of ``jax.Array``s, and with ``pad`` also of
-        ``PaddedArray``s, with dicts for mappings that JAX does not know.
+      the same tree of ``GlobalArray``s or ``jax.Array``s, with ``pad`` also of ``PaddedArray``s,
+        with dicts for mappings that JAX does not know.
 
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source``, with a
@@ -115,12 +116,11 @@ def load_tree(
     >>> gda.load_tree(sources, mesh, {'w': P('x', 'y'), 'b': P()})['w']
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
     >>> gda.load_tree(sources, jax.sharding.NamedSharding(mesh, P('y')))['b']
-    GlobalArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y'))
+    Array([0., 0.], dtype=float32)
     >>> gda.load_tree(sources, mesh, P('x'), pad=True)['b']
     PaddedArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
-    if plain:
-        check_not_padding(plain, pad)
+    is_plain = makes_plain(plain, mesh, pad)
     options = Options(max_workers, max_bytes, progress, retry, read_once)
     loading = _LoadingTree(as_dicts(sources), mesh, specs, dtype, pad, options)
     made = together(
@@ -132,7 +132,7 @@ def load_tree(
         request=loading.described,
         communicates=read_once,
     )
-    return to_jax(made) if plain else made
+    return to_jax(made) if is_plain else made
 
 
 class _LoadedLeaf(NamedTuple):

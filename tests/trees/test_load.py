@@ -318,7 +318,7 @@ def test_a_tree_of_sources() -> None:
         assert loaded["layers"][0]["b"].spec == P("y")
         assert loaded["layers"][1]["b"].spec == P()
     device = jax.devices()[2]
-    assert gda.load_tree(DATA, SingleDeviceSharding(device)).array.devices() == {device}
+    assert gda.load_tree(DATA, SingleDeviceSharding(device)).devices() == {device}
     assert gda.load_tree({}, MESH, P()) == {}
     assert gda.load_tree([None, ()], MESH, [None, P()]) == [None, ()]
 

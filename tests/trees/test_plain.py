@@ -165,7 +165,7 @@ def test_keys_get_the_layout_of_the_keys() -> None:
     for source, kind in ((KEYS, "keys"), (gda.GlobalArray.from_array(KEYS), "GlobalArray")):
         for given in ((MESH, P("y")), (NamedSharding(MESH, P("y")),)):
             made = gda.load_tree({"key": source}, *given, dtype="bfloat16")["key"]
-            assert kind_of(made) == kind
+            assert kind_of(made) == (kind if len(given) == 2 else "keys")
             assert (made.shape, made.dtype) == (KEYS.shape, KEYS.dtype)
             assert {shard.data.shape for shard in made.addressable_shards} == {(3,)}
             assert gda.fingerprint(made) == gda.fingerprint(KEYS)
@@ -181,6 +181,27 @@ def test_keys_get_the_layout_of_the_keys() -> None:
 
 
 # Plain arrays.
+
+
+def test_shardings_make_plain_arrays_and_a_mesh_makes_containers(tmp_path: Path) -> None:
+    sharding, tree = NamedSharding(MESH, P("x")), {"w": DATA}
+    gda.checkpoint.save(tmp_path, tree)
+
+    def made(*given: Any, **options: Any) -> set[type]:
+        layout = dict(zip(("mesh", "specs"), given, strict=False))
+        loaded = gda.load_tree(tree, *given, **options)
+        with gda.prefetch([tree], *given, **options) as batches:
+            (batch,) = batches
+        restored = gda.checkpoint.restore(tmp_path, **layout, **options)
+        return {type(each["w"]) for each in (loaded, batch, restored)}
+
+    plain = {type(jax.device_put(DATA, sharding))}
+    assert made(sharding) == made({"w": sharding}) == made(MESH, P("x"), plain=True) == plain
+    assert made(MESH, P("x")) == made(sharding, plain=False) == {gda.GlobalArray}
+    assert made(sharding, pad=True) == {gda.GlobalArray}
+    like = {"w": gda.GlobalArray.from_array(jax.device_put(DATA, sharding))}
+    as_it_is = gda.checkpoint.restore(tmp_path, like, mesh={"w": sharding})["w"]
+    assert type(as_it_is) is gda.GlobalArray
 
 
 def test_to_jax_copies_nothing_and_names_padding() -> None:

@@ -45,7 +45,7 @@ WAYS = [load, restore, to_global, jitted]
 
 def specs_in(tree: Any) -> list[Any]:
     arrays = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, gda.GlobalArray))
-    return [tuple(array.grid.spec) for array in arrays]
+    return [tuple(array.sharding.spec) for array in arrays]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -33,7 +33,7 @@ from gda.mesh import MeshLike, mesh_and_spec, processes_of
 from gda.multihost.agreement import done_by_all
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
-from gda.trees.plain import check_not_padding, to_jax
+from gda.trees.plain import makes_plain, to_jax
 from gda.trees.replicas import ReplicaCheck
 
 _NAME = "gda.prefetch"
@@ -49,10 +49,10 @@ def prefetch(
     *,
     size: int = 2,
     pad: bool = False,
-    plain: bool = False,
+    plain: bool | None = None,
     check_replicas: bool = False,
 ) -> Prefetched:
-    """Return an iterator of the same batches as ``GlobalArray``s, made ahead in a thread.
+    """Return an iterator of the same batches as arrays on devices, made ahead in a thread.
 
     Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``. They
     are copied, so the iterator may use the memory of a batch again. Numbers and strings of a batch
@@ -78,7 +78,8 @@ def prefetch(
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape, as
         that of a short last batch. A dimension that is sharded over several processes must divide
         all the same, because no process knows its global size.
-      plain: batches of ``jax.Array``s in place of ``GlobalArray``s.
+      plain: batches of ``jax.Array``s in place of ``GlobalArray``s; by default if shardings are
+        given in place of mesh and spec.
       check_replicas: compare each batch before it is handed out, as ``check_replicas_agree``:
         processes that hold the same rows must have read the same. ``next`` then communicates, also
         at the end, so all processes must call it at the same place of the program. It raises the
@@ -103,7 +104,7 @@ def prefetch(
     count = operator.index(size)
     if count < 1:
         raise ValueError(f"size is {count}; prefetch at least 1 batch")
-    check_not_padding(plain, pad)
+    is_plain = makes_plain(plain, mesh, pad)
     specs_per_leaf((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
     try:
         source = iter(iterator)
@@ -112,7 +113,7 @@ def prefetch(
             f"prefetch takes an iterable of batches, not {type(iterator).__name__}; pass the "
             "loader, or a generator that yields batches"
         ) from error
-    place = partial(_placed, mesh=mesh, spec=spec, pad=pad, plain=plain)
+    place = partial(_placed, mesh=mesh, spec=spec, pad=pad, plain=is_plain)
     return Prefetched(source, place, count, _processes_of(mesh) if check_replicas else ())
 
 

@@ -29,7 +29,7 @@ from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
-from gda.trees.plain import check_not_padding, to_jax
+from gda.trees.plain import makes_plain, to_jax
 from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
@@ -66,7 +66,7 @@ class Request:
     at: Any
     partial: bool
     pad: bool
-    plain: bool
+    plain: bool | None
     cast: bool = False
     keeps_missing: bool = False
     merge: Callable[[list[Any], int], Sequence[Any]] | None = None
@@ -87,8 +87,9 @@ class Request:
                 raise TypeError(
                     f"{given[0]} was given without a mesh; pass mesh= and specs=, or like="
                 )
+        layouts = self.mesh if self.like is None else None  # with like, each leaf is of its kind
+        self.plain = makes_plain(self.plain, layouts, self.pad)
         if self.plain:
-            check_not_padding(self.plain, self.pad)
             self.like = to_jax(self.like)
 
     def match(self, tree: RecordedTree) -> RequestedTree:
