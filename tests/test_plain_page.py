@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
@@ -27,8 +28,8 @@ BEGIN, END = "<!-- Written by tests/test_plain_page.py. -->\n\n", "\n<!-- The en
 
 # Each is called with an array, or with a tree of arrays, as x.
 CALLS = [
-    "gda.load_tree(x, mesh, P('x'))", "gda.load_tree(x, mesh, P('x'), plain=True)",
-    "gda.prefetch([x], mesh, P('x'))", "gda.prefetch([x], mesh, P('x'), plain=True)",
+    "gda.load_tree(x, mesh, P('x'))", "gda.load_tree(x, NamedSharding(mesh, P('x')))",
+    "gda.prefetch([x], mesh, P('x'))", "gda.prefetch([x], NamedSharding(mesh, P('x')))",
     "gda.checkpoint.restore(saved(x), x)", "gda.checkpoint.restore(saved(x), x, plain=True)",
     "gda.checkpoint.restore(saved(x), mesh=mesh, specs=P('x'))",
     "gda.checkpoint.restore(saved(x), mesh=mesh, specs=P('x'), plain=True)",
@@ -91,6 +92,7 @@ def called(call: str, x: Any) -> Any:
     ):
         names = {
             "gda": gda,
+            "NamedSharding": NamedSharding,
             "P": P,
             "mesh": MESH,
             "x": x,
