@@ -115,8 +115,8 @@ def restore(
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too. By default,
-        shardings in place of mesh and specs make ``jax.Array``s, a mesh with specs makes containers,
-        and ``like`` makes the kinds of its leaves.
+        shardings in place of mesh and specs make ``jax.Array``s, a mesh with specs makes
+        containers, and ``like`` makes the kinds of its leaves.
       merge: make the values of a ``PerProcess`` if another number of processes saved it, which is
         an error otherwise. ``merge(values, count)`` takes the list of the saved values, in the
         order of the processes, and the number of processes now; it returns the new values, one for

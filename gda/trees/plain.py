@@ -96,7 +96,7 @@ def _array_of(leaf: Any) -> Any:
 def makes_plain(plain: bool | None, mesh: Any, pad: bool) -> bool:
     """Return True if a call that makes arrays returns ``jax.Array``s.
 
-    By default it does so if shardings are given in place of mesh and specs, as to ``jax.device_put``.
+    By default it does so if shardings are given in place of mesh and specs.
     """
     if plain and pad:
         raise ValueError(
