@@ -113,8 +113,8 @@ def package(session: nox.Session, extra: str) -> None:
         shutil.rmtree(_DIST, ignore_errors=True)
         build = [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(_DIST)]
         session.run(*build, external=True)
-    # The wheel is built from the sdist.
-    (built,) = _DIST.glob("*.whl" if extra else "*.tar.gz")
-    wanted = f"jax-gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
-    session.install(wanted, env=_FEW_PROCESSES)
+    # By its name, as a user would: the folder stands for the index.
+    options = ["--find-links", str(_DIST), *([] if extra else ["--no-binary", "jax-gda"])]
+    wanted = f"jax-gda[{extra}]" if extra else "jax-gda"
+    session.install(*options, wanted, env=_FEW_PROCESSES)
     session.run("python", "-I", "tests/smoke.py", extra)

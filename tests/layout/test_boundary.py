@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
-from gda.layout.boundary import public
+from gda.layout.boundary import public, warn_deprecated
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
 
@@ -222,3 +222,12 @@ def test_signatures_and_docstrings_stay() -> None:
     assert list(parameters)[:4] == ["global_shape", "mesh", "spec", "data_callback"]
     assert gda.load_tree.__name__ == "load_tree"
     assert (gda.load_tree.__doc__ or "").startswith("Build")
+
+
+def test_a_deprecation_names_the_new_way_at_the_line_of_the_caller() -> None:
+    of_gda: dict[str, Any] = {"__name__": "gda.example", "warn_deprecated": warn_deprecated}
+    exec("def old(): warn_deprecated('gda.old()', 'gda.new()')", of_gda)
+    message = r"^gda.old\(\) is deprecated, and a later .* not have it; use gda.new\(\)$"
+    with pytest.warns(DeprecationWarning, match=message) as caught:
+        of_gda["old"]()
+    assert [warning.filename for warning in caught] == [__file__]
