@@ -78,7 +78,7 @@ class Damaged:
         names = [array["name"] for array in self.body["arrays"]]
         number = names.index(file.parent.name)
         return [
-            "".join(f"[{key!r}]" for key in leaf["path"])
+            "/".join(map(str, leaf["path"]))
             for leaf in self.body["leaves"]
             if leaf.get("array") == number
             or any(piece[0] == number for piece in leaf.get("pieces", []))

@@ -82,7 +82,7 @@ def test_train_and_sample_sends_the_weights_to_the_other_program() -> None:
 def test_convert_llama_gives_every_bit_back() -> None:
     done = run("convert_llama.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "['layers']['attention']['key']           bfloat16[64,4,32] " in done.stdout
+    assert "layers/attention/key           bfloat16[64,4,32] " in done.stdout
     assert done.stdout.endswith("the same bits came back: True\n")
 
 

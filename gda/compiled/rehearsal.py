@@ -50,7 +50,7 @@ class ArgumentBytes(NamedTuple):
     """The memory of one array among the arguments of a rehearsed call.
 
     Attributes:
-      name: the argument and the path in it, such as ``"params['w']"``.
+      name: the argument and the path in it, such as ``'params/w'``.
       shape, dtype: of the global array.
       nbytes: bytes of its block on one device, without the padding of the device's own layout.
       is_donated: the call may reuse its memory.
@@ -60,7 +60,7 @@ class ArgumentBytes(NamedTuple):
       is_on_host: it is in the memory of the host, and takes none of the device.
 
     >>> import gda
-    >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
+    >>> gda.ArgumentBytes('params/w', (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
     16
     """
 

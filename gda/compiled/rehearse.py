@@ -23,7 +23,6 @@ import jax
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
-from jax.tree_util import keystr
 
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
@@ -42,6 +41,7 @@ from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import is_on_host, kind_of_device
+from gda.trees.leaves import leaf_path
 
 _log = logging.getLogger("gda.rehearse")
 
@@ -448,9 +448,9 @@ def _arguments(
     Those that a program does not use are omitted, since JAX does not pass them.
     """
     leaves = jax.tree_util.tree_flatten_with_path(stage.args_info)[0]
-    names = [f"arguments{keystr(path[1:])}" for path, _ in leaves]
-    if isinstance(stage, Traced):
-        names = stage.jaxpr.jaxpr.debug_info.arg_names or names
+    names = [leaf_path(path[1:], "arguments") for path, _ in leaves]
+    if isinstance(stage, Traced) and (given_names := stage.jaxpr.jaxpr.debug_info.arg_names):
+        names = [re.sub(r"\['?(.*?)'?\]|\.", r"/\1", name) for name in given_names]
     shardings: list[Any] = [None] * len(leaves)
     if program is not None:
         # It has None for an argument that is not used, and so may a tree of arguments.
@@ -468,7 +468,7 @@ def _arguments(
         # Of GPUs that are not here, the shardings of a program have no kind of memory.
         kinds = [getattr(each, "memory_kind", None) for each in (of_given, sharding)]
         yield ArgumentBytes(
-            name=name.removesuffix(".array"),  # of a container of gda
+            name=name.removesuffix("/array"),  # of a container of gda
             shape=tuple(leaf.shape),
             dtype=str(leaf.dtype),
             nbytes=_block_bytes(leaf, sharding),

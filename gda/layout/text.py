@@ -36,6 +36,15 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def path_text(names: Iterable[object], within: str = "") -> str:
+    """Return the path of a leaf, such as ``layers/0/w``, behind the name of what has the tree.
+
+    Other names have another path, because a name with a slash is in quotation marks.
+    """
+    texts = [name if name and "/" not in name else repr(name) for name in map(str, names)]
+    return printable("/".join([within, *texts] if within else texts))
+
+
 def join_some(parts: Sequence[str], most: float = math.inf) -> str:
     """Return the first few of many parts of a message, and the number of the others.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -13,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
-from gda.layout.text import typed_shape
+from gda.layout.text import path_text, typed_shape
 from gda.mesh import is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
@@ -31,11 +32,16 @@ def describe(tree: Any) -> Description:
     description: Description = {}
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     for path, leaf in leaves:
-        text = jax.tree_util.keystr(path)
         # The leaf of a `GlobalArray` is its array, one step further down.
-        description.update(leaf_fields(text.removesuffix(".array"), leaf))
+        of_container = path and path[-1] == jax.tree_util.GetAttrKey("array")
+        description.update(leaf_fields(_text_of(path[:-1] if of_container else path), leaf))
     description[STRUCTURE] = _structure_text(structure)
     return description
+
+
+def _text_of(keys: Sequence[Any], within: str = "") -> str:
+    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
+    return path_text(names, within)
 
 
 def structure_by_leaf(description: Description) -> Description:
@@ -108,9 +114,7 @@ def describe_values(values: Any) -> Description:
     leaves, structure = jax.tree_util.tree_flatten_with_path(
         values, is_leaf=lambda node: node is None
     )
-    texts = {
-        (f"values{jax.tree_util.keystr(path)}", "value"): _value_text(leaf) for path, leaf in leaves
-    }
+    texts = {(_text_of(path, "values"), "value"): _value_text(leaf) for path, leaf in leaves}
     return texts | {STRUCTURE: _structure_text(structure)}
 
 

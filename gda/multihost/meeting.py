@@ -66,7 +66,7 @@ class DisagreementError(ValueError):
     ...     try:
     ...         gda.check_processes_agree(params, name='params')
     ...     except gda.DisagreementError as error:
-    ...         print(error)  # such as: at ['w'], process 1: shape (16,), process 0: (8,)
+    ...         print(error)  # such as: at w, process 1: shape (16,), process 0: (8,)
     ...         return False
     ...     return True
     >>> may_go_on({'w': 1.0})

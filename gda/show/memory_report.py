@@ -31,7 +31,7 @@ class ArrayMemory(NamedTuple):
     """The memory of a named array, or of the unnamed arrays of one shape, dtype and layout.
 
     Attributes:
-      names: the places of the array, such as ``"params['w']"``; none for unnamed arrays.
+      names: the places of the array, such as ``'params/w'``; none for unnamed arrays.
       num_arrays: number of arrays; 1 for a named one.
       shape, dtype: of each global array, with its padding.
       layout: the spec and the mesh, or the device, as text.
@@ -120,7 +120,7 @@ class MemoryReport:
     >>> import gda, jax.numpy as jnp
     >>> report = gda.memory(params={'w': jnp.zeros((1024, 2), jnp.float32)})
     >>> [(row.names, row.nbytes, row.nbytes_per_device) for row in report.arrays if row.names]
-    [(("params['w']",), 8192, 8192)]
+    [(('params/w',), 8192, 8192)]
     """
 
     arrays: tuple[ArrayMemory, ...]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 from gda.arrays.container import Container
 from gda.arrays.dtypes import is_extended
@@ -15,7 +15,7 @@ from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
-from gda.layout.text import format_index
+from gda.layout.text import format_index, path_text
 from gda.mesh import grid_of_array
 from gda.storage.sources import is_group, slices
 from gda.trees.per_process import PerProcess
@@ -123,9 +123,14 @@ def without_data(leaf: Any) -> Any:
 
 
 def path_of(tree: Any, number: int) -> str:
-    """Return the path of a leaf, such as ``['a'][0]``: for messages only, because it is slow."""
+    """Return the path of a leaf, such as ``a/0``: for messages only, because it is slow."""
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
-    return keystr(paths[number][0])
+    return leaf_path(paths[number][0])
+
+
+def leaf_path(keys: Keys, within: str = "") -> str:
+    """Return the path of a leaf as text, behind the name of the tree if it is given."""
+    return path_text(names_of(keys), within)
 
 
 def names_of(keys: Keys) -> list[str]:

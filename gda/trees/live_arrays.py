@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
-from jax.tree_util import keystr
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import traced_error
@@ -25,7 +24,7 @@ from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, format_layout
 from gda.mesh import Device, is_tracer, memory_kind_of
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
-from gda.trees.leaves import held_by, is_container
+from gda.trees.leaves import held_by, is_container, leaf_path
 
 
 @set_module("gda")
@@ -58,7 +57,7 @@ def memory(**named_trees: Any) -> MemoryReport:
     >>> report = gda.memory(params={'layers': {'w': w}}, ema=[w])
     >>> row = next(row for row in report.arrays if row.names)
     >>> row.names
-    ("params['layers']['w']", 'ema[0]')
+    ('params/layers/w', 'ema/0')
     >>> row.layout, row.nbytes, row.nbytes_per_device
     ("P('x') on x=8", 262144, 32768)
     """
@@ -90,7 +89,7 @@ def explaining_oom(**named_trees: Any) -> AbstractContextManager[None]:
     ...     with gda.explaining_oom(params=params):
     ...         jnp.zeros((2**20, 2**30)).block_until_ready()
     ... except jax.errors.JaxRuntimeError as error:
-    ...     "params['w']" in error.__notes__[-1]
+    ...     'params/w' in error.__notes__[-1]
     True
     """
     with jax.ensure_compile_time_eval():
@@ -139,7 +138,7 @@ def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
             kind = type(array)
             if kind not in is_key:
                 if is_tracer(array):
-                    raise traced_error(tree + keystr(path))
+                    raise traced_error(leaf_path(path, tree))
                 is_key[kind] = is_extended(array.dtype) if isinstance(array, jax.Array) else None
             if (of_keys := is_key[kind]) is not None:
                 yield tree, path, jax.random.key_data(array) if of_keys else array
@@ -150,7 +149,7 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
     named: dict[int, tuple[str, jax.Array]] = {}  # with the first of its trees
     for tree, path, array in leaves:
         key = id(array)
-        names[key] = (*names.get(key, ()), tree + keystr(path))
+        names[key] = (*names.get(key, ()), leaf_path(path, tree))
         named.setdefault(key, (tree, array))
     live = {id(array): array for array in jax.live_arrays()}
     missing = [key for key in named if key not in live]  # deleted, or on another platform

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import keystr
 
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
@@ -33,6 +32,7 @@ from gda.trees.leaves import (
     held_by,
     is_container,
     is_value,
+    leaf_path,
     names_of,
     note_path,
     opened,
@@ -197,7 +197,7 @@ class _LoadingTree:
         given = jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]
         for path, dtype in given:
             if dtype is not None:
-                name = f"dtype{keystr(path)}="
+                name = f"{leaf_path(path, 'dtype')}="
                 narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
         prefix = prefix_of(self.tree, dtypes, "dtype", _DTYPES)
         named = {tuple(names_of(path)) for path, _ in given}

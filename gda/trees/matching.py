@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax.tree_util import keystr
 
 from gda.layout.text import join_some
 from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
@@ -22,6 +21,7 @@ from gda.trees.leaves import (
     is_container,
     is_leaf,
     is_value,
+    leaf_path,
     name_of,
     names_of,
     opened,
@@ -81,13 +81,13 @@ def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> 
         return
     keys, tree, other = partings[0]
     others = [pair for pair in pairs if pair.keys != keys]
-    missing = [keystr(pair.keys) for pair in others if pair.found is NOTHING]
-    surplus = [keystr(pair.keys) for pair in others if pair.leaf is NOTHING]
+    missing = [leaf_path(pair.keys) for pair in others if pair.found is NOTHING]
+    surplus = [leaf_path(pair.keys) for pair in others if pair.leaf is NOTHING]
     parts = [f"{name} has nothing for {join_some(missing)}"] if missing else []
     parts += [f"the tree has no {join_some(surplus)}"] if surplus else []
     raise ValueError(
-        f"{name} must {must}, but {name}{keystr(keys)} is {_node_text(other)}, and the tree has "
-        f"{_node_text(tree)} there{': ' if parts else ''}{', and '.join(parts)}"
+        f"{name} must {must}, but {leaf_path(keys, name)} is {_node_text(other)}, and the tree "
+        f"has {_node_text(tree)} there{': ' if parts else ''}{', and '.join(parts)}"
         f"{hint if other is None else ''}"
     )
 
@@ -139,8 +139,8 @@ def check_kind(specs: Any, name: str, kind: EntryKind) -> None:
         if not kind.has(leaf):
             entries = repr(leaf) if isinstance(leaf, str) else "'x', None"
             raise TypeError(
-                f"{name}{keystr(path)} is {leaf!r:.80}, not a {kind.name}; {name} is a {kind.name} "
-                f"or a tree of them, such as {kind.written.format(entries)}"
+                f"{leaf_path(path, name)} is {leaf!r:.80}, not a {kind.name}; {name} is a "
+                f"{kind.name} or a tree of them, such as {kind.written.format(entries)}"
             )
 
 

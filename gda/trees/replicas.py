@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, overload
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.tree_util import keystr
 
 from gda.arrays.fingerprints.formula import Words
 from gda.arrays.fingerprints.replica_sums import LANES, PendingReplicas, begin_replicas
@@ -44,6 +43,7 @@ from gda.trees.leaves import (
     is_container,
     is_leaf,
     is_value,
+    leaf_path,
     with_paths,
     without_data,
 )
@@ -57,7 +57,7 @@ class ReplicaMismatch:
     """A block whose replicas differ, in ``ReplicaMismatchError.mismatches``.
 
     Attributes:
-      path: the leaf, as it is written in Python, such as ``['layers'][0]``.
+      path: the leaf, such as ``layers/0``.
       index: the block, in the whole array.
       shape: the shape of the block, without padding.
       groups: the ids of the devices with equal bits, the smallest group first.
@@ -65,11 +65,11 @@ class ReplicaMismatch:
 
     >>> import gda
     >>> groups, processes = ((3,), (0, 1, 2)), ((1,), (0, 1))
-    >>> mismatch = gda.ReplicaMismatch("['w']", (slice(0, 4),), (4,), groups, processes)
+    >>> mismatch = gda.ReplicaMismatch('w', (slice(0, 4),), (4,), groups, processes)
     >>> mismatch.minority
     (3,)
     >>> print(mismatch)
-    at ['w'], block [0:4] of shape (4,): device 3 (process 1) has other bits than devices 0-2 \
+    at w, block [0:4] of shape (4,): device 3 (process 1) has other bits than devices 0-2 \
 (processes 0, 1), the majority
     """
 
@@ -122,7 +122,7 @@ class ReplicaMismatchError(ValueError):
     ...     gda.check_replicas_agree({'w': w})
     ... except gda.ReplicaMismatchError as error:
     ...     print(error.mismatches[0].path, error.mismatches[0].minority)
-    ['w'] (2,)
+    w (2,)
     """
 
     def __init__(self, message: str, mismatches: Iterable[ReplicaMismatch] = ()) -> None:
@@ -316,7 +316,7 @@ class ReplicaCheck:
 
     @cached_property
     def _paths(self) -> list[str]:
-        return [keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._numbers)]
+        return [leaf_path(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._numbers)]
 
     def __repr__(self) -> str:
         return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"

@@ -26,7 +26,7 @@ def test_the_report_agrees_with_the_device(
     jax.block_until_ready(array)
     report = gda.memory(params={"w": array})
     (row,) = [row for row in report.arrays if row.names]
-    assert (row.names, row.nbytes) == (("params['w']",), array.nbytes)
+    assert (row.names, row.nbytes) == (("params/w",), array.nbytes)
     (device,) = [each for each in report.devices if each.by_tree.get("params")]
     assert device.by_tree["params"] == array.nbytes
     stats = card.memory_stats() or {}
@@ -57,7 +57,7 @@ def test_an_error_of_full_memory_has_the_table(
         jnp.zeros((limit // 2**20 + 1024, 2**20), np.uint8).block_until_ready()
     note = caught.value.__notes__[-1]
     measured("message", str(caught.value)[:200])
-    assert "params['w']" in note
+    assert "params/w" in note
     assert name_of(card) in note
     # The device works on.
     assert float(params["w"].sum()) == 2**22

@@ -67,13 +67,13 @@ def test_the_value_is_named_with_path_and_index(
     # A view names the element of its source, which is transposed.
     place = "(1, 5)" if function is loaded_views else "(5, 1)"
     assert f"the value {data[5, 1]} at {place} " in str(caught.value)
-    assert "at ['a']['w'] of the tree" in notes
+    assert "at a/w of the tree" in notes
 
 
 def test_a_pull_names_the_value_that_the_offer_cannot_send(mesh: Mesh) -> None:
     with (
         gda.offer({"a": {"w": WIDE}, "c": batch(2).astype(np.complex64)}) as offer,
-        pytest.raises(gda.DoesNotFitError, match=r"its array at \['a'\]\['w'\] .* at \(5, 1\) of"),
+        pytest.raises(gda.DoesNotFitError, match=r"its array at a/w .* at \(5, 1\) of"),
     ):
         gda.pull(offer.address, mesh, P(), dtype="float16")
 
@@ -83,7 +83,7 @@ def test_a_conversion_names_the_value(tmp_path: Path) -> None:
     plan = plan_conversion(str(tmp_path / "a"), str(tmp_path / "b"), dtype="float16")
     with pytest.raises(gda.DoesNotFitError, match=r"value 70000.0 at \(5, 1\)") as caught:
         plan.write(False)
-    assert "['a']['w']" in " ".join(caught.value.__notes__)
+    assert "a/w" in " ".join(caught.value.__notes__)
     assert not gda.checkpoint.exists(tmp_path / "b")
 
 

@@ -171,12 +171,12 @@ def test_fingerprints_of_every_kind_of_array_are_recomputed(damaged: Damaged) ->
         damaged.seal(on_leaf(*leaf["path"], fingerprint="0" * 32))
         with pytest.raises(CorruptionError) as caught:
             verify_all()
-        path = "".join(f"[{key!r}]" for key in leaf["path"])
+        path = "/".join(map(str, leaf["path"]))
         assert caught.value.problems == (
             f"array {path} is not what was saved: its fingerprint differs",
         )
         damaged.seal(lambda body, leaf=leaf: leaf_at(body, *leaf["path"]).pop("fingerprint"))
-        with pytest.raises(CorruptionError, match=r"was saved without the fingerprints of \['"):
+        with pytest.raises(CorruptionError, match=r"was saved without the fingerprints of half"):
             verify_all()
 
 
@@ -686,7 +686,7 @@ def test_keys_of_no_known_kind(plain: Damaged) -> None:
     other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
     for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other)]:
         plain.seal(on_leaf("key", key_impl=kind))
-        with pytest.raises(CorruptionError, match=rf"array \['key'\]: {said}"):
+        with pytest.raises(CorruptionError, match=rf"array key: {said}"):
             verify(plain.path)
         mesh = mesh_of({"x": 4, "y": 2})
         for options in ({"mesh": mesh, "specs": P()}, {"like": make_tree()}):

@@ -408,10 +408,8 @@ def test_host_values_that_differ_between_processes_are_not_saved(shared_tmp_path
         "own": np.arange(3) * jax.process_index(),
         "long": "x" * 999 + str(jax.process_index()),
     }
-    with pytest.raises(
-        gda.DisagreementError, match=r"at \['own'\], process 0: value an array with"
-    ) as e:
+    with pytest.raises(gda.DisagreementError, match=r"at own, process 0: value an array with") as e:
         save(shared_tmp_path, tree)
-    assert "at ['step'], process 0: value 0, process 1: 1" in str(e.value)
-    assert "at ['long']" in str(e.value)
+    assert "at step, process 0: value 0, process 1: 1" in str(e.value)
+    assert "at long" in str(e.value)
     assert not (shared_tmp_path / "manifest.json").exists()

@@ -61,7 +61,7 @@ def test_each_process_gets_back_what_it_had() -> None:
     rows = gda.checkpoint.verify(f"{folder}/c").rows
     for row, name in zip(rows, ("data", "only"), strict=False):
         nbytes = sum(file.stat().st_size for file in Path(folder).glob(f"c/*/*.{name}.?"))
-        assert row == (f"['{name}']", "PerProcess", f"{nbytes} B", "the values of 4 processes")
+        assert row == (f"{name}", "PerProcess", f"{nbytes} B", "the values of 4 processes")
     gda.check_processes_agree({})  # before the files are replaced
     assert diff(f"{folder}/c", state_here()).are_equal
     changed = state_here()
@@ -98,7 +98,7 @@ def test_an_error_about_a_value_is_raised_in_all_processes() -> None:
     gda.check_processes_agree({})
     with pytest.raises(CorruptionError if process == 1 else gda.DisagreementError) as caught:
         restore(f"{folder}/c", read_once=True)
-    assert "value ['data'] of process 1: " in str(caught.value)
+    assert "value data of process 1: " in str(caught.value)
     assert " bytes, not " in str(caught.value)
 
 
@@ -133,12 +133,12 @@ def test_fewer_and_more_processes_merge_the_values(
     process_pool(*FOUR).run(save_by_index, four)
     (message, first, said), (_, second, unsaid) = process_pool(*TWO).run(save_again, four, two)
     assert message == (
-        "the checkpoint does not fit: at ['data'], it has the values of 4 processes, and this "
+        "the checkpoint does not fit: at data, it has the values of 4 processes, and this "
         "program has 2; pass merge=, a function that takes the list of the 4 values and 2, and "
         "returns 2 values"
     )
     assert (first, second) == ([0, 2], [1, 3])
-    assert said == [f"['data'] of {four}: merged the values of 4 processes for 2"]
+    assert said == [f"data of {four}: merged the values of 4 processes for 2"]
     assert not unsaid
     _, values, _ = save_again(two, one)
     assert values == [0, 2, 1, 3]
@@ -148,7 +148,7 @@ def test_fewer_and_more_processes_merge_the_values(
     ]
     with pytest.raises(ValueError, match=r"merge returned 3 values for 1 processes") as caught:
         restore(four, merge=lambda values, count: values[:3])
-    assert caught.value.__notes__ == ["gda: at ['data'] of the tree"]
+    assert caught.value.__notes__ == ["gda: at data of the tree"]
     like = {"step": 0}
     assert restore(four, like, partial=True) == {"step": 7}
     assert diff(four, two).of_other_type[0].path == ("data",)
@@ -165,7 +165,7 @@ def test_fewer_and_more_processes_merge_the_values(
             for read in (gda.checkpoint.verify, lambda path: restore(path, merge=concatenated)):
                 with pytest.raises(CorruptionError) as caught:
                     read(four)
-                line = f"value ['data'] of process 2: {file} {problem}"
+                line = f"value data of process 2: {file} {problem}"
                 assert caught.value.problems == (line,)
     opened = gda.checkpoint.open(four)  # the rest can be used
     np.testing.assert_array_equal(opened["w"], np.arange(4.0))
@@ -286,12 +286,12 @@ def test_like_and_the_checkpoint_must_both_have_one(tmp_path: Path) -> None:
     for like, message in (
         (
             {"step": 0, "data": 5},
-            "at ['data'], it has a value for each process, and like has the int 5; put a "
+            "at data, it has a value for each process, and like has the int 5; put a "
             "gda.checkpoint.PerProcess there",
         ),
         (
             {"step": PerProcess(0), "data": PerProcess(0)},
-            "at ['step'], it has the int 3, and like has the PerProcess PerProcess(0); put a value "
+            "at step, it has the int 3, and like has the PerProcess PerProcess(0); put a value "
             "of type int there",
         ),
     ):
@@ -308,5 +308,5 @@ def test_an_object_store_has_the_files_too() -> None:
     assert restore(store)["data"] == state_here()["data"]
     (name,) = [key for key in store.list().result() if key.endswith(b".data.0")]
     store.write(name, store.read(name).result().value[:-1]).result()
-    with pytest.raises(CorruptionError, match=r"value \['data'\] of process 0: .* bytes, not "):
+    with pytest.raises(CorruptionError, match=r"value data of process 0: .* bytes, not "):
         restore(store)

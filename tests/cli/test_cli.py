@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
     out = run.printed("inspect", path)
     assert out == f"{gda.checkpoint.inspect(path)}\n"
-    assert "['w']       float32[8,4]  128 B" in out
+    assert "w       float32[8,4]  128 B" in out
     assert "GlobalArray P('x') over {'x': 4, 'y': 2}" in out
     assert "8 leaves, " in out
     assert "\x1b" not in out
@@ -94,7 +94,7 @@ def test_verify_of_fingerprints(run: Run, path: Path) -> None:
     assert run("verify", path) == ok
     code, out, err = run("verify", path, "--fingerprints")
     assert (code, out) == (1, "")
-    assert "array ['w'] is not what was saved: its fingerprint differs" in err
+    assert "array w is not what was saved: its fingerprint differs" in err
 
 
 def test_verify(run: Run, path: Path) -> None:
@@ -107,7 +107,7 @@ def test_verify(run: Run, path: Path) -> None:
     assert (code, out) == (1, "")
     lines = err.splitlines()
     assert len(lines) == 2
-    assert f"array ['w'], chunk c.0: {chunks[0]} is missing" in lines
+    assert f"array w, chunk c.0: {chunks[0]} is missing" in lines
     assert any(f"{chunks[1]} has 0 bytes, not " in line for line in lines)
     assert run("inspect", path)[0] == 0  # its manifest is whole
     (path / "manifest.json").write_text("{}")
@@ -363,7 +363,7 @@ def test_in_a_terminal_with_and_without_rich_and_without_devices(path: Path) -> 
     whole = f"{path} is whole: 8 leaves, 160 B"
     lines = with_rich.splitlines()
     assert "\x1b[1m" in lines[0]  # the heading is bold
-    assert [line.split()[0] for line in lines[1:3]] == ["['[bold]']", "['key']"]
+    assert [line.split()[0] for line in lines[1:3]] == ["[bold]", "key"]
     assert "\x1b[2J" not in shown
     assert r"'a\x1b[2J'" in with_rich
     assert "━" in with_rich

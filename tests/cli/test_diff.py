@@ -33,7 +33,7 @@ def test_others(run: Run, a: Path, b: Path) -> None:
     code, out, err = run("diff", a, b)
     assert (code, err) == (1, "")
     assert out == f"{gda.checkpoint.diff(a, b)}\n"
-    assert "  ['params'][0]  float64[4]\n" in out
+    assert "  params/0  float64[4]\n" in out
     assert "\x1b" not in out
 
 
@@ -42,7 +42,7 @@ def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
     code, out, _ = run("diff", a, b, "--at", "params")
     assert (code, "name" in out) == (1, False)
     assert run.refusal("diff", a, b, "--at", "params/7") == (
-        "gda: --at: ['params'][7] is not in the tree; ['params'] has 0; 1; "
+        "gda: --at: params/7 is not in the tree; params has 0; 1; "
         "write keys as in params/layers/0\n"
     )
 
@@ -52,7 +52,7 @@ def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:
         tree = {"layers": {"0": {"w": number}, "1": 3}}
         gda.checkpoint.save(tmp_path / name, tree)
     code, out, _ = run("diff", tmp_path / "a", tmp_path / "b", "--at", "layers/0")
-    assert (code, "['layers']['0']['w']  1 -> 2" in out) == (1, True)
+    assert (code, "layers/0/w  1 -> 2" in out) == (1, True)
 
 
 def test_for_programs(run: Run, a: Path, b: Path) -> None:

@@ -123,4 +123,4 @@ def test_mistakes_are_named(
     with pytest.raises(error, match=says) as raised:
         gda.abstract(tree, mesh, specs)
     if "sharded 4 ways" in says:
-        assert raised.value.__notes__ == ["gda: at ['w'] of the tree"]
+        assert raised.value.__notes__ == ["gda: at w of the tree"]

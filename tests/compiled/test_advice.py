@@ -63,7 +63,7 @@ def test_arguments_donated_as_advised_take_what_was_promised(mesh_4x2: Mesh) -> 
     (advice,) = before.advice
     assert advice.saves_bytes == before.undonated_bytes == 3 * 256 * 64 * 4 // 8
     assert advice.text == (
-        "donate params['a'] (8.0 KiB), params['b'] (8.0 KiB) and 1 more by "
+        "donate params/a (8.0 KiB), params/b (8.0 KiB) and 1 more by "
         "jax.jit(…, donate_argnums=…), since results have the same shapes: saves 24.0 KiB"
     )
     after = gda.rehearse(jax.jit(step, donate_argnums=0), params)
@@ -85,7 +85,7 @@ def test_equal_advice_for_many_arguments_is_one(mesh_4x2: Mesh) -> None:
     (advice,) = shardings(too_large(found))
     assert advice.saves_bytes == 12 * 8 * 32 * 4 * 3 // 4
     assert advice.text.startswith(
-        "shard 12 arguments such as layers['w0'] float32[16,32] by P('model', 'data') in place of "
+        "shard 12 arguments such as layers/w0 float32[16,32] by P('model', 'data') in place of "
         "P('model'): saves 9.0 KiB"
     )
 

@@ -9,7 +9,7 @@ from gda.show.memory_report import ArrayMemory, DeviceMemory, MemoryReport
 pytestmark = pytest.mark.no_jax
 
 GIB = 2**30
-PLACE = "P('data', 'model') on data=4,"
+PLACE = "P('data', 'model') on data=4,model=2"
 
 
 def row(*names: str, nbytes: int = 8 * GIB, count: int = 1) -> ArrayMemory:
@@ -24,9 +24,9 @@ def on(number: int, in_use: int | None = None, kind: str | None = None) -> Devic
 
 
 REPORT = MemoryReport(
-    (row("params['w']", "ema['w']"), row(nbytes=4 * GIB, count=288)),
+    (row("params/w", "ema/w"), row(nbytes=4 * GIB, count=288)),
     tuple(on(i, 2 * GIB if i < 3 else 3 * GIB) for i in range(4)),
-    deleted=("opt['mu']",),
+    deleted=("opt/mu",),
     process_index=1,
     num_processes=2,
 )
@@ -40,18 +40,16 @@ def test_the_tables_of_a_report() -> None:
         "TPU 0-2  1.0 GiB  512.0 MiB  1.5 GiB  2.0 GiB      512.0 MiB  16.0 GiB",
         "TPU 3    1.0 GiB  512.0 MiB  1.5 GiB  3.0 GiB        1.5 GiB  16.0 GiB",
         "",
-        f"{'array':45}{'layout':36}per device   in all",
-        f"params['w'] = ema['w']  bfloat16[1024,1024]  {PLACE:39}1.0 GiB  8.0 GiB",
-        f"{'':45}model=2",
-        f"288 unnamed             bfloat16[1024,1024]  {PLACE:37}512.0 MiB  4.0 GiB",
-        f"{'':45}model=2",
+        f"{'array':39}{'layout':38}per device   in all",
+        f"params/w = ema/w  bfloat16[1024,1024]  {PLACE:39}  1.0 GiB  8.0 GiB",
+        f"288 unnamed       bfloat16[1024,1024]  {PLACE:39}512.0 MiB  4.0 GiB",
         "",
-        "deleted or donated: opt['mu']",
+        "deleted or donated: opt/mu",
     ]
 
 
 def test_many_rows_are_cut_short_and_lines_fit() -> None:
-    rows = [row(f"params['layer{i}']['attention']['query']['kernel']") for i in range(60)]
+    rows = [row(f"params/layer{i}/attention/query/kernel") for i in range(60)]
     text = str(MemoryReport(tuple(rows), (on(0),)))
     assert max(map(len, text.splitlines())) <= 100
     assert "layer19" in text
@@ -73,7 +71,7 @@ def test_the_page_has_both_tables() -> None:
     assert page.count("<table") == 2
     assert "<td>TPU 0-2</td>" in page
     assert "<p>6.0 GiB in 289 arrays on 4 devices of process 1 of 2</p>" in page
-    assert "<p>deleted or donated: opt[&#x27;mu&#x27;]</p>" in page
+    assert "<p>deleted or donated: opt/mu</p>" in page
     assert "http" not in page
 
 

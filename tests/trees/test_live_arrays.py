@@ -57,16 +57,16 @@ def test_arrays_of_trees_have_their_paths(mesh: Mesh) -> None:
     params = {"layers": [{"w": w, "b": b}], "p": padded, "step": 3, "host": DATA, "none": None}
     rows = rows_of(gda.memory(params=params, opt=(jnp.zeros(4),)))
     assert rows == {
-        "params['layers'][0]['w']": (
-            *(("params['layers'][0]['w']",), 1, (8, 6), "float32"),
+        "params/layers/0/w": (
+            *(("params/layers/0/w",), 1, (8, 6), "float32"),
             *("P('x', 'y') on x=4,y=2", None, 192, 24),
         ),
-        "params['layers'][0]['b']": (
-            *(("params['layers'][0]['b']",), 1, (8, 6), "float32"),
+        "params/layers/0/b": (
+            *(("params/layers/0/b",), 1, (8, 6), "float32"),
             *("P('x') on x=4,y=2", None, 384, 48),
         ),
-        "params['p']": (*(("params['p']",), 1, (8,), "float32", "P('x') on x=4,y=2", None, 64, 8),),
-        "opt[0]": (("opt[0]",), 1, (4,), "float32", "CPU 0", None, 16, 16),
+        "params/p": (*(("params/p",), 1, (8,), "float32", "P('x') on x=4,y=2", None, 64, 8),),
+        "opt/0": (("opt/0",), 1, (4,), "float32", "CPU 0", None, 16, 16),
     }
 
 
@@ -122,7 +122,7 @@ def test_arrays_that_share_all_buffers_are_one(
     other = share(w)
     assert other is not w
     both = gda.memory(w=[w, w], other=gda.GlobalArray.from_array(other))
-    assert rows_of(both)["w[0] = w[1] = other"].nbytes == 384
+    assert rows_of(both)["w/0 = w/1 = other"].nbytes == 384
     unnamed = gda.memory(w=w)
     assert both.nbytes == unnamed.nbytes == before.nbytes
 
@@ -157,9 +157,9 @@ def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     w, kept = put(mesh, P("x")), put(mesh, P("x"))
     w.delete()
     report = gda.memory(params={"w": w, "kept": kept}, ema=gda.GlobalArray.from_array(w))
-    assert report.deleted == ("params['w']", "ema")
-    assert rows_of(report).keys() == {"params['kept']"}
-    assert "deleted or donated: params['w']; ema" in str(report)
+    assert report.deleted == ("params/w", "ema")
+    assert rows_of(report).keys() == {"params/kept"}
+    assert "deleted or donated: params/w; ema" in str(report)
 
 
 def test_types_below_a_byte_count_as_the_device_packs_them(mesh: Mesh) -> None:
@@ -191,13 +191,13 @@ def test_odd_arrays(mesh: Mesh) -> None:
     }
     rows = rows_of(gda.memory(t=tree))
     assert {name: row.nbytes for name, row in rows.items()} == {
-        "t['keys']": 128,
-        "t['int4']": 4,
-        "t['empty']": 0,
-        "t['scalar']": 4,
-        "t['replicated']": 8 * 192,
+        "t/keys": 128,
+        "t/int4": 4,
+        "t/empty": 0,
+        "t/scalar": 4,
+        "t/replicated": 8 * 192,
     }
-    assert rows["t['keys']"].dtype == "uint32"
+    assert rows["t/keys"].dtype == "uint32"
     with jax.enable_x64(True):
         assert rows_of(gda.memory(x=jnp.zeros(3, "float64")))["x"].nbytes == 24
 
@@ -221,7 +221,7 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
     shards = [shard.data for shard in w.array.addressable_shards]
     again = gda.memory(w=w, shards=shards)
     assert again.nbytes == report.nbytes
-    assert rows_of(again)["shards[0]"].nbytes == 0
+    assert rows_of(again)["shards/0"].nbytes == 0
 
 
 # Mistakes, and places where it must work.
@@ -230,7 +230,7 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
 def test_a_traced_array_is_refused(mesh: Mesh) -> None:
     @jax.jit
     def step(w: Any) -> Any:
-        with pytest.raises(TypeError, match=r"^params\['w'\] is being traced, so it has no data"):
+        with pytest.raises(TypeError, match=r"^params/w is being traced, so it has no data"):
             gda.memory(params={"w": w})
         with pytest.raises(TypeError, match=r"params is being traced"):
             gda.explaining_oom(params=w)
@@ -245,7 +245,7 @@ def test_it_adds_nothing_to_a_program(mesh: Mesh) -> None:
     arrays.append(renamed(arrays[0]))
 
     def step(x: jax.Array) -> jax.Array:
-        assert "arrays[0] = arrays[3]" in rows_of(gda.memory(arrays=arrays))
+        assert "arrays/0 = arrays/3" in rows_of(gda.memory(arrays=arrays))
         return x + 1
 
     jaxpr = jax.make_jaxpr(step)(jnp.ones(4))
@@ -283,14 +283,14 @@ def test_the_error_gets_the_table(mesh: Mesh) -> None:
     params, opt = {"w": cut(DATA, mesh, P("x"))}, [jnp.zeros(3)]
     note = note_of_exhaustion(gda.explaining_oom(params=params, opt=opt))
     assert note.startswith("gda: the memory when this was raised:\n")
-    assert "params['w']" in note
-    assert "opt[0]" in note
+    assert "params/w" in note
+    assert "opt/0" in note
     with (
         pytest.raises(MemoryError, match="^on the host") as of_host,
         gda.explaining_oom(params=params),
     ):
         raise MemoryError("on the host")
-    assert "params['w']" in of_host.value.__notes__[0]
+    assert "params/w" in of_host.value.__notes__[0]
 
 
 def test_an_array_that_did_not_fit_is_not_listed() -> None:

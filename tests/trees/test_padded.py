@@ -47,7 +47,7 @@ def test_only_the_arrays_that_the_mesh_does_not_divide_are_padded(mesh: Mesh) ->
     check_equal(gda.load_tree(DATA, NamedSharding(mesh, P("y")), pad=True))
     with pytest.raises(ValueError, match="5 is not divisible by 4") as caught:
         gda.load_tree(DATA, mesh, P("x"))
-    assert "at ['odd'] of the tree" in caught.value.__notes__[-1]
+    assert "at odd of the tree" in caught.value.__notes__[-1]
 
 
 # Other functions.

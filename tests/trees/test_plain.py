@@ -144,7 +144,7 @@ def test_values_stay_and_need_no_spec(way: Any, folder: Path) -> None:
         assert np.array_equal(made["w"], DATA)
         assert np.array_equal(*map(jax.random.key_data, (made["key"], KEYS)))
     assert asked == [("key", (6,)), ("w", (8, 4))]
-    with pytest.raises(ValueError, match=r"nothing for \['?w"):
+    with pytest.raises(ValueError, match=r"nothing for w\b"):
         way(tree, {"values": P(), "key": P()}, folder)
 
 
@@ -174,7 +174,7 @@ def test_keys_get_the_layout_of_the_keys() -> None:
     assert gda.fingerprint(padded) == gda.fingerprint(KEYS)
     with pytest.raises(ValueError, match=r"dimension 0 of size 6 is sharded 4 ways") as caught:
         gda.load_tree({"key": KEYS}, MESH, P("x"))
-    assert caught.value.__notes__ == ["gda: at ['key'] of the tree"]
+    assert caught.value.__notes__ == ["gda: at key of the tree"]
     with pytest.raises(ValueError, match=r"2 entries, but global shape \(6,\) has 1 dimension"):
         gda.load_tree({"key": KEYS}, MESH, P("y", "x"))
     assert kind_of(gda.to_numpy(gda.GlobalArray.from_array(KEYS))) == "keys"
@@ -213,7 +213,7 @@ def test_to_jax_copies_nothing_and_names_padding() -> None:
     padded = gda.PaddedArray.from_array(batch(6), MESH, P("x"))
     with pytest.raises(ValueError, match=r"Take p.filled\(value\) or p.array") as caught:
         gda.to_jax({"a": [padded]})
-    assert caught.value.__notes__ == ["gda: at ['a'][0] of the tree"]
+    assert caught.value.__notes__ == ["gda: at a/0 of the tree"]
 
 
 def test_each_leaf_stays_what_it_is() -> None:
@@ -266,7 +266,7 @@ def test_a_state_that_was_trained_is_restored_into_a_fresh_one(tmp_path: Path) -
     assert type(made.step) is int
     assert made.step == 1
     assert gda.fingerprint(made.params) == gda.fingerprint(trained.params)
-    with pytest.raises(ValueError, match=r"at \['step'\], it has an array of shape \(\), and like"):
+    with pytest.raises(ValueError, match=r"at step, it has an array of shape \(\), and like"):
         gda.checkpoint.restore(tmp_path, fresh.replace(step=0.5))
 
 
@@ -296,7 +296,7 @@ def test_fingerprints_find_the_leaf_that_differs() -> None:
     ):
         with pytest.raises(error) as caught:
             gda.fingerprint({"a": [leaf]})
-        assert caught.value.__notes__ == ["gda: at ['a'][0] of the tree"]
+        assert caught.value.__notes__ == ["gda: at a/0 of the tree"]
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda x: gda.fingerprint([x]))(DATA)
 
@@ -320,7 +320,7 @@ def test_fingerprints_of_shared_arrays_are_compared_once_in_all_processes() -> N
     assert digests["step"] == me
     columns = cut(DATA, mesh, P("y")).array
     tree = {"rows": tree["rows"] if me else columns}
-    with pytest.raises(gda.DisagreementError, match=r"at \['rows'\], process 0: spec P\('y'\)"):
+    with pytest.raises(gda.DisagreementError, match=r"at rows, process 0: spec P\('y'\)"):
         gda.fingerprint(tree)
     if me:
         tree["rows"].delete()
@@ -363,6 +363,6 @@ def test_a_function_in_a_module_of_equinox_is_named_with_advice(call: Callable) 
     with pytest.raises(TypeError, match="function") as caught:
         call({"activation": jax.nn.gelu, "w": jnp.ones(8)})
     assert sorted(caught.value.__notes__) == [
-        "gda: at ['activation'] of the tree",
+        "gda: at activation of the tree",
         "gda: of a module of equinox pass eqx.filter(model, eqx.is_array)",
     ]

@@ -243,7 +243,7 @@ WRONG = {
 def test_a_wrong_block_is_named_and_nothing_is_left(tmp_path: Path, kind: str) -> None:
     change, error, text = WRONG[kind]
     tree = {"layers": [Lying(change)]}
-    note = r"gda: while reading index \[\d+:\d+, 0:70\] of \['layers'\]\[0\]"
+    note = r"gda: while reading index \[\d+:\d+, 0:70\] of layers/0"
     options = {"max_bytes": 4000}
     old = save(tmp_path / "run", {"w": DATA}) or restore(tmp_path / "run")
     saves = [

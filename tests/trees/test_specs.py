@@ -71,7 +71,7 @@ def test_all_that_does_not_match_is_named(way: Callable[..., Any], tmp_path: Pat
     tree = {"a": [DATA, DATA], "b": {"c": DATA}}
     with pytest.raises(ValueError, match="specs|partition") as caught:
         way(tree, {"a": [P()], "b": {"d": P()}}, tmp_path)
-    for path in ("['a'][1]; ['b']['c']", "['b']['d']"):
+    for path in ("a/1; b/c", "b/d"):
         assert path in str(caught.value)
 
 
@@ -120,7 +120,7 @@ def test_a_function_sees_the_same_path(way: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bad_specs_are_named_by_path(way: Callable[..., Any], tmp_path: Path) -> None:
-    said = r"specs\['b'\]\[0\] is 'x', not a PartitionSpec; .* such as PartitionSpec\('x'\)"
+    said = r"specs/b/0 is 'x', not a PartitionSpec; .* such as PartitionSpec\('x'\)"
     with pytest.raises(TypeError, match=said):
         way({"a": DATA, "b": [DATA]}, {"a": P(), "b": ["x", 3]}, tmp_path)
 
@@ -136,7 +136,7 @@ def test_shardings_stand_in_place_of_mesh_and_specs(mesh: Any, tmp_path: Path) -
         for given, message in [
             ((mesh, P("x")), "was given with NamedSharding|mesh must be a jax.sharding.Mesh, or"),
             ((MESH,), "a mesh was given without a spec; write P"),
-            (({"a": MESH},), r"mesh\['a'\] is Mesh.*, not a NamedSharding; mesh is a"),
+            (({"a": MESH},), r"mesh/a is Mesh.*, not a NamedSharding; mesh is a"),
         ]:
             with pytest.raises(TypeError, match=message):
                 call(*given)

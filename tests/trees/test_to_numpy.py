@@ -38,7 +38,7 @@ def test_process_gives_arrays_it_holds_whole(kind: AxisType) -> None:
         message = "this process does not hold every block of Global"
         with pytest.raises(RuntimeError, match=message) as caught:
             gda.to_numpy({"w": whole, "p": leaf})
-        assert caught.value.__notes__ == ["gda: at ['p'] of the tree"]
+        assert caught.value.__notes__ == ["gda: at p of the tree"]
 
 
 def test_deleted_arrays_and_shapes_are_named(mesh: Mesh) -> None:
@@ -54,7 +54,7 @@ def test_deleted_arrays_and_shapes_are_named(mesh: Mesh) -> None:
         with pytest.raises(error) as caught:
             gda.to_numpy([DATA, leaf])
         assert message in str(caught.value)
-        assert caught.value.__notes__ == ["gda: at [1] of the tree"]
+        assert caught.value.__notes__ == ["gda: at 1 of the tree"]
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda g: gda.to_numpy([g]))(cut(DATA, mesh, P("x")))
     shapes = {"w": gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), np.float32))}

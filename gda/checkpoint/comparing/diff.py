@@ -66,7 +66,7 @@ def diff(
     ...     gda.checkpoint.save(folder + '/2', {'w': np.ones((2, 3)), 'step': 1})
     ...     differences = gda.checkpoint.diff(folder + '/1', folder + '/2')
     >>> print(*differences.of_other_content, differences.num_equal)
-    ['w'] float64[2,3] 1
+    w float64[2,3] 1
     """
     path = checked_path(at)
     if not (names_store(a) or names_store(b)):

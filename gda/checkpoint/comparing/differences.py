@@ -36,7 +36,7 @@ class LeafDifference:
 
     >>> import gda
     >>> print(gda.checkpoint.LeafDifference(('params', 'w'), 'float32[8]', 'float32[9]'))
-    ['params']['w'] float32[8] -> float32[9]
+    params/w float32[8] -> float32[9]
     """
 
     path: Path
@@ -80,7 +80,7 @@ class Differences:
     >>> differences.are_equal, differences.num_equal, differences.equal_nbytes
     (False, 1, 32)
     >>> print(*differences.of_other_content)
-    ['step'] 7 -> 8
+    step 7 -> 8
     """
 
     a: str

@@ -55,7 +55,7 @@ class Advice(NamedTuple):
         None if it is unknown.
 
     >>> import gda
-    >>> gda.Advice("shard params['w'] float32[8,2] by P('x')", saves_bytes=32).saves_bytes
+    >>> gda.Advice("shard params/w float32[8,2] by P('x')", saves_bytes=32).saves_bytes
     32
     """
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.tree_util import keystr
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
@@ -36,6 +35,7 @@ from gda.trees.leaves import (
     grid_of_leaf,
     is_container,
     is_source,
+    leaf_path,
     names_of,
     path_of,
     with_paths,
@@ -163,7 +163,7 @@ class PlannedSave:
 
     def described(self) -> Description:
         """Return what must be the same in all processes."""
-        paths = [keystr(keys) for keys, _ in _with_paths(self.tree)]
+        paths = [leaf_path(keys) for keys, _ in _with_paths(self.tree)]
         fields = {
             ("", "path"): self.path,
             ("", "files"): f"of at most {self.max_file_bytes} bytes",
@@ -248,7 +248,7 @@ def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
 
     def array_at(keys: Any, leaf: Any) -> Any:
         if is_source(leaf):
-            array = SourceArray.of(leaf, keystr(keys), options.max_bytes or MAX_BYTES, reading)
+            array = SourceArray.of(leaf, leaf_path(keys), options.max_bytes or MAX_BYTES, reading)
         else:
             array = _array_of(leaf)
         dtype_name(np.dtype(array.dtype))

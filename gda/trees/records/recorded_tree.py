@@ -21,13 +21,13 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-from jax.tree_util import DictKey, keystr
+from jax.tree_util import DictKey
 
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
-from gda.layout.text import join_some
+from gda.layout.text import join_some, path_text
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import as_dicts, is_container, name_of
+from gda.trees.leaves import Keys, as_dicts, is_container, leaf_path, name_of
 
 Path = tuple[str | int, ...]
 
@@ -285,8 +285,8 @@ def check_structure(structure: Any, paths: Sequence[Path]) -> None:
 
 
 def format_path(path: Path) -> str:
-    """Return a path as it is written in Python, such as ``['params'][0]``."""
-    return "".join(f"[{key!r}]" for key in path) or "the tree itself"
+    """Return a path as text, such as ``params/0``."""
+    return path_text(path) or "the tree itself"
 
 
 def checked_path(at: Any) -> Path:
@@ -308,13 +308,13 @@ def noting_path(path: Path) -> Iterator[None]:
         raise
 
 
-def path_of_keys(keys: Sequence[Any]) -> Path:
+def path_of_keys(keys: Keys) -> Path:
     """Return the path of JAX's keys; an attribute is the same as a key of a dict."""
     path = tuple(map(name_of, keys))
     for part in path:
         if type(part) not in (str, int):
             raise TypeError(
-                f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; use only "
+                f"the key {part!r} in {leaf_path(keys)} is a {type(part).__name__}; use only "
                 "strings and integers as keys in a tree that is saved"
             )
     return path
@@ -343,7 +343,7 @@ def _json_of(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> 
 
 def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if kind is dict:
-        return [path_of_keys([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
+        return [path_of_keys((DictKey(key),))[0] for key in aux], [node[key] for key in aux]
     if kind is list or kind is tuple:
         return range(len(node)), node
     # JAX gives keys of leaves only, so here all children are leaves.

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jax.tree_util import keystr
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
@@ -26,7 +25,7 @@ from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
 from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
-from gda.trees.leaves import held_by, is_container
+from gda.trees.leaves import held_by, is_container, leaf_path
 from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
 from gda.trees.plain import makes_plain, to_jax
@@ -173,7 +172,7 @@ def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None
     surplus: list[str] = []
     for pair in prefix.pairs:
         if pair.leaf is NOTHING:
-            surplus.append(keystr(pair.keys))
+            surplus.append(leaf_path(pair.keys))
         elif pair.found is not NOTHING:
             place = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
             places[pair.leaf.path[len(at) :]] = place

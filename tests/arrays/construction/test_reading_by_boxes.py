@@ -242,7 +242,7 @@ def test_an_error_names_the_rows_and_the_path(max_workers: int | None) -> None:
     notes = "\n".join(caught.value.__notes__)
     assert "while reading index [" in notes
     assert "0:1024] of ShardGrid((512, 1024)" in notes
-    assert "at ['w'] of the tree" in notes
+    assert "at w of the tree" in notes
     again = failing(batch(512, 1024))
     g = gda.GlobalArray.from_source(
         again, MESH, P(None, "y"), retry=gda.Retry(OSError, delay=0), **options

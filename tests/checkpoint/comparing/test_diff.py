@@ -73,15 +73,15 @@ def test_each_kind_of_difference(saved: Callable[..., Path]) -> None:
         f"a:  {a}",
         f"b:  {b}",
         "only in a: 1 leaf",
-        "  ['old']  float64[2]",
+        "  old  float64[2]",
         "only in b: 1 leaf",
-        "  ['new'][0]  float64[5]",
+        "  new/0  float64[5]",
         "of other type: 2 leaves",
-        "  ['b']  float32[3] -> float32[4]",
-        "  ['n']  float64[2] -> 0",
+        "  b  float32[3] -> float32[4]",
+        "  n  float64[2] -> 0",
         "of other content: 2 leaves",
-        "  ['step']  1 -> 2",
-        "  ['w']     float32[4,3]",
+        "  step  1 -> 2",
+        "  w     float32[4,3]",
         "the same: 1 leaf, 0 B",
     ]
 
@@ -150,7 +150,7 @@ def test_values_are_the_same_by_type_and_digits(saved: Callable[..., Path]) -> N
         "of_other_type": [("one",), ("true",)],
         "of_other_content": [("b",), ("text",), ("zero",)],
     }
-    assert f"['text']  '{'x' * 59}… -> '{'x' * 59}…\n" in str(found)
+    assert f"text  '{'x' * 59}… -> '{'x' * 59}…\n" in str(found)
     assert found.of_other_content[1].b == repr("x" * 90 + "y")
 
 
@@ -162,7 +162,7 @@ def test_only_a_subtree(saved: Callable[..., Path]) -> None:
     assert paths(diff(a, [batch(2), batch(3) * 2], at=["params"])) == {
         "of_other_content": [("params", 1)]
     }
-    with pytest.raises(KeyError, match=r"\['opt'\] is not in the tree"):
+    with pytest.raises(KeyError, match=r"opt is not in the tree"):
         diff(a, b, at=["opt"])
 
 
@@ -278,7 +278,7 @@ def test_a_tree_over_processes(shared_tmp_path: Path) -> None:
     now = tree | {"w": cut(other, mesh, P(("y", "x"))), "step": 2}
     assert paths(diff(now, shared_tmp_path)) == {"of_other_content": [("step",), ("w",)]}
     assert diff(shared_tmp_path, now, at=[]).num_equal == 2
-    with pytest.raises(gda.DisagreementError, match=r"at \['step'\], process 0: value 0, process"):
+    with pytest.raises(gda.DisagreementError, match=r"at step, process 0: value 0, process"):
         diff(shared_tmp_path, tree | {"step": jax.process_index()})
 
 
@@ -306,7 +306,7 @@ def test_a_notebook_shows_differences_and_contents_as_tables(tmp_path: Path) -> 
     save(tmp_path, tree)
     differences = diff(tmp_path, {"w": np.zeros((2, 3), np.float32), "<step>": 8})
     html = differences._repr_html_()
-    for cell in ("only in a: 1 leaf", "[&#x27;step&#x27;]", "[&#x27;&lt;step&gt;&#x27;]"):
+    for cell in ("only in a: 1 leaf", "step", "&lt;step&gt;"):
         assert f"<td>{cell}</td>" in html
     assert "<p>the same: 1 leaf, 24 B</p>" in html
     equal = diff(tmp_path, tree)

@@ -232,7 +232,7 @@ def test_damage_in_a_shared_file_shows_in_each_checkpoint_and_says_so(
             checkpoint.verify(path)
     name = re.escape(str(file))
     message = (
-        rf"array \['frozen'\], chunk c\.\d+\.0: {name} is damaged: its CRC-32C is [0-9a-f]{{8}}, "
+        rf"array frozen, chunk c\.\d+\.0: {name} is damaged: its CRC-32C is [0-9a-f]{{8}}, "
         r"not [0-9a-f]{8}; the file has 3 hard links, so verify what shares it too$"
     )
     with pytest.raises(CorruptionError, match=message):

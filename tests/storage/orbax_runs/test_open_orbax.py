@@ -350,7 +350,7 @@ def test_a_leaf_without_data_says_so_when_it_is_used(run: Path) -> None:
     assert gda.load_tree(tree["params"], mesh, P())["w"].shape == (8, 8)
     with pytest.raises(ValueError, match="'half' of .* was not written: .* skip_deserialize") as e:
         gda.load_tree(tree, mesh, P())
-    assert e.value.__notes__ == ["gda: at ['half'] of the tree"]
+    assert e.value.__notes__ == ["gda: at half of the tree"]
     with pytest.raises(ValueError, match="type 'MyType', which gda does not read"):
         np.asarray(tree["numpy"])
 

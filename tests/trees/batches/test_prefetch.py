@@ -204,7 +204,7 @@ def test_a_short_last_batch_without_padding(auto_mesh: Mesh) -> None:
     assert raised.value.__notes__ == [
         "gda: prefetch(..., pad=True) makes a PaddedArray of it; with plain=True, let the loader "
         "drop such a batch",
-        "gda: at ['rows'] of the tree",
+        "gda: at rows of the tree",
         "gda: in batch 1 of prefetch, counted from 0",
     ]
     assert list(batches) == []
@@ -259,7 +259,7 @@ def test_errors_of_placing_name_batch_and_leaf(
         next(batches)
     if not isinstance(leaf, Leaf):
         assert raised.value.__notes__[-2:] == [
-            "gda: at ['a'] of the tree",
+            "gda: at a of the tree",
             "gda: in batch 1 of prefetch, counted from 0",
         ]
     assert list(batches) == []
@@ -290,7 +290,7 @@ def test_arguments_are_checked_before_anything_is_taken(auto_mesh: Mesh) -> None
         ((3, auto_mesh, P()), 2, "takes an iterable of batches, not int; pass the loader"),
         ((source, auto_mesh), 2, "a mesh was given without a spec"),
         ((source, None, P()), 2, r"was given without a mesh; pass the mesh"),
-        ((source, auto_mesh, {"a": "x"}), 2, r"spec\['a'\] is 'x', not a Partit"),
+        ((source, auto_mesh, {"a": "x"}), 2, r"spec/a is 'x', not a Partit"),
         ((source, auto_mesh, P()), 0, "size is 0; prefetch at least 1 batch"),
         ((source, auto_mesh, P()), 1.5, "cannot be interpreted as an integer"),
     ]:
@@ -576,7 +576,7 @@ def test_batches_that_should_be_replicas_are_compared() -> None:
     said = "the replicas of 1 of 2 arrays differ:\n1 array, along the boundary of processes 0, 1"
     assert str(raised.value).startswith(said)
     (mismatch,) = raised.value.mismatches
-    assert (mismatch.path, mismatch.index[0]) == ("['x']['rows']", slice(4, 6))
+    assert (mismatch.path, mismatch.index[0]) == ("x/rows", slice(4, 6))
     assert raised.value.__notes__ == ["gda: in batch 2 of prefetch, counted from 0"]
     # The batch is passed over in both, which are in step.
     assert [each["step"] for each in batches] == [3]
