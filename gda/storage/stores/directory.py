@@ -29,7 +29,7 @@ LOCK = ".lock"  # at the top level; held while a save runs
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
 # Small enough for a part to be still in the processor's cache when its checksum is computed: a
-# restore takes a third less. Large enough for google-crc32c to let other threads run.
+# restore takes a third less.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
 
