@@ -71,6 +71,7 @@ class FileStore:
         """As ``write``, with the CRC-32C of the payload behind it, which this returns."""
         with self._created(name) as handle:
             _write_all(handle, payload)
+            begin_to_sync(handle)  # looks at every page, so not again for the last bytes
             crc = crc32c(payload)  # the disk is at work meanwhile
             _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
@@ -364,7 +365,6 @@ def _write_all(handle: int, part: Any) -> None:
     rest = memoryview(part).cast("B")
     while rest:
         rest = rest[os.writev(handle, [rest]) :]
-    begin_to_sync(handle)
 
 
 def _fill(handle: int, buffer: Bytes) -> int:
