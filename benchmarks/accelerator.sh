@@ -95,14 +95,14 @@ print("nvidia-smi:", output("nvidia-smi", query, "--format=csv,noheader"))
 print("commit", output("git", "log", "-1", "--format=%h %cs"))
 names = "jax jaxlib jax-cuda13-plugin jax-cuda12-plugin numpy ml_dtypes orbax-checkpoint tensorstore"
 found = []
-for name in f"{names} google-crc32c zstandard safetensors flax optax pytest".split():
+for name in f"{names} fastcrc zstandard safetensors flax optax pytest".split():
     try:
         found.append(f"{name} {version(name)}")
     except PackageNotFoundError:
         found.append(f"no {name}")
 print(f"Python {platform.python_version()},", ", ".join(found))
-if not find_spec("google_crc32c"):
-    print("missing: google-crc32c, which gda.checkpoint needs: see CONTRIBUTING.md")
+if not find_spec("fastcrc"):
+    print("missing: fastcrc, which gda.checkpoint needs: see CONTRIBUTING.md")
 if os.environ.get("GDA_ACCELERATOR") == "cpu":
     os.environ["JAX_PLATFORMS"] = "cpu"
 import jax

@@ -18,7 +18,7 @@ PATH = Path(__file__).with_name("results.json")
 ON_ACCELERATOR = Path(__file__).with_name("accelerator.json")
 
 _PACKAGES = (
-    *("jax", "jaxlib", "numpy", "jax-gda", "orbax-checkpoint", "tensorstore", "google-crc32c"),
+    *("jax", "jaxlib", "numpy", "jax-gda", "orbax-checkpoint", "tensorstore", "fastcrc"),
     *("safetensors", "torch", "rich", "libtpu"),
 )
 _FOR_ACCELERATORS = ("flax", "jax-cuda13-plugin", "jax-cuda12-plugin")

@@ -76,7 +76,11 @@ class Pending:
         return f"<save to {self._path}: {state}>"
 
     def _start(self, work: Callable[[], None], name: str) -> None:
+        caller_goes_on = threading.Event()
+
         def run() -> None:
+            # Or its start would hold the caller, up to 5 ms, while this thread has the GIL.
+            caller_goes_on.wait()
             try:
                 work()
             except BaseException as error:
@@ -95,7 +99,11 @@ class Pending:
             # Not a daemon: a program that ends finishes the save first.
             self._thread = threading.Thread(target=run, name=name)
             with contextlib.suppress(RuntimeError):  # the system has no more threads
-                self._thread.start()
+                try:
+                    self._thread.start()
+                finally:
+                    caller_goes_on.set()
                 return
             self._thread = None
+        caller_goes_on.set()
         run()

@@ -148,7 +148,7 @@ def restore(
       TypeError: a dtype differs, or a leaf is of another kind.
       DoesNotFitError: with ``cast``, a value does not fit its new dtype.
       KeyError: there is nothing at ``at``.
-      ImportError: google-crc32c is not installed, or rich for ``progress=True``.
+      ImportError: fastcrc is not installed, or rich for ``progress=True``.
       RuntimeError: the checkpoint was replaced ten times while it was read; with several
         processes, once, because they could read different checkpoints.
       OSError: reading failed for another reason; the message names the file.

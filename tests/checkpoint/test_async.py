@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from damaged import Damaged
+from fastcrc import crc32
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from leaks import no_thread_is_left  # noqa: F401, of every test
@@ -340,7 +340,7 @@ def forge(path: Path, element: int) -> None:
     file = damaged.chunks[0]
     data = np.frombuffer(damaged.whole[file][:-4], np.float32).copy()
     data[element] += 1
-    crc = google_crc32c.value(data.tobytes())
+    crc = crc32.iscsi(data.tobytes())
     file.write_bytes(data.tobytes() + crc.to_bytes(4, "little"))
     damaged.seal(lambda body: body["arrays"][0].update(crc32c=f"{crc:08x}"))
 

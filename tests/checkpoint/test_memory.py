@@ -5,12 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from damaged import Damaged, leaf_at, save_tiny, sealed
+from fastcrc import crc32
 from forks import Forks
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -134,7 +134,7 @@ def test_a_bomb_of_zstd_takes_no_memory(taken: Taken, tmp_path: Path, trials: Tr
 
 def save_chunk(path: Path, nbytes: int, frame: bytes) -> None:
     """Save an array whose only chunk, of that size in the manifest, is a frame."""
-    crc = google_crc32c.value(frame)
+    crc = crc32.iscsi(frame)
     save_tiny(path, {"w": np.zeros(2**10, np.uint8)}, "zstd", fingerprint=False)
     damaged = Damaged(path)
     (array,) = damaged.body["arrays"]
@@ -150,7 +150,7 @@ def save_chunk(path: Path, nbytes: int, frame: bytes) -> None:
         array |= {"shape": [nbytes], "chunk_shape": [nbytes], "sizes": [len(frame)]}
         array |= {
             "crc32c": f"{crc:08x}",
-            "metadata": [len(document), google_crc32c.value(document)],
+            "metadata": [len(document), crc32.iscsi(document)],
         }
         body["leaves"][0] |= {"shape": [nbytes]}
 

@@ -374,8 +374,11 @@ class Writer:
 
     def _held_bytes(self, chunk: _Chunk) -> int:
         """Return the memory that a chunk takes, compression included."""
-        compressing = chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
-        return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
+        nbytes = chunk.array.nbytes_per_chunk
+        taken = chunk.made_bytes + (nbytes if self.codec == "zstd" else 0)
+        # A file is written from the memory of the array, if that is on the host.
+        is_view = isinstance(chunk, _ChunkOfLeaf) and not chunk.host.nbytes
+        return taken if is_view and not self.store.is_remote else max(nbytes, taken)
 
     def _write_chunk(self, chunk: _Chunk) -> Written:
         data = chunk.data()

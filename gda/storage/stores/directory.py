@@ -29,7 +29,7 @@ LOCK = ".lock"  # at the top level; held while a save runs
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
 # Small enough for a part to be still in the processor's cache when its checksum is computed: a
-# restore takes a third less. Large enough for google-crc32c to let other threads run.
+# restore takes a third less.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
 
@@ -71,6 +71,7 @@ class FileStore:
         """As ``write``, with the CRC-32C of the payload behind it, which this returns."""
         with self._created(name) as handle:
             _write_all(handle, payload)
+            begin_to_sync(handle)  # looks at every page, so not again for the last bytes
             crc = crc32c(payload)  # the disk is at work meanwhile
             _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
@@ -364,7 +365,6 @@ def _write_all(handle: int, part: Any) -> None:
     rest = memoryview(part).cast("B")
     while rest:
         rest = rest[os.writev(handle, [rest]) :]
-    begin_to_sync(handle)
 
 
 def _fill(handle: int, buffer: Bytes) -> int:
