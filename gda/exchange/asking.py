@@ -19,7 +19,6 @@ from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.exchange.versions import OfferVersion
-from gda.layout.indices import index_at, within
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, saved_type
@@ -44,9 +43,7 @@ class PieceToPull(NamedTuple):
     def memory(self) -> np.ndarray[Any, Any]:
         """The part of the array that the piece fills."""
         assert self.arrival is not None
-        block = self.arrival.needed[self.piece.block]
-        place = within(index_at(self.piece.start, self.piece.shape), block.start)
-        return self.arrival.blocks[self.piece.block][(*place, ...)]
+        return self.arrival.blocks[self.piece.block][(*self.piece.place, ...)]
 
 
 Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them
