@@ -33,12 +33,12 @@ class PieceToPull(NamedTuple):
 
     leaf: int
     piece: PulledPiece
-    dtype: np.dtype[Any]
+    dtype: str  # its name, which NumPy makes anew each time, in microseconds
     arrival: Arrival | None = None
 
     @property
     def question(self) -> list[Any]:
-        return [self.leaf, self.piece.start, self.piece.shape, self.dtype.name]
+        return [self.leaf, self.piece.start, self.piece.shape, self.dtype]
 
     def memory(self) -> np.ndarray[Any, Any]:
         """The part of the array that the piece fills."""
@@ -103,7 +103,7 @@ class OfferToPull:
             if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
                 sums[number], grid = [], catalog.grid_of(leaf)
                 for piece in pulled_pieces(grid, all_blocks(grid)):
-                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
+                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype.name))
 
         def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
             given, words = _answer(connection).get("sums"), np.empty(0)
