@@ -114,20 +114,9 @@ class HeldTree:
                 data = self._data[number][at.first] = on_host(data)
             block = data[at.place]
             if at.dtype != block.dtype:
-                self._check_cast(number, start, block, at.dtype)
+                _check_cast(leaf, start, block, at.dtype)
             found.append(PieceToSend(start, block, at.dtype))
         return found
-
-    def _check_cast(
-        self, number: int, start: Shape, block: np.ndarray[Any, Any], dtype: np.dtype[Any]
-    ) -> None:
-        """Raise unless a piece may be cast, and has no value that the dtype cannot hold."""
-        is_complex = block.dtype.kind == dtype.kind == "c"
-        if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
-            raise ValueError(f"casts no {block.dtype} to {dtype}")
-        # Here, because no error can follow a part that was sent.
-        path = self.leaves[number].path
-        check_holds(block, dtype, Origin.of_block(f"its array at {format_path(path)}", start))
 
 
 class _Place(NamedTuple):
@@ -145,6 +134,16 @@ def _place_of(start: Shape, shape: Shape, name: str, block_shape: Shape) -> _Pla
     place = within(index_at(start, shape), first)
     stops = tuple([each.stop for each in place])
     return _Place(first, (*place, ...), stops, recorded_dtype(name))
+
+
+def _check_cast(leaf: Any, start: Shape, block: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Raise unless a piece may be cast, and has no value that the dtype cannot hold."""
+    is_complex = block.dtype.kind == dtype.kind == "c"
+    if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
+        raise ValueError(f"casts no {block.dtype} to {dtype}")
+    # Here, because no error can follow a part that was sent.
+    what = f"its array at {format_path(leaf.record.path)}"
+    check_holds(block, dtype, Origin.of_block(what, start))
 
 
 def _no_piece_error(question: Any) -> ValueError:
