@@ -19,7 +19,6 @@ from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.exchange.versions import OfferVersion
-from gda.layout.indices import index_at, within
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, saved_type
@@ -34,19 +33,17 @@ class PieceToPull(NamedTuple):
 
     leaf: int
     piece: PulledPiece
-    dtype: np.dtype[Any]
+    dtype: str  # its name, which NumPy makes anew each time, in microseconds
     arrival: Arrival | None = None
 
     @property
     def question(self) -> list[Any]:
-        return [self.leaf, self.piece.start, self.piece.shape, self.dtype.name]
+        return [self.leaf, self.piece.start, self.piece.shape, self.dtype]
 
     def memory(self) -> np.ndarray[Any, Any]:
         """The part of the array that the piece fills."""
         assert self.arrival is not None
-        block = self.arrival.needed[self.piece.block]
-        place = within(index_at(self.piece.start, self.piece.shape), block.start)
-        return self.arrival.blocks[self.piece.block][(*place, ...)]
+        return self.arrival.blocks[self.piece.block][(*self.piece.place, ...)]
 
 
 Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them
@@ -106,7 +103,7 @@ class OfferToPull:
             if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
                 sums[number], grid = [], catalog.grid_of(leaf)
                 for piece in pulled_pieces(grid, all_blocks(grid)):
-                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype))
+                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype.name))
 
         def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
             given, words = _answer(connection).get("sums"), np.empty(0)

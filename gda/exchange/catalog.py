@@ -158,7 +158,13 @@ def _mesh(shape: Any, process_of: Any) -> MeshOfOffer:
         raise TypeError(f"a mesh {dict(sizes)!s:.80} has an axis whose size is no integer")
     if math.prod([size for _, size in sizes]) != len(process_of):
         raise ValueError(f"a mesh {dict(sizes)} has {len(process_of)} devices")
-    return MeshOfOffer(sizes, Processes(process_of))
+    return _first_equal(MeshOfOffer(sizes, Processes(process_of)))
+
+
+@lru_cache(maxsize=64)
+def _first_equal(mesh: MeshOfOffer) -> MeshOfOffer:
+    """Return the same object for equal meshes: the keys of ``_grid`` then compare at once."""
+    return mesh
 
 
 def _layout(mesh: Any, spec: Any) -> LayoutOfOffer:

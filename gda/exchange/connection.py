@@ -287,18 +287,20 @@ class Connection:
 
     def send_blocks(self, blocks: Iterable[tuple[Elements, np.dtype[Any]]]) -> None:
         """Send the elements of blocks in C order, each cast to a dtype; small parts together."""
-        small = bytearray()
+        small: list[bytes] = []
+        nbytes = 0
         for block, dtype in blocks:
             for part in _parts(block, is_whole=block.dtype == dtype):
-                data = _bytes_of(np.ascontiguousarray(part, dtype))
-                if len(data) < _PART_BYTES:
-                    small += data
-                if len(data) >= _PART_BYTES or len(small) >= _PART_BYTES:
-                    self._send(small)
-                    small = bytearray()
-                if len(data) >= _PART_BYTES:
-                    self._send(data)
-        self._send(small)
+                is_large = part.size * dtype.itemsize >= _PART_BYTES
+                if not is_large:
+                    small.append(np.asarray(part, dtype).tobytes())
+                    nbytes += len(small[-1])
+                if is_large or nbytes >= _PART_BYTES:
+                    self._send(b"".join(small))
+                    small, nbytes = [], 0
+                if is_large:
+                    self._send(_bytes_of(np.ascontiguousarray(part, dtype)))
+        self._send(b"".join(small))
 
     def receive_blocks(self, blocks: Iterable[Elements]) -> None:
         """Receive the elements of blocks in C order."""
@@ -319,10 +321,10 @@ class Connection:
 
     def _fill_all(self, parts: list[Elements], nbytes: int) -> None:
         """Receive the elements of several parts, one after the other."""
-        data, offset = self._bytes(nbytes), 0
+        data, offset = np.empty(nbytes, np.uint8), 0
+        self._fill(data.data)
         for part in parts:
-            given = np.frombuffer(data, part.dtype, part.size, offset)
-            part[...] = given.reshape(part.shape)
+            np.copyto(part, np.ndarray(part.shape, part.dtype, data, offset))
             offset += part.nbytes
 
     # Bytes.

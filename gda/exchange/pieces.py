@@ -17,23 +17,24 @@ import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import Tiling, is_empty, start_of
+from gda.layout.indices import Tiling, index_at, is_empty, start_of, within
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
 from gda.layout.reshard.overlaps import Pieces
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Shape
+from gda.layout.spec import Index, Shape
 from gda.mesh import processes_of
 
 
 class PulledPiece(NamedTuple):
-    """A piece: the process that sends it, the block that it is of, and its place in the array."""
+    """A piece: the process that sends it, its block here, and its place in the array and in it."""
 
     server: int
     block: int
     start: Shape
     shape: Shape
+    place: Index
 
 
 class Needed(NamedTuple):
@@ -104,7 +105,12 @@ def pulled_pieces(
     starts = zip(*[start for start, _ in sides], strict=True) if sides else [()] * count
     shapes = zip(*[length for _, length in sides], strict=True) if sides else [()] * count
     found = zip(servers.tolist(), listed.rows.tolist(), starts, shapes, strict=True)
-    return [PulledPiece(*each) for each in found]
+    return [
+        PulledPiece(
+            server, block, start, shape, within(index_at(start, shape), needed.starts[block])
+        )
+        for server, block, start, shape in found
+    ]
 
 
 def _servers(

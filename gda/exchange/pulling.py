@@ -261,9 +261,9 @@ class _Pull:
                     needed = whole_array(record.shape) if plan is None else needed_blocks(plan)
                     grid = catalog.grid_of(record)
                     pieces_of[key] = pulled_pieces(grid, needed, frozenset(near))
+                dtype = record.dtype.name
                 for piece in pieces_of[key]:
-                    to_pull = PieceToPull(number, piece, record.dtype, arrival)
-                    questions[piece.server].append(to_pull)
+                    questions[piece.server].append(PieceToPull(number, piece, dtype, arrival))
             offer.pull(catalog, questions)
             with own_settings():
                 for _, arrival in group:

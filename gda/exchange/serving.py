@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import logging
+import operator
 import os
 import resource
 import socket
@@ -84,32 +85,69 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def piece(self, question: Any) -> PieceToSend:
-        """Return the piece that a question names; ``ValueError`` unless one block here has it."""
-        number, start, shape, name = question
-        if not all(type(n) is int and 0 <= n < 2**62 for n in [number, *start, *shape]):
-            raise ValueError(f"got {question!r:.80} as a piece")
-        leaf, start = self.leaves[number] if number < len(self.leaves) else None, tuple(start)
-        rank = len(leaf.record.shape) if isinstance(leaf, SavedLeaf) else -1
-        if not isinstance(leaf, SavedLeaf) or not len(start) == len(shape) == rank:
-            raise ValueError(f"has no array {number} with a piece of shape {shape}")
-        steps = zip(start, leaf.block_shape, strict=True)
-        first = tuple([at // step * step if step else 0 for at, step in steps])
-        place, data = within(index_at(start, shape), first), self._data[number].get(first)
-        if data is None or any(s.stop > size for s, size in zip(place, data.shape, strict=True)):
-            raise ValueError(f"holds no block of array {number} with the piece at {start} {shape}")
-        if not isinstance(data, np.ndarray):
-            # In place of the pinned memory that an accelerator has copied the block to.
-            data = self._data[number][first] = on_host(data)
-        block = data[(*place, ...)]
-        if (dtype := recorded_dtype(name)) != block.dtype:
-            is_complex = block.dtype.kind == dtype.kind == "c"
-            if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
-                raise ValueError(f"casts no {block.dtype} to {dtype}")
-            # Here, because no error can follow a part that was sent.
-            what = f"its array at {format_path(leaf.record.path)}"
-            check_holds(block, dtype, Origin.of_block(what, start))
-        return PieceToSend(start, block, dtype)
+    def pieces(self, questions: Any) -> list[PieceToSend]:
+        """Return the pieces that questions name; ``ValueError`` unless one block here has each."""
+        # Many arrays have pieces at one place; what is equal for these is computed once.
+        known: dict[Any, _Place] = {}
+        found: list[PieceToSend] = []
+        for question in questions:
+            number, start, shape, name = question
+            if type(number) is not int or number < 0:
+                raise _no_piece_error(question)
+            leaf = self.leaves[number] if number < len(self.leaves) else None
+            start, shape = tuple(start), tuple(shape)
+            block_shape = leaf.block_shape if isinstance(leaf, SavedLeaf) else None
+            key = start, shape, name, block_shape
+            if (at := known.get(key)) is None:
+                if not all(type(n) is int and 0 <= n < 2**62 for n in (*start, *shape)):
+                    raise _no_piece_error(question)
+                if block_shape is None or not len(start) == len(shape) == len(block_shape):
+                    raise ValueError(f"has no array {number} with a piece of shape {[*shape]}")
+                at = known[key] = _place_of(start, shape, name, block_shape)
+            data = self._data[number].get(at.first)
+            if data is None or any(map(operator.gt, at.stops, data.shape)):
+                raise ValueError(
+                    f"holds no block of array {number} with the piece at {start} {[*shape]}"
+                )
+            if not isinstance(data, np.ndarray):
+                # In place of the pinned memory that an accelerator has copied the block to.
+                data = self._data[number][at.first] = on_host(data)
+            block = data[at.place]
+            if at.dtype != block.dtype:
+                _check_cast(leaf, start, block, at.dtype)
+            found.append(PieceToSend(start, block, at.dtype))
+        return found
+
+
+class _Place(NamedTuple):
+    """The place of a piece: the first element of its block, and where in it; a dtype to send."""
+
+    first: Shape
+    place: Any
+    stops: Shape
+    dtype: np.dtype[Any]
+
+
+def _place_of(start: Shape, shape: Shape, name: str, block_shape: Shape) -> _Place:
+    steps = zip(start, block_shape, strict=True)
+    first = tuple([at // step * step if step else 0 for at, step in steps])
+    place = within(index_at(start, shape), first)
+    stops = tuple([each.stop for each in place])
+    return _Place(first, (*place, ...), stops, recorded_dtype(name))
+
+
+def _check_cast(leaf: Any, start: Shape, block: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:
+    """Raise unless a piece may be cast, and has no value that the dtype cannot hold."""
+    is_complex = block.dtype.kind == dtype.kind == "c"
+    if not is_complex and not (is_float(dtype) and is_float(block.dtype)):
+        raise ValueError(f"casts no {block.dtype} to {dtype}")
+    # Here, because no error can follow a part that was sent.
+    what = f"its array at {format_path(leaf.record.path)}"
+    check_holds(block, dtype, Origin.of_block(what, start))
+
+
+def _no_piece_error(question: Any) -> ValueError:
+    return ValueError(f"got {question!r:.80} as a piece")
 
 
 class OfferServer:
@@ -280,7 +318,7 @@ class OfferServer:
         tree, asker.is_stopped = self._versions.get(
             question["run"], number, _sooner(asker.deadline)
         )
-        return [tree.piece(each) for each in pieces]
+        return tree.pieces(pieces)
 
 
 def _sooner(deadline: Deadline) -> Deadline:
