@@ -117,7 +117,6 @@ def main(folder: Path) -> None:
             tensors,
             mesh,
             spec_of,
-            max_workers=4,
             progress=lambda done, total: read.__setitem__(0, done),
         )
         total = tensors.nbytes

@@ -93,7 +93,7 @@ def load_tree(
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
       plain: return ``jax.Array``s in place of ``GlobalArray``s.
       read_once: as in ``GlobalArray.from_source``, for the whole tree.
-      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
+      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_source``, for the whole
         tree.
 
     Returns:
