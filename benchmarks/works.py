@@ -13,6 +13,7 @@ from benchmarks.trees import (
     hosts,
     loading,
     memory,
+    models_in,
     prefetching,
     replicas,
     safetensors_out,
@@ -33,7 +34,7 @@ def sections(only: Sequence[str] = (), quick: bool = False) -> Sections:
     works = {
         "Index math": index_math.WORKS,
         "Building arrays": building.WORKS,
-        "Loading": [*loading.WORKS, *prefetching.WORKS],
+        "Loading": [*loading.WORKS, *models_in.works(quick), *prefetching.WORKS],
         "Using arrays": using.WORKS,
         "Memory": memory.WORKS,
         "Many hosts": hosts.WORKS,

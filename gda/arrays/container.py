@@ -234,10 +234,12 @@ class Container:
             others. Communicates: all processes with devices of the mesh must call this, with the
             same ``max_bytes``. Until all is exchanged, the host holds these blocks, and at most
             ``max_bytes``, by default 256 MiB, that only others need.
-          max_workers, max_bytes, progress, retry: as in ``from_callback``. ``max_bytes`` also
-            limits the memory to split what is read; one chunk is always allowed, and 32 KiB. On
-            accelerators, if the blocks that are read together are larger, a few are read at a
-            time, and the rows and chunks that they share again each time.
+          max_workers, max_bytes, progress, retry: as in ``from_callback``, but memory maps and
+            tensors of ``open_safetensors`` are read by as many threads as there are cores, at most
+            32, or by one if they are small. ``max_bytes`` also limits the memory to split what is
+            read; one chunk is always allowed, and 32 KiB. On accelerators, if the blocks that are
+            read together are larger, a few are read at a time, and the rows and chunks that they
+            share again each time.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.

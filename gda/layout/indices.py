@@ -70,10 +70,14 @@ def hull_of(boxes: Iterable[Index]) -> Index:
 
 def common_box(one: Index, other: Index) -> Index | None:
     """Return the elements that two boxes have in common; ``None`` if there are none."""
-    both = [
-        slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one, other, strict=True)
-    ]
-    return tuple(both) if all(s.start < s.stop for s in both) else None
+    both: list[slice] = []
+    for a, b in zip(one, other, strict=True):  # no generators: called for each part of each read
+        start = a.start if a.start > b.start else b.start
+        stop = a.stop if a.stop < b.stop else b.stop
+        if start >= stop:
+            return None
+        both.append(slice(start, stop))
+    return tuple(both)
 
 
 def within(box: Index, start: Shape) -> Index:

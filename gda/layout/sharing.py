@@ -53,14 +53,20 @@ def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> l
 
 
 def blocks_read_together(
-    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, short: int
+    blocks: Mapping[int, Index],
+    shape: Shape,
+    chunks: Shape | None,
+    short: int,
+    *,
+    joins_runs: bool = False,
 ) -> list[list[int]]:
     """Return the numbers of blocks in groups: two reads of blocks of one group would overlap.
 
     Blocks of one grid are given with every start and stop. Two are in a group if they share a
     chunk. In an array without chunks, which is in C order, a block is many runs of elements. Two
     blocks are in a group if the runs of one have fewer than ``short`` elements, and fewer lie
-    between the runs of both.
+    between the runs of both. Blocks of one run each do not overlap; with ``joins_runs`` they are
+    in a group under the same condition.
 
     >>> halves = {0: (slice(0, 8), slice(0, 4)), 1: (slice(0, 8), slice(4, 8))}
     >>> blocks_read_together(halves, (8, 8), (4, 4), 0)
@@ -69,6 +75,11 @@ def blocks_read_together(
     [[0, 1]]
     >>> blocks_read_together(halves, (8, 8), None, short=2), blocks_read_together(
     ...     halves, (8, 8), None, short=100
+    ... )
+    ([[0], [1]], [[0, 1]])
+    >>> rows = {0: (slice(0, 4), slice(0, 8)), 1: (slice(4, 8), slice(0, 8))}
+    >>> blocks_read_together(rows, (8, 8), None, short=100), blocks_read_together(
+    ...     rows, (8, 8), None, short=100, joins_runs=True
     ... )
     ([[0], [1]], [[0, 1]])
     """
@@ -82,7 +93,7 @@ def blocks_read_together(
         if chunks is not None:
             chunk = chunks[axis]
             joined = [(a[1] - 1) // chunk >= b[0] // chunk for a, b in pairwise(sides)]
-        elif any(
+        elif joins_runs or any(
             s.stop - s.start > 1 for index in blocks.values() for s in index[:axis]
         ):  # else each block is one run
             most = -(-short // math.prod(shape[axis + 1 :])) if math.prod(shape) else 0

@@ -606,4 +606,4 @@ def _lone_paths(groups: Sequence[list[int]], paths: Sequence[Iterable[str]]) -> 
 
 def _branches(path: str) -> list[str]:
     """Return the branches that lead to a leaf, as texts, and its whole path."""
-    return [path[:at] for at, each in enumerate(path) if at and each == "/"] + [path]
+    return [path[:at] for at, each in enumerate(path) if at and each in "./"] + [path]

@@ -20,7 +20,7 @@ from gda.layout.text import counted, join_some
 from gda.storage.new_files import axis_of_runs, check_path
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors_format import read_header, read_object, version_of
-from gda.storage.sources import SAFETENSORS_DTYPES
+from gda.storage.sources import SAFETENSORS_DTYPES, LocalFile
 from gda.storage.views.lazy import lazy
 
 # Reads of columns: runs with gaps of READ_BYTES or more are read one by one, others together with
@@ -149,7 +149,7 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
 # keeps files mapped, so that a file truncated later ends the process instead of raising. The format
 # is open and small: a length, JSON, data.
 @set_module("gda.storage")
-class SafetensorsTensor:
+class SafetensorsTensor(LocalFile):
     """A tensor in a file, read when it is sliced; a source of ``load_tree`` and ``from_source``.
 
     ``np.asarray(tensor)`` reads all of it.

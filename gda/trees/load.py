@@ -94,7 +94,7 @@ def load_tree(
       plain: return ``jax.Array``s in place of ``GlobalArray``s. By default, shardings in place of
         mesh and specs make ``jax.Array``s, and a mesh with specs makes containers.
       read_once: as in ``GlobalArray.from_source``, for the whole tree.
-      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
+      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_source``, for the whole
         tree.
 
     Returns:

@@ -138,7 +138,7 @@ def test_the_first_places_in_large_trees_are_said_in_few_words() -> None:
     name = f"model.layers.{jax.process_index()}."
     message = refused({"head": 0, f"{name}weight": 0, f"{name}bias": 0})
     assert message.endswith(
-        "only in process 0: ['model.layers.0… (2 leaves); only in process 1: ['model.layers.1… "
+        "only in process 0: model.layers.0… (2 leaves); only in process 1: model.layers.1… "
         "(2 leaves)"
     )
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 import gda
+from gda.arrays.construction import from_sources
 from gda.storage import safetensors as storage
 from gda.storage.safetensors import open_safetensors
 
@@ -474,3 +475,58 @@ def test_a_file_that_is_written_while_it_is_read(
     monkeypatch.setattr(storage.os, "preadv", written)
     with pytest.raises(ValueError, match="has changed since it was opened"):
         tensor[...]
+
+
+def names_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list to which every read of a file adds the name of its thread."""
+    names: list[str] = []
+    read = storage.SafetensorsTensor.read_direct
+
+    def counted(self: Any, *args: Any) -> None:
+        names.append(threading.current_thread().name)
+        read(self, *args)
+
+    monkeypatch.setattr(storage.SafetensorsTensor, "read_direct", counted)
+    return names
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y"), P()])
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_small_blocks_of_a_file_take_one_read(
+    spec: P, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"a": batch(8, 8).astype(dtype), "b": batch(16, 4).astype(dtype)}
+    save_file(values, tmp_path / "model.safetensors")
+    names = names_of_readers(monkeypatch)
+    mesh = mesh_of({"x": 4, "y": 2})
+    loaded = gda.load_tree(open_safetensors(tmp_path), mesh, spec)
+    assert all(np.array_equal(loaded[name], value) for name, value in values.items())
+    # Small tensors are left to the thread of the caller.
+    assert names == [threading.current_thread().name] * 2
+
+
+@pytest.mark.parametrize("max_bytes", [None, 2**18])
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (99, 32)])
+def test_as_many_threads_as_cores_read_large_tensors(
+    max_bytes: int | None,
+    cores: int,
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    values = batch(1024, 1024).astype(np.float32)
+    save_file({"w": values}, tmp_path / "model.safetensors")
+    names = names_of_readers(monkeypatch)
+    tensors = open_safetensors(tmp_path)
+    given = []
+    run = from_sources.run
+    monkeypatch.setattr(
+        from_sources, "run", lambda tasks, options: given.append(options) or run(tasks, options)
+    )
+    for source in (tensors["w"], gda.storage.lazy(tensors["w"])[...]):
+        spec = P(None, "x")
+        loaded = gda.load_tree([source], mesh_of({"x": 8}), spec, max_bytes=max_bytes)
+        assert np.array_equal(loaded[0], values)
+    assert [options.max_workers or 1 for options in given] == [threads] * 2
+    assert (threading.current_thread().name in names) == (cores == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from typing import Any
@@ -99,7 +100,9 @@ class PendingArray:
         fewest = 1 if isinstance(source, AsyncSource) else 2
         groups = [
             own
-            for group in _local_groups(self.plan, source.chunks, source.dtype.itemsize)
+            for group in _local_groups(
+                self.plan, source.chunks, source.dtype.itemsize, source.is_local
+            )
             if len(own := [n for n in group if n not in others]) >= fewest
         ]
         if not groups:
@@ -240,17 +243,26 @@ def pending_array_of_source(
 
 
 @lru_cache(maxsize=256)  # most arrays of a model have the shapes and layouts of others
-def _local_groups(plan: LocalBlocks, chunks: Shape | None, itemsize: int) -> list[list[int]]:
+def _local_groups(
+    plan: LocalBlocks, chunks: Shape | None, itemsize: int, joins_runs: bool
+) -> list[list[int]]:
     shape = plan.grid.global_shape
     blocks = {number: bounded(index, shape) for number, index in enumerate(plan.distinct)}
-    return groups_of(blocks, shape, chunks, itemsize)
+    # Of a file, eight reads of 8 KiB took several times as long as one that is split.
+    return groups_of(blocks, shape, chunks, itemsize, joins_runs=joins_runs)
 
 
 def groups_of(
-    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, itemsize: int
+    blocks: Mapping[int, Index],
+    shape: Shape,
+    chunks: Shape | None,
+    itemsize: int,
+    *,
+    joins_runs: bool = False,
 ) -> list[list[int]]:
     """Return the blocks of a source that are to be read together, by their numbers."""
-    return blocks_read_together(blocks, shape, chunks, -(-READ_BYTES // max(itemsize, 1)))
+    short = -(-READ_BYTES // max(itemsize, 1))
+    return blocks_read_together(blocks, shape, chunks, short, joins_runs=joins_runs)
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
@@ -265,7 +277,20 @@ def read_all(pending: Sequence[PendingArray], options: Options, description: str
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
         report = reporter(pending, show)
-        run(chain.from_iterable(each.tasks(report) for each in pending), options)
+        tasks = chain.from_iterable(each.tasks(report) for each in pending)
+        run(tasks, with_workers(options, pending))
+
+
+def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
+    """Return the options, with the number of threads that suits all sources if none was given.
+
+    Many small reads are left to one thread: several would mostly wait for Python's lock.
+    """
+    if options.max_workers is not None or not pending:
+        return options
+    workers = min(1 if each.source is None else each.source.workers for each in pending)
+    is_small = sum(each.nbytes for each in pending) < len(pending) * LARGE_BYTES
+    return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 
 def reporter(

@@ -129,11 +129,10 @@ class BoxTasks:
         return buffer
 
     def _split(self, block: _Memory, box: Index, needed: Needed) -> None:
+        start = start_of(box)
         for number, index in needed:
             try:
-                self._write(
-                    self._part(number, index), block[(*within(index, start_of(box)), ...)], index
-                )
+                self._write(self._part(number, index), block[(*within(index, start), ...)], index)
             except Exception as error:
                 self._note(number, box, error)
                 raise
@@ -209,8 +208,9 @@ class BoxReads:
         self._most_bytes = source.read_bytes
         if options.max_bytes is not None and not isinstance(source, AsyncSource):
             # Of a round, most is for the blocks.
-            parts = 8 if has_rounds else options.max_workers or 1
+            parts = 8 if has_rounds else options.max_workers or source.workers
             self._most_bytes = min(self._most_bytes, max(options.max_bytes // parts, READ_BYTES))
+        self._starts = {n: start_of(index) for n, index in self._blocks.items()}
         self._left = {n: math.prod(sizes_of(index)) for n, index in self._blocks.items()}
         self.numbers = {*self._left}
         self._memory: dict[int, _Memory] = {}
@@ -248,20 +248,27 @@ class BoxReads:
 
     def _part(self, number: int, index: Index) -> _Memory:
         """Return the memory of the elements at an index of the array, in a block."""
-        block, reader = self._blocks[number], self._reader
+        memory = self._memory.get(number)
+        if memory is None:
+            memory = self._made(number)
+        return memory[(*within(index, self._starts[number]), ...)]
+
+    def _made(self, number: int) -> _Memory:
+        reader = self._reader
         with self._guard:
             if number not in self._memory:
-                is_whole = sizes_of(block) == reader.shape
+                is_whole = sizes_of(self._blocks[number]) == reader.shape
                 made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
                 self._memory[number] = made
-        return self._memory[number][(*within(index, start_of(block)), ...)]
+            return self._memory[number]
 
     def _finish(self, boxes: list[Needed]) -> Transfer | None:
         """Count what was read, and hand on the blocks that are complete."""
         transfers: list[Transfer] = []
         for number, index in [each for needed in boxes for each in needed]:
-            self._left[number] -= math.prod(sizes_of(index))
-            self._report(math.prod(sizes_of(index)) * self._itemsize)
+            elements = math.prod(sizes_of(index))
+            self._left[number] -= elements
+            self._report(elements * self._itemsize)
             if not self._left[number]:
                 transfer = self._done(number, self._memory.pop(number))
                 transfers += [] if transfer is None else [transfer]

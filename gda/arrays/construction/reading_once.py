@@ -18,7 +18,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.construction.from_sources import PendingArray, groups_of, read_all, reporter
+from gda.arrays.construction.from_sources import (
+    PendingArray,
+    groups_of,
+    read_all,
+    reporter,
+    with_workers,
+)
 from gda.arrays.construction.reading_by_boxes import BoxTasks
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.dtype_names import native
@@ -62,7 +68,7 @@ def read_builds(pending: Sequence[PendingArray], options: Options, name: str) ->
     if mesh is None:
         read_all(pending, options, name)
         return
-    me = jax.process_index()
+    me, options = jax.process_index(), with_workers(options, pending)
     with shown(options.progress, name) as show:
         report = reporter(pending, show)
         shared = [

@@ -69,6 +69,10 @@ class SourceNode:
     def is_async(self) -> bool:
         return isinstance(self.source, AsyncSource)
 
+    @property
+    def is_local(self) -> bool:
+        return self.source.is_local
+
     @cached_property
     def chunks(self) -> Shape:
         """Those of the source, or parts that are as cheap to read alone as with others."""
@@ -88,6 +92,7 @@ class Mapped:
         self.chunks = view_map.chunks(node.chunks)
         self.is_cast = dtype != node.dtype or node.is_cast
         self.is_async, self.leaf_bytes = node.is_async, node.leaf_bytes
+        self.is_local = node.is_local
         # A part of nodes of several dtypes counts as if they were mixed evenly.
         below = math.prod(node.shape)
         self.source_bytes = node.source_bytes * math.prod(self.shape) // below if below else 0
@@ -105,6 +110,7 @@ class Joined:
         self.chunks = tuple(map(max, *[part.chunks for part in parts], parts[0].chunks))
         self.is_cast = any(part.is_cast for part in parts)
         self.is_async = all(part.is_async for part in parts)
+        self.is_local = all(part.is_local for part in parts)
         self.leaf_bytes = sum(part.leaf_bytes for part in parts)
         self.source_bytes = sum(part.source_bytes for part in parts)
 
@@ -129,6 +135,7 @@ class _Bits(Source):
         self._source, self.dtype = source, dtype
         self.shape, self.chunks = source.shape, source.chunks
         self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
+        self.is_local = source.is_local
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
@@ -150,6 +157,7 @@ class _ViewSource(Source):
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
         self.buffer_bytes = min(node.leaf_bytes, PIECE_BYTES)
+        self.is_local = node.is_local
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
