@@ -1,7 +1,8 @@
 """The base of both containers: one ``jax.Array`` with its layout, shards, life, moves and copies.
 
 Mesh, spec and shards are derived from the array on first use, and kept. ``GlobalArray`` adds
-operators, ``PaddedArray`` padding, and both constructors of their own.
+operators, ``PaddedArray`` padding, and both constructors of their own. Methods import what builds,
+moves and digests arrays, so that ``import gda`` and a jitted call load none of it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import pickling
-from gda.arrays.construction import from_callbacks
-from gda.arrays.fingerprints import fingerprint
 from gda.arrays.liveness import OUTSIDE, deleted_error, describe, traced_error
-from gda.arrays.process_local import is_all_here
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
-from gda.arrays.transport import moving
 from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape
@@ -39,7 +35,6 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import communicates, if_checked
 from gda.storage.options import Options, ProgressLike, Retry
-from gda.storage.sources import source_of
 
 AnyNDArray = np.ndarray[Any, Any]
 
@@ -181,6 +176,8 @@ class Container:
         >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
         ((slice(4, 5, None), slice(2, 3, None)), [[14]])
         """
+        from gda.arrays.construction import from_callbacks
+
         shape, options = check_shape(global_shape), None
         if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
             options = Options(max_workers, max_bytes, progress, retry)
@@ -257,6 +254,9 @@ class Container:
         >>> gda.PaddedArray.from_source(np.arange(10), mesh, [('x', 'y')]).padded_shape
         (16,)
         """
+        from gda.arrays.construction import from_callbacks
+        from gda.storage.sources import source_of
+
         options = Options(max_workers, max_bytes, progress, retry, read_once)
         array = from_callbacks.array_from_source(
             source, mesh, spec, dtype, options, **cls._padding(fill)
@@ -467,6 +467,8 @@ class Container:
         >>> p.padded_shape, p.reshard(fewer, ['z']).padded_shape
         ((8,), (6,))
         """
+        from gda.arrays.transport import moving
+
         array: Any = self.array
         if not isinstance(array, jax.ShapeDtypeStruct):
             array = self._live("inside jit use gda.constrain")
@@ -517,6 +519,8 @@ class Container:
         >>> g.gather()
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
         """
+        from gda.arrays.transport import moving
+
         return moving.gather(self._live(), process, max_bytes, self._shape_if_padded)
 
     @public
@@ -545,7 +549,9 @@ class Container:
         >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
         True
         """
-        return fingerprint.fingerprint_of(self._live(), self.grid)
+        from gda.arrays.fingerprints.fingerprint import fingerprint_of
+
+        return fingerprint_of(self._live(), self.grid)
 
     if not TYPE_CHECKING:
 
@@ -578,6 +584,8 @@ class Container:
         array: Any = self.array
         # A tracer has an error of its own. jax.device_get leaves an array of NumPy.
         if not is_tracer(array) and not isinstance(array, np.ndarray | np.generic):
+            from gda.arrays.process_local import is_all_here
+
             array = self._live()
             if not is_all_here(array):
                 raise RuntimeError(
@@ -590,11 +598,12 @@ class Container:
             value = value[tuple(map(slice, self._shape_if_padded))]
         return np.asarray(value, dtype=dtype, copy=copy)
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a {type(self).__name__} is immutable; {name} cannot be set")
+    def __setattr__(self, name: str, *_: object) -> NoReturn:
+        raise AttributeError(
+            f"a {type(self).__name__} is immutable; {name} cannot be set or deleted"
+        )
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a {type(self).__name__} is immutable; {name} cannot be deleted")
+    __delattr__ = __setattr__
 
     def __repr__(self) -> str:
         return describe(self.array, type(self).__name__, self._shape_if_padded)
@@ -624,10 +633,14 @@ class Container:
         Raises:
           TypeError: it is being traced, or this process does not hold every block of it.
         """
+        from gda.arrays import pickling
+
         shape = self._shape_if_padded
         return self._unpickled, (shape, *pickling.dump(self._live(), self.sharding, shape))
 
     @classmethod
     def _unpickled(cls, shape: Shape | None, *state: Any) -> Self:
+        from gda.arrays import pickling
+
         array = pickling.load(pickling.State(*state), is_padded=shape is not None)
         return cls._wrap(array, shape)

@@ -16,17 +16,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction import from_callbacks, from_process_local
-from gda.arrays.construction.blocks import check_in_callback, data_callbacks
 from gda.arrays.container import Container
-from gda.arrays.liveness import deleted_error
+from gda.arrays.liveness import data_callbacks, deleted_error
 from gda.layout.boundary import hide_own_frames, public, set_module
 from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import MeshLike, after_spec, is_tracer, not_an_array_error, sharding_of
 from gda.multihost.agreement import communicates, if_checked
 
-_new = object.__new__
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -120,12 +117,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
-    if TYPE_CHECKING:  # else that of ``jax.Array``, which takes other arguments
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __new__(
-        cls,
+    def __init__(
+        self,
         global_shape: Iterable[int] | None = None,
         mesh: MeshLike | None = None,
         spec: SpecLike | Iterable[jax.Array] | None = None,
@@ -133,10 +126,13 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         *,
         dtype: npt.DTypeLike | None = None,
         array: Any = _NoArray,
-    ) -> Self:
+    ) -> None:
         # `array=` is the way in for JAX's tree functions, in every jitted call. They pass tracers,
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
+        # A `__new__` in place of this would take a quarter longer.
         if array is _NoArray:
+            from gda.arrays.construction import from_callbacks
+
             try:
                 array = from_callbacks.array_from_device_buffers(
                     global_shape, mesh, *after_spec(mesh, spec, device_buffers), dtype
@@ -144,9 +140,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
             except Exception as error:
                 hide_own_frames(error)
                 raise
-        self = _new(cls)
         _set_array(self, array)
-        return self
 
     @classmethod
     def _wrap(cls, array: Any, shape: Shape | None) -> Self:
@@ -213,6 +207,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
         """
+        from gda.arrays.construction import from_callbacks
+
         return cls(
             array=from_callbacks.array_from_batched_callback(
                 global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype, copy=copy
@@ -251,6 +247,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
         """
+        from gda.arrays.construction import from_callbacks
+
         return cls(
             array=from_callbacks.array_from_batched_callback_with_devices(
                 global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype
@@ -303,6 +301,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
         GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
+        from gda.arrays.construction import from_process_local
+
         return cls(
             array=from_process_local.array_from_process_local(
                 local_data, mesh, *after_spec(mesh, spec, global_shape), dtype=dtype, copy=copy
@@ -356,6 +356,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """Return the array to compute with, also one that is being traced; raise if it is gone."""
         array = self._usable_array()
         if data_callbacks.depth:
+            from gda.arrays.construction.blocks import check_in_callback
+
             check_in_callback(array)
         return array
 
@@ -448,7 +450,7 @@ def _delegating(name: str, of_jax: Any) -> Any:
     """Return a property or a method that asks the array inside, which is an array or a tracer."""
     about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
-    ask = operator.methodcaller("_usable_array" if name in _QUESTIONS else "__jax_array__")
+    ask = GlobalArray._usable_array if name in _QUESTIONS else GlobalArray.__jax_array__
     if isinstance(of_jax, property):
         return property(lambda self: getattr(ask(self), name), doc=doc)
     both = _OPERATORS.get(name)

@@ -1,7 +1,11 @@
-"""Arrays with data in this process, and the errors of arrays without, one for each reason."""
+"""Arrays with data in this process, and the errors of arrays without, one for each reason.
+
+Also the mark of a thread that runs a data callback, which may compute with some arrays only.
+"""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import jax
@@ -11,6 +15,21 @@ from gda.layout.spec import Shape, format_spec
 from gda.mesh import is_tracer, processes_of, sharding_of
 
 OUTSIDE = "call this outside jit and other transformations"
+
+
+class _DataCallbacks(threading.local):
+    """The data callbacks that run in this thread; a context for the call of one."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+
+
+data_callbacks = _DataCallbacks()
 
 
 def live(array: Any, otherwise: str = "") -> jax.Array:

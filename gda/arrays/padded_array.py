@@ -18,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AxisType, NamedSharding
 
-from gda.arrays.construction.blocks import as_one_block
-from gda.arrays.construction.placing import hashable_over
 from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
@@ -129,6 +127,9 @@ class PaddedArray(Container):
         >>> gda.PaddedArray.from_process_local(np.arange(10), mesh, ['x'], (10,))
         PaddedArray(shape=(10,), dtype=int32, mesh={'x': 8}, spec=P('x'))
         """
+        from gda.arrays.construction.blocks import as_one_block
+        from gda.arrays.construction.placing import hashable_over
+
         entries, sizes = after_spec(mesh, spec, global_shape)
         if sizes is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")

@@ -22,7 +22,6 @@ from gda.arrays.container import Container
 from gda.arrays.global_array import GlobalArray, unwrapped
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
-from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
@@ -282,6 +281,8 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
         if is_sharding:
             return _constrained_in_memory(x, spec)  # pyright: ignore[reportArgumentType]
         return _constrained(x, spec, _mesh_for(held, mesh))
+    from gda.arrays.transport.moving import reshard  # here: a jitted function moves nothing
+
     array = array_of(x)
     move: Any = x.reshard if isinstance(x, Container) else partial(reshard, x)
     if is_sharding:

@@ -52,7 +52,7 @@ def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
     """Return a wrong call by the name of the frame that it leaves."""
     bad = P("nope")
     return {
-        "__new__": lambda: gda.GlobalArray((8, 2), mesh, P("x"), [1]),  # pyright: ignore
+        "__init__": lambda: gda.GlobalArray((8, 2), mesh, P("x"), [1]),  # pyright: ignore
         "from_array": lambda: gda.GlobalArray.from_array(DATA),  # pyright: ignore
         "from_callback": lambda: gda.GlobalArray.from_callback((8, 2), mesh, bad, DATA.__getitem__),
         "load_tree": lambda: gda.load_tree({"w": DATA}, mesh, bad),

@@ -25,7 +25,7 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, objects_error, requested_dtype
-from gda.arrays.liveness import deleted_error, traced_error
+from gda.arrays.liveness import data_callbacks, deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at, start_of
@@ -46,21 +46,6 @@ LARGE_BYTES = 2**20
 
 class BorrowedBlock(np.ndarray[Any, Any]):
     """A block in memory that other code can reach: it must be on its devices before that runs."""
-
-
-class _DataCallbacks(threading.local):
-    """The data callbacks that run in this thread; a context for the call of one."""
-
-    depth = 0
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-
-
-data_callbacks = _DataCallbacks()
 
 
 def check_in_callback(array: Any) -> None:

@@ -12,11 +12,12 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks, is_on_cpu
+from gda.arrays.construction.blocks import Block, BlockReader, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
+from gda.arrays.liveness import data_callbacks
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer

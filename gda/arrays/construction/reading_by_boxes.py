@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.construction.blocks import Block, BlockReader, data_callbacks
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.liveness import data_callbacks
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.sharing import boxes_of_chunks, parts_in_boxes
