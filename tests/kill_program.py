@@ -27,6 +27,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from training import state_of
 
 import gda
 import gda.launch
@@ -168,6 +169,16 @@ def save_safetensors_until_killed(path: str, first: int, seed: int) -> None:
         began = time.monotonic()
         gda.storage.save_safetensors(path, tensors_of(generation), max_file_bytes=max_file_bytes)
         say("end", generation, time.monotonic() - began)
+
+
+def save_run_until_killed(path: str) -> None:
+    run = gda.checkpoint.Run(path, every=1, keep=1)
+    _, first = run.resume(state_of(0))
+    for step in itertools.count(first + 1):
+        run.save(step, state_of(step))
+        if step % 2:
+            run.wait()
+            say("durable", step)
 
 
 def save_and_stop(path: str) -> None:

@@ -95,7 +95,7 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
     return math.prod(sizes[name] for name in names)
 
 
-@rarely(2)
+@rarely(3)
 @given(
     cases=st.lists(moves(meshes()), min_size=1, max_size=4),
     dtype=st.sampled_from(

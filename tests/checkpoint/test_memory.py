@@ -72,14 +72,13 @@ def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
 
 # Of other values in tests/layout/test_strict_json.py.
 @pytest.mark.parametrize(
-    ("value", "times"),
-    [("1e9", 24), ("[]", 3)],  # 3: the file, and its text
+    ("value", "size", "times"),
+    [("1e9", 8 * MIB, 24), ("[]", 24 * MIB, 3)],  # 3: the file, and its text
 )
 def test_a_manifest_of_many_values_is_not_parsed(
-    taken: Taken, tmp_path: Path, value: str, times: int
+    taken: Taken, tmp_path: Path, value: str, size: int, times: int
 ) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
-    size = 24 * MIB
     body = '{"structure":[' + ",".join([value] * (size // (len(value) + 1))) + "]}"
     (tmp_path / "manifest.json").write_bytes(sealed(body.encode()))
     nbytes, kind, said = taken("inspect", tmp_path)

@@ -43,6 +43,14 @@ WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
 LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.restore)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch, Server() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield server
+
+
 @pytest.fixture
 def spec(server: Server) -> Spec:
     return spec_of(server.port, server.bucket())

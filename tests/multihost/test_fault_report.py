@@ -27,6 +27,7 @@ def test_it_has_versions_devices_and_settings(
 
 
 def test_it_names_the_reason_why_there_are_no_devices() -> None:
-    done = python("-c", "import gda; print(gda.report())", JAX_PLATFORMS="rocket")
+    program = "import gda, jax; jax.config.update('jax_platforms', 'rocket'); print(gda.report())"
+    done = python("-c", program)
     devices = done.stdout.splitlines()[2]
     assert devices.startswith("no devices: Unable to initialize backend 'rocket'")

@@ -3,8 +3,6 @@
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import jax
 import pytest
 import tensorstore as ts
-from running import USUAL, wait_for
-from s3_server import spec_of
+from forks import Forks
+from running import wait_for
 from training import check, state_of, train
 from trials import Trials, tried
 
@@ -24,12 +22,9 @@ from gda.checkpoint.step_folders import folder
 from gda.multihost import meeting
 
 
-@pytest.fixture(params=["memory", "s3"])
-def place(request: pytest.FixtureRequest) -> Any:
-    if request.param == "memory":
-        return ts.KvStore.open("memory://").result() / "runs/a/"
-    server = request.getfixturevalue("server")
-    return spec_of(server.port, server.bucket())
+@pytest.fixture
+def place() -> Any:
+    return ts.KvStore.open("memory://").result() / "runs/a/"
 
 
 def test_a_run_on_an_object_store(place: Any) -> None:
@@ -117,34 +112,16 @@ def test_a_step_that_was_committed_by_a_program_at_its_end_is_saved_again(
     assert Run(tmp_path, every=10).resume(state_of(0))[1] == 20
 
 
-PROGRAM = """
-import sys
-from training import state_of
-from gda.checkpoint import Run
-run = Run(sys.argv[1], every=1, keep=1)
-state, step = run.resume(state_of(0))
-for step in range(step + 1, step + 1000):
-    run.save(step, state_of(step))
-    if step % 2:
-        run.wait()
-        print(step, flush=True)
-"""
-
-
 @tried("a run is killed while it saves and removes", sample=2, full=200)
-def test_a_run_that_is_killed_has_the_step_that_was_durable(tmp_path: Path, trials: Trials) -> None:
+def test_a_run_that_is_killed_has_the_step_that_was_durable(
+    tmp_path: Path, forks: Forks, trials: Trials
+) -> None:
     for _ in range(trials.most):
-        with subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, tmp_path],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **USUAL, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ) as program:
-            assert program.stdout is not None
-            durable = int(program.stdout.readline())
-            time.sleep(trials.chance.uniform(0, 0.3))
-            os.kill(program.pid, signal.SIGKILL)
-            durable = max([durable, *map(int, program.stdout.read().split())])
+        (pid,) = forks.start("save_run_until_killed", 1, path=str(tmp_path))
+        lines = [forks.line()]
+        time.sleep(trials.chance.uniform(0, 0.3))
+        os.kill(pid, signal.SIGKILL)
+        durable = max(int(step) for _, step in [*lines, *forks.rest()])
         run = Run(tmp_path, every=1, keep=1)
         state, step = run.resume(state_of(0))
         assert step >= durable
