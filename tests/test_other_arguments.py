@@ -317,8 +317,8 @@ def test_another_argument_in_one_process_is_named_in_all(call: Any, checks: bool
                 call(world, **others if is_other else {})
         if not is_other or case.own is gda.DisagreementError:
             assert case.said in str(caught.value), case.argument
-        with checking_agreement(False):
-            world.check_nothing_is_lost()
+    with checking_agreement(False):
+        world.check_nothing_is_lost()
 
 
 @pytest.mark.processes(4, devices=2)
