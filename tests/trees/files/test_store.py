@@ -360,7 +360,7 @@ SHARED |= {f"tensorstore, {driver}": tensorstore(driver) for driver in DRIVERS}
 @pytest.mark.parametrize("kind", SHARED)
 def test_many_processes_write_one_target(kind: str, shared_tmp_path: Path) -> None:
     orders = itertools.cycle(ORDERS.values())
-    for number, (spec, order) in enumerate(zip(SPECS, orders, strict=False)):
+    for number, (spec, order) in enumerate(zip(SPECS[::2], orders, strict=False)):
         mesh = ordered_mesh(order, {"x": 4, "y": 2}, KINDS_OF_AXES[number % 2])
         g = cut(DATA + number, mesh, spec)
         target = SHARED[kind](shared_tmp_path / f"{number}.npy", g.grid.shard_shape)
