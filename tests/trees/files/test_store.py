@@ -445,9 +445,10 @@ def bytes_written(sizes: list[int], spec: P) -> int:
     return sum(int(target.counts.sum()) * 4 for target in targets)
 
 
-@pytest.mark.parametrize("spec", [P(), P("x")])
 @pytest.mark.parametrize(
-    "sizes", [[64] * 16, [512, 8, 8, 8, 256, 8, 8, 8, 128]], ids=["equal", "few large"]
+    ("sizes", "spec"),
+    [([64] * 16, P("x")), ([512, 8, 8, 8, 256, 8, 8, 8, 128], P())],
+    ids=["equal", "few large"],
 )
 def test_replicated_blocks_are_shared_out_by_bytes(
     process_pool: Callable[..., Pool], sizes: list[int], spec: P
