@@ -27,8 +27,8 @@ POOL = 200
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
 MANY = 40
 
-# The folders of which every test of `mesh` has both kinds of axes: their code reads the axes.
-ALL_AXES = [Path(__file__).parent / name for name in ("arrays", "layout")]
+# The folder of which every test of `mesh` has both kinds of axes: its code reads the axes.
+ALL_AXES = Path(__file__).parent / "layout"
 
 # Folders and files that use JAX, and pass or fail alike on every version of it: formats, stores,
 # texts, the command line and the pytest plugin.
@@ -99,7 +99,7 @@ def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:
     """Keep one of two tests that differ in the axes of the fixture ``mesh`` only.
 
     The choice is the same in all processes. A test that is alone, because the command line names
-    it, is kept, and so are both in the folders ``ALL_AXES``.
+    it, is kept, and so are both in the folder ``ALL_AXES``.
     """
     pairs: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
@@ -107,7 +107,7 @@ def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:
         is_one_of_two = (
             callspec is not None
             and isinstance(callspec.params.get("mesh"), AxisType)
-            and not any(map(item.path.is_relative_to, ALL_AXES))
+            and not item.path.is_relative_to(ALL_AXES)
         )
         name = re.sub("auto|explicit", "", item.name) if is_one_of_two else item.nodeid
         pairs.setdefault((str(item.path), name), []).append(item)

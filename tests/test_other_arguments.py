@@ -73,6 +73,11 @@ class World:
         assert is_right(self.g, self.sources["a"])
 
 
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
 # The calls, each with the usual arguments and some others.
 
 
@@ -307,8 +312,9 @@ NAMES = {  # other than that of the function
     ],
 )
 @pytest.mark.parametrize("call", CASES, ids=lambda call: call.__name__)
-def test_another_argument_in_one_process_is_named_in_all(call: Any, checks: bool) -> None:
-    world = World()
+def test_another_argument_in_one_process_is_named_in_all(
+    world: World, call: Any, checks: bool
+) -> None:
     for case in CASES[call]:
         with checking_agreement(checks, timeout=60):
             others = case.others(world)
@@ -317,14 +323,15 @@ def test_another_argument_in_one_process_is_named_in_all(call: Any, checks: bool
                 call(world, **others if is_other else {})
         if not is_other or case.own is gda.DisagreementError:
             assert case.said in str(caught.value), case.argument
-        with checking_agreement(False):
-            world.check_nothing_is_lost()
+    with checking_agreement(False):
+        world.check_nothing_is_lost()
 
 
 @pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("option", ["check_fingerprint", "read_once"])
-def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(option: str) -> None:
-    world = World()
+def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(
+    world: World, option: str
+) -> None:
     given = {"path": world.path, "mesh": world.mesh, "specs": P()}
 
     def restore_and_gather() -> None:

@@ -123,7 +123,7 @@ def check_round_trip(
     jax.tree.map(np.testing.assert_array_equal, restore(path), expected)
 
 
-@tried("any size on any mesh: built, computed on, moved, saved and restored", sample=3)
+@tried("any size on any mesh: built, computed on, moved, saved and restored", sample=2)
 @pytest.mark.usefixtures("small")
 def test_every_size_on_every_mesh(trials: Trials, tmp_path: Path) -> None:
     for shape, spec in trials.of(LAYOUTS):
@@ -134,7 +134,8 @@ def test_every_size_on_every_mesh(trials: Trials, tmp_path: Path) -> None:
         kind = trials.chance.choice((AxisType.Auto, AxisType.Explicit))
         first, second, third = [(mesh_of(shape, kind), spec) for shape, spec in layouts]
         check_round_trip(arrays, first, second, third, tmp_path)
-        jax.clear_caches()  # each size is another program
+        if trials.most > 2:
+            jax.clear_caches()  # each size is another program
         trials.count("held")
 
 

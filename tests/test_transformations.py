@@ -274,8 +274,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Specifying a key will be required:UserWarning"),
 ]
 
-# They make masks, labels, lists and other nodes of the parameters.
-SAMPLE = [*(f"optax.{name}" for name in ("masked", "multi_transform", "sm3")), "optax.contrib.muon"]
+# They make masks, labels and other nodes of the parameters.
+SAMPLE = ["optax.multi_transform", "optax.contrib.muon"]
 
 
 @pytest.mark.parametrize(

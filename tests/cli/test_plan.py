@@ -10,16 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from running import Run, document_of, exit_code
+from running import Run, exit_code
 
 EXAMPLE = (
     *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),
     *("--mesh", "data=64,model=16", "--devices-per-process", "8"),
 )
-
-
-def plan(*args: str) -> dict[str, Any]:
-    return document_of("plan", *args)
 
 
 def test_one_array(run: Run) -> None:
@@ -122,15 +118,6 @@ def test_all_options_that_cannot_be_read_are_reported_at_once(run: Run) -> None:
     lines = err.splitlines()
     assert len(lines) == 12
     assert [line.split(":")[0] for line in lines[3::3]] == ["--dtype", "--mesh", "--spec"]
-
-
-def test_a_mistake_in_gda_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> Any:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("gda.planning.array.document_of", fail)
-    with pytest.raises(ValueError, match="a bug"):
-        plan("--shape", "8", "--dtype", "f32", "--mesh", "x=4", "--spec", "x")
 
 
 WORDS = st.one_of(

@@ -24,6 +24,8 @@ from running import Run, wait_until_gone
 import gda
 from gda.cli import rehearsal_processes, rehearsal_program
 from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, reports_of
+from gda.launch.children import Children
+from gda.testing.forking import Forked
 
 TRAIN = """
 import os
@@ -79,11 +81,23 @@ def large(mesh):
 """
 
 
+class ForkedChildren(Children):
+    """Forks the processes of rehearsals, so that they need not import JAX."""
+
+    def start(self, *_: Any, stdout: Any, stderr: Any, **options: Any) -> Forked:
+        files = {"stdout": stdout.fileno(), "stderr": stderr.fileno()}
+        with open(os.devnull) as nothing:
+            options |= {"stdin": nothing.fileno(), "popen": Forked, **files}
+            return super().start("gda.cli.rehearsal_program:main", **options)
+
+
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rehearsal_processes, "_SECONDS_BETWEEN_LINES", 10_000)
+    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+    monkeypatch.setattr(rehearsal_processes, "Children", ForkedChildren)
     # JAX's cache does not have this program, so that XLA tells all of it in each process.
     Path("train.py").write_text(TRAIN.replace("x @ w", f"{random.random()} + x @ w"))
     return "train.py"
@@ -121,9 +135,8 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found.changes == {}
 
 
-def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
     # Another process takes the place of the one that is killed.
-    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
     out = run.printed("rehearse", f"{train}:fragile", *search)
     heading, _, header, row, _, reasons, killed, *error, last = out.splitlines()
@@ -138,9 +151,8 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     program, number = tmp_path / "program.py", tmp_path / "number"
     keep = f"import os\nopen({str(number)!r}, 'w').write(str(os.getpid()))\n"
     program.write_text(f"{keep}def f(mesh):\n    1 / 0\n")
@@ -149,7 +161,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         if len(known) == 1 and not running:
             process = int(number.read_text())
             os.kill(process, signal.SIGKILL)
-            os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+            wait_until_gone([process])
 
     monkeypatch.setattr(rehearsal_processes._ProgressLines, "tell", kill_after_the_first)
     requests = [
@@ -188,10 +200,7 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
     assert message in err
 
 
-def test_a_tensor_that_the_compiler_replicates_and_its_mend(
-    train: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
+def test_a_tensor_that_the_compiler_replicates_and_its_mend(train: str) -> None:
     about = "cpu:8", 1, None, {"data": 2, "model": 4}
     functions = "embedded", "constrained"
     found = reports_of([RehearsalRequest(train, function, *about) for function in functions])
@@ -216,6 +225,7 @@ def test_mistakes_of_any_mesh(
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "train", None)
+    monkeypatch.setattr("jax.clear_caches", lambda: None)  # of this process
     request = RehearsalRequest(train, function, "cpu:4", 1, None, {"x": size})
     report = rehearsal_program._report(request)
     assert report.is_wrong_for_any_mesh

@@ -363,9 +363,8 @@ def flipped_on(g: gda.GlobalArray, device: int, *place: int) -> Any:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("order", ["contiguous", "shuffled"])
-def test_a_replica_in_another_process(order: str) -> None:
-    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2})
+def test_a_replica_in_another_process() -> None:
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2})
     everywhere, rows = cut(batch(16, 4), mesh, P()), cut(batch(16, 4), mesh, P("y"))
     gda.check_replicas_agree({"a": everywhere, "b": [rows, jnp.ones(jax.process_index())], "c": 1})
     said = said_of({"a": flipped_on(everywhere, 3, 40, 31), "b": [flipped_on(rows, 6)]})

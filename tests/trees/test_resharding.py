@@ -176,7 +176,7 @@ def test_a_training_state_moves_with_the_arrays_that_each_process_made(donate: b
     mesh, key = ordered_mesh(range(8), {"x": 8}), jax.random.key(3)
     data = {"w": batch(8, 4), "odd": batch(7)}
     # To all devices, to some of both processes, and to some of one.
-    for order in ([*range(7, -1, -1)], [6, 0, 2], [5, 4]):
+    for order in ([*range(7, -1, -1)], [6, 0, 2], [5, 4])[: 3 if donate else 1]:
         params = {"w": cut(data["w"], mesh, P("x")).array, "odd": jnp.asarray(data["odd"])}
         state = optax.adam(1e-3).init(params)
         tree = {"params": params, "adam": state, "key": jax.random.clone(key), "step": 3}

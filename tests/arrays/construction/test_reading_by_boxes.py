@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, mesh_of, one_folder, ordered_mesh, total
+from trials import rarely
 
 import gda
 from gda.arrays.construction import placing as placing_module
@@ -39,6 +40,7 @@ def chunked(data: np.ndarray, chunks: tuple[int, ...]) -> Any:
     return opened
 
 
+@rarely(2)
 @given(
     st.sampled_from(SPECS),
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
@@ -192,15 +194,12 @@ def test_a_chunk_is_in_one_task_for_all_blocks(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("order", [range(8), [5, 0, 3, 6, 1, 2, 7, 4]], ids=["in order", "mixed"])
-def test_a_file_is_read_once_by_each_process_or_by_all(
-    order: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_read_once_by_each_process_or_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     data = batch(512, 1024)
     path = Path(one_folder()) / "a"
     save_safetensors(path, {"w": data})
     tensors = open_safetensors(path)
-    mesh = ordered_mesh(order, {"x": 2, "y": 4})
+    mesh = ordered_mesh([5, 0, 3, 6, 1, 2, 7, 4], {"x": 2, "y": 4})
     counts: list[int] = []
     preadv = os.preadv
 

@@ -134,21 +134,15 @@ def test_any_layout_becomes_any_other(
 @pytest.mark.processes(2, devices=4)
 def test_the_copies_on_devices_are_those_of_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "HostStaging", staging.DeviceStaging)
-    auto, explicit = AxisType.Auto, AxisType.Explicit
     # Every shape of a piece compiles programs on every device.
-    for dtype, max_bytes, kind in (
-        (ml_dtypes.int4, 250, explicit),
-        (bool, None, auto),
-    ):
-        before = ordered_mesh([6, 1, 4, 3], {"x": 4}, kind)
-        after = ordered_mesh([0, 1, 7, 5, 2, 3], {"y": 2, "z": 3}, kind)
-        data = np.arange(16 * 6).reshape(16, 6).astype(np.int8).astype(dtype)
-        g = cut(data, before, P("x"))
-        with jax.set_mesh(before):
-            assert is_right(g.reshard(after, P("y", "z"), max_bytes=max_bytes), data)
-        if dtype is bool:
-            padded = gda.PaddedArray(g.array, g.shape)
-            assert is_right(padded.reshard(after, P(("y", "z"))), data)
+    before = ordered_mesh([6, 1, 4, 3], {"x": 4}, AxisType.Explicit)
+    after = ordered_mesh([0, 1, 7, 5], {"y": 2, "z": 2}, AxisType.Explicit)
+    data = np.arange(16 * 6).reshape(16, 6).astype(np.int8).astype(ml_dtypes.int4)
+    g = cut(data, before, P("x"))
+    with jax.set_mesh(before):
+        assert is_right(g.reshard(after, P("y", "z"), max_bytes=250), data)
+    padded = gda.PaddedArray(g.array, g.shape)
+    assert is_right(padded.reshard(ordered_mesh([2, 7, 5], {"z": 3}), P("z")), data)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -292,9 +286,9 @@ def test_even_traffic_goes_by_all_to_all(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.processes(4, devices=2)
 def test_no_more_is_sent_than_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = sent_programs(monkeypatch)
-    data = batch(1000, 57)
+    data = batch(400, 57)
     meshes = [ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})]
-    for (before, after), max_bytes in [(meshes, 40_000), (meshes[::-1], None)]:
+    for (before, after), max_bytes in [(meshes, 16_000), (meshes[::-1], None)]:
         spec, new = P(before.axis_names[0]), P(None, after.axis_names[0])
         p = gda.PaddedArray.from_array(data, before, spec)
         assert is_right(p.reshard(after, new, max_bytes=max_bytes), data)

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -125,12 +126,6 @@ def test_an_array_of_one_device_goes_to_a_mesh(mesh: Mesh) -> None:
     assert is_right(g, DATA)
 
 
-def test_keys_are_moved(mesh: Mesh) -> None:
-    keys = jax.random.split(jax.random.key(0), 8)
-    g = gda.GlobalArray.from_array(keys).reshard(mesh, P("x"))
-    assert np.array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
-
-
 def test_a_spec_that_does_not_fit_is_refused(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(ValueError, match="global shape .* cannot be sharded by P\\(None, 'x'\\)"):
@@ -165,22 +160,16 @@ def test_gather_refuses_impossible_arguments(mesh: Mesh) -> None:
         g.gather(max_bytes=0)
     with pytest.raises(TypeError, match="gather the numbers of the keys"):
         gda.GlobalArray.from_array(jax.random.split(jax.random.key(0), 8)).gather()
-    g.delete()
-    with pytest.raises(RuntimeError, match="was deleted"):
-        g.gather()
 
 
 # Many processes.
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize(
-    ("order", "kind"), [*zip(ORDERS, [AxisType.Auto, AxisType.Explicit] * 2, strict=True)]
-)
-def test_gather_gives_everybody_the_whole(order: str, kind: AxisType) -> None:
-    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
+def test_gather_gives_everybody_the_whole() -> None:
+    orders, kinds = cycle(ORDERS.values()), cycle([AxisType.Auto, AxisType.Explicit])
     for spec in (P("x"), P(("y", "x")), P("x", "y"), P(None, "y"), P()):
-        g = cut(DATA, mesh, spec)
+        g = cut(DATA, ordered_mesh(next(orders), {"x": 4, "y": 2}, next(kinds)), spec)
         assert np.array_equal(g.gather(), DATA)
         one = g.gather(process=1)
         assert (one is not None) == (jax.process_index() == 1)
@@ -199,13 +188,8 @@ def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param((16, 6), marks=pytest.mark.processes(2, devices=4)),
-        pytest.param((2, 1, 48), marks=pytest.mark.processes(4, devices=2)),
-    ],
-)
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("shape", [(16, 6), (2, 1, 48)])
 def test_gather_hands_no_more_than_max_bytes_to_a_device(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
@@ -221,7 +205,7 @@ def test_gather_hands_no_more_than_max_bytes_to_a_device(
     spec = [None] * len(shape)
     spec[np.argmax(shape)] = ("y", "x")
     g = cut(data, ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}), P(*spec))
-    for max_bytes in (jax.process_count(), 50, 10**6):
+    for max_bytes in (20, 10**6):
         handed.clear()
         for process in (None, 1):
             value = g.gather(process, max_bytes=max_bytes)
@@ -231,13 +215,12 @@ def test_gather_hands_no_more_than_max_bytes_to_a_device(
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "int4", "complex64"])
-def test_gather_of_every_kind_of_number(dtype: str) -> None:
-    data = (np.arange(16) % 5).astype(jnp.dtype(dtype))
-    g = cut(data, ordered_mesh(range(8), {"x": 8}), P("x"))
-    value = g.gather()
-    assert value.dtype == data.dtype
-    assert value.tobytes() == data.tobytes()
+def test_gather_of_every_kind_of_number() -> None:
+    for dtype in ("bool", "bfloat16", "int4", "complex64"):
+        data = (np.arange(16) % 5).astype(jnp.dtype(dtype))
+        value = cut(data, ordered_mesh(range(8), {"x": 8}), P("x")).gather()
+        assert value.dtype == data.dtype
+        assert value.tobytes() == data.tobytes()
 
 
 @pytest.mark.processes(4, devices=2)

@@ -293,19 +293,8 @@ def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
     for other in ({"a": cut(DATA, auto_mesh, P())}, None):
         with pytest.raises(ValueError, match="targets must have the structure of the tree"):
             gda.store(other, target)
-    from_array = gda.GlobalArray.from_array
-    for store in (
-        jax.jit(lambda x: gda.store(x, target)),
-        gda.jit(lambda x: gda.store(from_array(x), target)),
-    ):
-        with pytest.raises(TypeError, match="is being traced, so it has no data; call this out"):
-            store(DATA)
     with pytest.raises(TypeError, match=r"no target holds key<fry>.*jax\.random\.key_data"):
         gda.store(jax.random.split(jax.random.key(0), 16), target_of(16))
-    g = cut(DATA, auto_mesh, P("x"))
-    g.delete()
-    with pytest.raises(RuntimeError, match=r"Array\(shape=\(16, 8\), .* was deleted"):
-        gda.store(g, target)
     assert not target.asked
 
 
@@ -360,7 +349,7 @@ SHARED |= {f"tensorstore, {driver}": tensorstore(driver) for driver in DRIVERS}
 @pytest.mark.parametrize("kind", SHARED)
 def test_many_processes_write_one_target(kind: str, shared_tmp_path: Path) -> None:
     orders = itertools.cycle(ORDERS.values())
-    for number, (spec, order) in enumerate(zip(SPECS, orders, strict=False)):
+    for number, (spec, order) in enumerate(zip(SPECS[::2], orders, strict=False)):
         mesh = ordered_mesh(order, {"x": 4, "y": 2}, KINDS_OF_AXES[number % 2])
         g = cut(DATA + number, mesh, spec)
         target = SHARED[kind](shared_tmp_path / f"{number}.npy", g.grid.shard_shape)
@@ -445,9 +434,10 @@ def bytes_written(sizes: list[int], spec: P) -> int:
     return sum(int(target.counts.sum()) * 4 for target in targets)
 
 
-@pytest.mark.parametrize("spec", [P(), P("x")])
 @pytest.mark.parametrize(
-    "sizes", [[64] * 16, [512, 8, 8, 8, 256, 8, 8, 8, 128]], ids=["equal", "few large"]
+    ("sizes", "spec"),
+    [([64] * 16, P("x")), ([512, 8, 8, 8, 256, 8, 8, 8, 128], P())],
+    ids=["equal", "few large"],
 )
 def test_replicated_blocks_are_shared_out_by_bytes(
     process_pool: Callable[..., Pool], sizes: list[int], spec: P
