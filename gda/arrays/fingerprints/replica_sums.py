@@ -1,8 +1,8 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
 Replicas are compared with each other only. So each block is summed up as an array of its own, with
-0 in place of its padding, and as in a fingerprint: a change of one word always changes both lanes, and
-another change is missed once in 2**62.
+0 in place of its padding, by the formula of a fingerprint: a change of one word always changes both
+lanes, and another change is missed once in 2**62.
 
 A program runs on all devices of a mesh and takes the arrays as they are. One takes all small blocks
 and sums them up as one line of words; a large block has a program of its own, which does not copy
