@@ -528,13 +528,13 @@ class Container:
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 
-        128 bits as 32 hex digits, to compare arrays of two processes or runs without moving them.
+        64 bits as 16 hex digits, to compare arrays of two processes or runs without moving them.
         It does not depend on mesh, spec, padding, order of devices, number of processes or version
         of JAX. It compares bits: 0.0 and -0.0 differ, and so do NaNs with other bits. It is not
         secure: one can construct an array with the same digest. ``gda.fingerprint`` also takes
         NumPy arrays, and whole trees, of which it returns the digest of each array.
 
-        Processes exchange 16 bytes. The same processes must call it as for ``gather``.
+        Processes exchange 8 bytes. The same processes must call it as for ``gather``.
 
         Raises:
           TypeError: the array is being traced, or has no mesh and spec.
@@ -545,7 +545,7 @@ class Container:
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
         >>> g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda i: np.arange(8)[i])
         >>> g.fingerprint()
-        '34e9cdb4d1cce9f64ce5f5ee4bbb7244'
+        '9399afba15d2590f'
         >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
         True
         """

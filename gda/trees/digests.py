@@ -32,7 +32,7 @@ _NAME = "gda.fingerprint"
 @public
 @communicates(_NAME, lambda given: _layouts_of(given["tree"]))
 def fingerprint(tree: Any) -> Any:
-    """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
+    """Return the fingerprint of an array: a digest of shape, dtype and content, 16 hex digits.
 
     A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
     and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
@@ -60,7 +60,7 @@ def fingerprint(tree: Any) -> Any:
     >>> gda.fingerprint(np.arange(6)) == gda.fingerprint(np.arange(6).reshape(2, 3))
     False
     >>> gda.fingerprint({'w': jnp.arange(6), 'step': 3})
-    {'step': 3, 'w': '6c3e7540bd23d0ed5a82c408f8b2329a'}
+    {'step': 3, 'w': '3b994048625d0383'}
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     is_one = is_leaf(tree)

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.fingerprints.formula import Words
-from gda.arrays.fingerprints.replica_sums import LANES, PendingReplicas, begin_replicas
+from gda.arrays.fingerprints.formula import LANES, Words
+from gda.arrays.fingerprints.replica_sums import PendingReplicas, begin_replicas
 from gda.arrays.liveness import kind_error, real
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
@@ -141,7 +141,7 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     """Check that all replicas of every block of a tree hold the same bits.
 
     Every device sums up its own blocks as ``fingerprint`` does, and 8 bytes of each block are
-    compared. A change of one element is always found, any other change but for a chance of 2**-64.
+    compared. A change of one element is always found, any other change but for a chance of 2**-62.
     NaNs are compared by their bits, keys by their numbers. Padding of a ``PaddedArray`` does not
     count.
 

@@ -90,7 +90,7 @@ def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
 def test_verify_of_fingerprints(run: Run, path: Path) -> None:
     ok = (0, f"{path} is whole: 8 leaves, 160 B\n", "")
     assert run("verify", path, "--fingerprints") == ok
-    Damaged(path).seal(on_leaf("w", fingerprint="0" * 32))
+    Damaged(path).seal(on_leaf("w", fingerprint="0" * 16))
     assert run("verify", path) == ok
     code, out, err = run("verify", path, "--fingerprints")
     assert (code, out) == (1, "")

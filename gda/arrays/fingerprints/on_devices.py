@@ -19,10 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from gda.arrays.bits import as_unsigned, is_narrow
 from gda.arrays.fingerprints.formula import (
+    FACTOR,
     LANES,
-    LAST_SHIFT,
     ORIGIN,
-    ROUNDS,
+    SHIFTS,
     WORD,
     Words,
     add,
@@ -39,7 +39,7 @@ from gda.multihost.settings import own_settings
 # The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
 # columns then stay in the cache.
 MAX_COLUMNS = 4096
-_ROWS_PER_TURN = 4
+_ROWS_PER_TURN = 8
 
 
 # The rows and columns of a block.
@@ -67,7 +67,6 @@ class RowFolding(NamedTuple):
     axis: int
     chunk: int
     words: int  # of 32 bits, in an element
-    lanes: int  # the first ones of the formula
 
     @property
     def leads(self) -> int:
@@ -84,17 +83,17 @@ class RowFolding(NamedTuple):
         return [part for part in parts if part.chunks * part.columns]
 
 
-def folding_of(shape: Shape, words: int, lanes: int = LANES) -> RowFolding:
+def folding_of(shape: Shape, words: int) -> RowFolding:
     shape = shape or (1,)
     axis, trail = len(shape) - 1, 1
     while axis and trail * shape[axis] <= MAX_COLUMNS:
         trail *= shape[axis]
         axis -= 1
-    return RowFolding(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words, lanes)
+    return RowFolding(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words)
 
 
 class Keys(NamedTuple):
-    """The keys of some rows; their sum is that of an element. Each is uint32 ``[lanes, ...]``."""
+    """The keys of some rows; their sum is that of an element. Each is uint32 ``[LANES, ...]``."""
 
     leads: Any
     chunks: Any  # one more than there are
@@ -127,8 +126,7 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
             low = keys_from(constants[axis], first, part.columns // folding.trail)
             high = np.zeros((LANES, 2), np.uint32)
         carry = np.full((LANES, 1), (chunk - offset) * folding.trail * folding.words, np.uint32)
-        of_rows = (leads, high, outer_sums(low, trail), carry)
-        keys.append(Keys(*(part[: folding.lanes] for part in of_rows)))
+        keys.append(Keys(leads, high, outer_sums(low, trail), carry))
     return keys
 
 
@@ -215,7 +213,7 @@ def _line_of(devices: tuple[Device, ...]) -> Mesh:
 
 @lru_cache(maxsize=256)  # they take a thousandth of the memory of a block
 def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
-    """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
+    """Return the keys of each block on its device: uint32 ``[LANES * blocks, ...]``."""
     of_blocks = [_keys_of(folding, start) for start in starts]
     together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
     with jax.set_mesh(mesh):
@@ -224,7 +222,7 @@ def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> l
 
 @lru_cache(maxsize=1024)
 def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
-    """Return the program from blocks and their keys to the sums, uint32 ``[lanes * blocks]``."""
+    """Return the program from blocks and their keys to the sums, uint32 ``[LANES * blocks]``."""
     by_device = PartitionSpec(mesh.axis_names)
     return jax.jit(
         jax.shard_map(
@@ -240,7 +238,7 @@ def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
 def sums_of_block(
     folding: RowFolding, is_on_cpu: bool, block: jax.Array, keys: list[Keys]
 ) -> jax.Array:
-    """Return the sums of a block, in a program that runs on its device: uint32 ``[lanes]``."""
+    """Return the sums of a block, in a program that runs on its device: uint32 ``[LANES]``."""
     # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
     # other devices a loop would run one row at a time.
     sums_of_rows = by_loop if is_on_cpu else by_reduction
@@ -255,23 +253,23 @@ def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     count = elements.shape[0] * rows.chunks
     per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
     row_at = _row_getter(elements, rows)
-    lanes, width = keys.columns.shape
+    width = keys.columns.shape[1]
     stays = jnp.arange(width, dtype=jnp.uint32) < keys.carry[0]
 
     def turn(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         for row in range(per_turn):
             lead, chunk = jnp.divmod(i * per_turn + row, rows.chunks)
             words = words_of(row_at(lead, chunk))
-            high = lax.dynamic_slice(keys.chunks, (0, chunk), (lanes, 2))
-            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (lanes, 1))
+            high = lax.dynamic_slice(keys.chunks, (0, chunk), (LANES, 2))
+            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (LANES, 1))
             high += of_lead
             sums = tuple(
-                sums[lane] + mixed(words + (keys.columns[lane] + jnp.where(stays, *high[lane])))
-                for lane in range(lanes)
+                sums[lane] + mixed(words, keys.columns[lane] + jnp.where(stays, *high[lane]))
+                for lane in range(LANES)
             )
         return sums
 
-    zeros = (jnp.zeros(width, jnp.uint32),) * lanes
+    zeros = (jnp.zeros(width, jnp.uint32),) * LANES
     sums = lax.fori_loop(0, count // per_turn, turn, zeros)
     return jnp.stack([lane.sum(dtype=jnp.uint32) for lane in sums])
 
@@ -297,19 +295,20 @@ def by_reduction(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]
     sums = []
-    for lane in range(len(keys.columns)):
+    for lane in range(LANES):
         here, after = keys.chunks[lane, :-1, None], keys.chunks[lane, 1:, None]
         key = jnp.where(stays, here, after) + keys.columns[lane]
-        of_lane = mixed(words + (key + keys.leads[lane, :, None, None]))
+        of_lane = mixed(words, key + keys.leads[lane, :, None, None])
         sums.append(of_lane.sum(dtype=jnp.uint32))
     return jnp.stack(sums)
 
 
-def mixed(x: jax.Array) -> jax.Array:
-    """Permute 32 bits, as ``formula.mix`` does with NumPy."""
-    for shift, factor in ROUNDS:
-        x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return x ^ (x >> LAST_SHIFT)
+def mixed(words: jax.Array, key: jax.Array) -> jax.Array:
+    """Permute words with their keys, as ``formula.mix`` does with NumPy."""
+    x = words + key
+    x = (x ^ (x >> SHIFTS[0])) * jnp.uint32(FACTOR)
+    x = (x ^ (x >> SHIFTS[1])) * (key | jnp.uint32(1))
+    return x ^ (x >> SHIFTS[2])
 
 
 # The bits of an element.

@@ -1,8 +1,8 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
 Replicas are compared with each other only. So each block is summed up as an array of its own, with
-0 in place of its padding, and in the first two lanes of a fingerprint: a change of one word changes
-both, always, and another change is missed once in 2**64.
+0 in place of its padding, by the formula of a fingerprint: a change of one word always changes both
+lanes, and another change is missed once in 2**62.
 
 A program runs on all devices of a mesh and takes the arrays as they are. One takes all small blocks
 and sums them up as one line of words; a large block has a program of its own, which does not copy
@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.bits import as_unsigned
 from gda.arrays.dtypes import is_extended
-from gda.arrays.fingerprints.formula import ORIGIN, Words, constants_of, key_at, keys_from
+from gda.arrays.fingerprints.formula import LANES, ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
     RowFolding,
     folding_of,
@@ -44,7 +44,6 @@ from gda.layout.spec import Shape
 from gda.mesh import local_positions, sharding_of
 from gda.multihost.settings import own_settings
 
-LANES = 2
 # The most elements of a block that is summed up together with others; on CPU, a program without a
 # copy is quicker from about twice as many on.
 SMALL = 1 << 14
@@ -153,7 +152,7 @@ def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
     if math.prod(first.block) <= SMALL:
         keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))
     else:
-        folding = folding_of(first.block, width_of(first.array.dtype)[1], LANES)
+        folding = folding_of(first.block, width_of(first.array.dtype)[1])
         keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
     run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
     with jax.set_mesh(mesh):
@@ -210,7 +209,7 @@ def _keys_of_rows(mesh: Mesh, count: int) -> tuple[jax.Array, jax.Array]:
     constants = constants_of(0)
     columns = keys_from(constants, 0, 1 << _BITS_OF_ROW) + key_at(constants_of(ORIGIN), 1)
     rows = keys_from(constants[:, _BITS_OF_ROW:], 0, count)
-    return jax.device_put((rows[:LANES], columns[:LANES]), NamedSharding(mesh, PartitionSpec()))
+    return jax.device_put((rows, columns), NamedSharding(mesh, PartitionSpec()))
 
 
 def _sums_in_line(keys: tuple[jax.Array, jax.Array], blocks: list[jax.Array]) -> jax.Array:
@@ -222,7 +221,7 @@ def _sums_in_line(keys: tuple[jax.Array, jax.Array], blocks: list[jax.Array]) ->
     counts = [-(-words.size // columns.shape[1]) for words in each]
     block_of_row = np.repeat(np.arange(len(blocks)), counts)
     of_rows = [
-        mixed(words + (rows[lane][:, None] + columns[lane])).sum(1, dtype=jnp.uint32)
+        mixed(words, rows[lane][:, None] + columns[lane]).sum(1, dtype=jnp.uint32)
         for lane in range(LANES)
     ]
     return jax.ops.segment_sum(

@@ -445,7 +445,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
     "dtype": ("the name of a dtype", recorded_dtype),
     "files": ("a size and a CRC-32C for each process", _files),
-    "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
+    "fingerprint": ("16 hexadecimal digits", _matching("[0-9a-f]{16}")),
     "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),
     "weak_type": ("true or false", _of(bool)),
