@@ -38,6 +38,7 @@ MOMENTS = {
     "instead of a call": 0,
     "before its part of a collective": 0,
     "while the others compute the array": 1,
+    "while the others compute another array": 1,
     "at a random moment": 1,
 }
 
@@ -48,11 +49,12 @@ def work_until_one_ends(operation: str, moment: str, path: str, seed: int) -> No
     world.folder = path
     if moment != "before its first call":
         call(world)
-    if moment == "while the others compute the array" and not is_victim:
+    if moment.startswith("while the others compute") and not is_victim:
         g = world.g.array
         # Not of the tree: JAX waits for one such program before it begins another.
-        world.g = gda.GlobalArray(array=jax.jit(same_with_sum, out_shardings=g.sharding)(g))
-        world.tree = {**world.tree, "a": world.g}
+        computed = gda.GlobalArray(array=jax.jit(same_with_sum, out_shardings=g.sharding)(g))
+        if moment.endswith("the array"):
+            world.g, world.tree = computed, {**world.tree, "a": computed}
     if is_victim:
         die_at(moment, random.Random(seed).uniform(0, MOMENTS[moment]))
     try:

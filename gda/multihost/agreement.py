@@ -45,7 +45,7 @@ from gda.multihost.descriptions import (
     stable_text,
     structure_by_leaf,
 )
-from gda.multihost.failure_watch import FailureWatch, wait_for
+from gda.multihost.failure_watch import FailureWatch, watched
 from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
 from gda.multihost.places import introduce, one_line
 from gda.multihost.steps import all_do
@@ -356,7 +356,8 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
         if isinstance(leaf, jax.Array) and not is_tracer(leaf) and not leaf.is_deleted()
     ]
     if not all(array.is_fully_addressable for array in arrays):
-        wait_for(arrays, f"{name} ({user_location()})", processes or everybody)
+        what = f"{name} ({user_location()})"
+        watched(lambda: jax.block_until_ready(arrays), what, processes or everybody)
 
 
 def call_fields(tree: Any, arguments: Mapping[str, object]) -> Description:

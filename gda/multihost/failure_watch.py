@@ -204,15 +204,15 @@ class FailureWatch:
         )
 
 
-def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...]) -> None:
-    """Wait for arrays that some processes may still compute together, with collectives.
+def watched(work: Callable[[], T], what: str, processes: tuple[int, ...]) -> T:
+    """Return the result of work that waits for devices, on which some processes compute together.
 
-    It raises a ``LateProcessError`` if one of them has ended meanwhile, or the error of the
-    computation. ``what`` is the work that needs the arrays, for messages.
+    It raises a ``LateProcessError`` if one of them has ended meanwhile, or the error of the work.
+    ``what`` is the name of the work in messages.
     """
     service = coordination.service()
     if service is None or len(processes) < 2:
-        return
+        return work()
     found: dict[int, Place] = {}
 
     def look() -> None:
@@ -221,9 +221,9 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
         if gone := ended(service, found, processes):
             raise _ended(what, gone)
 
-    waiting = in_thread("gda-wait", lambda: jax.block_until_ready(arrays))
-    wait_and_look(waiting, look)
-    if error := waiting.exception():
+    done = in_thread("gda-wait", work)
+    wait_and_look(done, look)
+    if error := done.exception():
         # The transport fails a moment before the process is gone.
         for _ in range(_LOOKS):
             try:
@@ -231,7 +231,7 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
             except LateProcessError as late:
                 raise late from error
             time.sleep(0.1)
-        raise error
+    return done.result()
 
 
 def _ended(what: str, gone: dict[int, str]) -> LateProcessError:

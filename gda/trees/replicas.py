@@ -34,7 +34,7 @@ from gda.layout.text import (
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
 from gda.multihost.descriptions import Description, describe
-from gda.multihost.failure_watch import wait_for
+from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
@@ -255,9 +255,9 @@ class ReplicaCheck:
 
     def _sums_here(self) -> list[Words]:
         """Return the sums of this process, after comparing arrays that no other process holds."""
-        pending = self._start()
-        wait_for(pending.arrays, f"{_NAME} ({user_location()})", self._processes)
-        sums = pending.result()
+        # JAX begins no sum while other programs wait for a process that has ended.
+        what = f"{_NAME} ({user_location()})"
+        sums = watched(lambda: self._start().result(), what, self._processes)
         # An array of one other process has no sums here.
         own = [
             (each, of_devices)
