@@ -33,7 +33,6 @@ from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
-from gda.multihost.settings import own_settings
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
@@ -348,9 +347,8 @@ def _reads(arrival: Arrival, leaf: Any) -> Iterator[tasks.Task]:
 
 def _finish(group: Sequence[Arrival]) -> None:
     """Make the values from the blocks."""
-    with own_settings():
-        for arrival in group:
-            with noting_path(arrival.record.path):
-                arrival.finish()
+    for arrival in group:
+        with noting_path(arrival.record.path):
+            arrival.finish()
     # The blocks on the host must live until they are transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])

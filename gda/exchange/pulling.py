@@ -37,7 +37,6 @@ from gda.multihost.agreement import (
 )
 from gda.multihost.descriptions import Description
 from gda.multihost.places import machine
-from gda.multihost.settings import own_settings
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
@@ -265,9 +264,8 @@ class _Pull:
                 for piece in pieces_of[key]:
                     questions[piece.server].append(PieceToPull(number, piece, dtype, arrival))
             offer.pull(catalog, questions)
-            with own_settings():
-                for _, arrival in group:
-                    arrival.finish()
+            for _, arrival in group:
+                arrival.finish()
 
 
 def _checked_version(least: Any) -> OfferVersion | None:

@@ -41,11 +41,12 @@ from gda.trees.matching import (
     SHARDINGS,
     EntryKind,
     SpecOf,
+    makes_plain,
     mesh_and_spec_of,
     prefix_of,
     specs_per_leaf,
 )
-from gda.trees.plain import makes_plain, to_jax
+from gda.trees.plain import to_jax
 
 _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.text import join_some
 from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
@@ -288,3 +288,16 @@ def _node_text(node: Any) -> str:
     if isinstance(node, jax.Array):
         return "an array"
     return "None" if node is None else f"a {kind}"
+
+
+def makes_plain(plain: bool | None, mesh: Any, pad: bool) -> bool:
+    """Return True if a call that makes arrays returns ``jax.Array``s.
+
+    By default it does so if shardings are given in place of mesh and specs.
+    """
+    if plain and pad:
+        raise ValueError(
+            "plain=True and pad=True exclude each other: no jax.Array has the shape of a "
+            "PaddedArray. Omit one, or choose specs that divide"
+        )
+    return not (pad or mesh is None or isinstance(mesh, Mesh)) if plain is None else plain

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
@@ -91,16 +90,3 @@ def _array_of(leaf: Any) -> Any:
             "p.filled(value) or p.array, which have the padding too, or a spec that divides"
         )
     return held_by(leaf)
-
-
-def makes_plain(plain: bool | None, mesh: Any, pad: bool) -> bool:
-    """Return True if a call that makes arrays returns ``jax.Array``s.
-
-    By default it does so if shardings are given in place of mesh and specs.
-    """
-    if plain and pad:
-        raise ValueError(
-            "plain=True and pad=True exclude each other: no jax.Array has the shape of a "
-            "PaddedArray. Omit one, or choose specs that divide"
-        )
-    return not (pad or mesh is None or isinstance(mesh, Mesh)) if plain is None else plain

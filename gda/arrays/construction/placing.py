@@ -12,11 +12,11 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import is_empty, start_of
@@ -182,7 +182,8 @@ class LocalBlocks:
             return self.joined({}, dtype)
         if self.has_padding_alone and padding is not None:
             blocks = [*blocks, padding()]
-        if is_extended(dtype):  # JAX's callback does not know kinds of memory for PRNG keys
+        # JAX's callback does not know kinds of memory for PRNG keys, whose dtype is JAX's own.
+        if not isinstance(dtype, np.dtype):
             arrays: dict[Device, jax.Array] = {}
             for number, block in enumerate(blocks):
                 arrays |= self.sent(number, block)

@@ -32,8 +32,8 @@ from gda.layout.text import counted
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
 from gda.multihost.agreement import done_by_all
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
-from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
-from gda.trees.plain import makes_plain, to_jax
+from gda.trees.matching import SpecOf, makes_plain, mesh_and_spec_of, specs_per_leaf
+from gda.trees.plain import to_jax
 from gda.trees.replicas import ReplicaCheck
 
 _NAME = "gda.prefetch"

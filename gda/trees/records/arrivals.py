@@ -22,7 +22,8 @@ from gda.arrays.weak_types import weakly_typed
 from gda.layout.indices import shape_at, start_of
 from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, check_spec
-from gda.mesh import MeshAndSpec, memory_kind_of, processes_of
+from gda.mesh import MeshAndSpec, memory_kind_of, mesh_grid, mesh_on, processes_of
+from gda.multihost.settings import own_settings
 from gda.storage.casts import Origin, cast
 from gda.trees.records.recorded_tree import ArrayLeaf, check_keys, key_ndim, saved_type
 
@@ -157,7 +158,8 @@ def uncommitted_arrival(
     _check_jax_has(record, dtype)
 
     def wrap(data: Any) -> Any:
-        array = jax.device_put(data)  # jax.numpy would commit it to the current mesh
+        with own_settings():
+            array = jax.device_put(data)  # jax.numpy would commit it to the current mesh
         return _contained(array, record.key_impl, stays_weak, container, saved_type(record)[0])
 
     return Arrival(record, dtype, wrap=wrap)
@@ -166,14 +168,14 @@ def uncommitted_arrival(
 def sharded_arrival(
     record: ArrayLeaf,
     dtype: np.dtype[Any],
-    sharding: Sharding,
+    over: Sharding | MeshAndSpec,
     container: ContainerClass,
     pad: bool,
     stays_weak: bool,
 ) -> Arrival:
-    """Return the arrival of a ``jax.Array`` of a sharding, in a container or in none."""
+    """Return the arrival of a ``jax.Array`` of a layout, in a container or in none."""
     _check_jax_has(record, dtype)
-    placement = _placement(record.shape, record.key_impl, sharding, container, pad, stays_weak)
+    placement = _placement(record.shape, record.key_impl, over, container, pad, stays_weak)
     return Arrival(record, dtype, *placement)
 
 
@@ -181,31 +183,36 @@ def sharded_arrival(
 def _placement(
     shape: Shape,
     key_impl: str | None,
-    sharding: Sharding,
+    over: Sharding | MeshAndSpec,
     container: ContainerClass,
     pad: bool,
     stays_weak: bool,
 ) -> tuple[LocalBlocks, Callable[[Any], Any]]:
     """Return the blocks of this process, and the function that makes the value."""
+    # The data of keys has more dimensions, which are not sharded.
+    rank = len(shape) - key_ndim(key_impl)
+    if isinstance(over, MeshAndSpec):
+        mesh, entries, kind = over
+        mesh_grid(shape[:rank], mesh, entries, pad)  # before JAX finds a mistake in them
+        sharding: Any = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=kind)
+    else:
+        sharding = over
+    named = sharding
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
-        named: Any = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
-    else:
-        named = sharding
+        named = NamedSharding(mesh_on(device), PartitionSpec())
     if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
         raise ValueError(
             f"like has the sharding {sharding!r}, which has no mesh and spec; use a NamedSharding"
         )
-    # The data of keys has more dimensions, which are not sharded.
-    rank = len(shape) - key_ndim(key_impl)
-    spec = check_spec(named.spec, shape[:rank], named.mesh.shape)
-    over = MeshAndSpec(named.mesh, PartitionSpec(*spec), memory_kind_of(sharding))
-    plan = local_blocks_over(shape, over, pad)
+    spec = PartitionSpec(*check_spec(named.spec, shape[:rank], named.mesh.shape))
+    plan = local_blocks_over(shape, MeshAndSpec(named.mesh, spec, memory_kind_of(sharding)), pad)
     container = PaddedArray if plan.grid.is_padded else container
 
     def wrap(array: Any) -> Any:
         if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
-            array = jax.device_put(array, sharding)
+            with own_settings():
+                array = jax.device_put(array, sharding)
         return _contained(array, key_impl, stays_weak, container, shape[:rank])
 
     return plan, wrap

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
@@ -22,13 +22,12 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
-from gda.multihost.settings import own_settings
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container, leaf_path
-from gda.trees.matching import NOTHING, mesh_and_spec_of, specs_per_leaf
+from gda.trees.matching import NOTHING, makes_plain, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
-from gda.trees.plain import makes_plain, to_jax
+from gda.trees.plain import to_jax
 from gda.trees.records.arrivals import (
     Arrival,
     ContainerClass,
@@ -242,23 +241,15 @@ def _of_as_many(request: Request, leaf: PerProcessLeaf) -> PerProcessLeaf:
 
 
 def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arrival:
-    sharding = None if place is None else _sharding(leaf, place, pad)
     # A NumPy array stays one where JAX does not have its dtype.
-    if sharding is not None and (leaf.kind != "numpy" or kept_dtype(leaf.dtype) == leaf.dtype):
+    if place is not None and (leaf.kind != "numpy" or kept_dtype(leaf.dtype) == leaf.dtype):
         # jax.random takes no container of keys.
         is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
         container = None if is_bare else GlobalArray
-        return sharded_arrival(leaf, leaf.dtype, sharding, container, pad, leaf.weak_type)
+        return sharded_arrival(leaf, leaf.dtype, place, container, pad, leaf.weak_type)
     if leaf.key_impl is not None:  # NumPy has no keys
         return uncommitted_arrival(leaf, leaf.dtype, None, stays_weak=False)
     return Arrival(leaf, leaf.dtype)
-
-
-def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
-    """Return the sharding of an array; errors as for any array."""
-    mesh, spec, memory_kind = place
-    mesh_grid(saved_type(leaf)[0], mesh, spec, pad)
-    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
 
 
 def _listed(problems: Sequence[tuple[Path, str]]) -> str:
@@ -405,7 +396,7 @@ def _leaf_like(
     if place is not None:
         if place.memory_kind is None and sharding is not None:
             place = place._replace(memory_kind=memory_kind_of(sharding))
-        sharding = _sharding(leaf, place, pad)
+        sharding = place
     if sharding is None:
         raise ValueError(
             "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
@@ -471,9 +462,8 @@ def _array_of_number(
             f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
             "cannot hold it"
         ) from None
-    with own_settings():  # as for arrays
-        arrival.blocks = [number]
-        arrival.finish()
+    arrival.blocks = [number]
+    arrival.finish()
     return arrival.value
 
 
