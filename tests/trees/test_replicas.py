@@ -17,7 +17,9 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replica_sums
+from gda.multihost import failure_watch
 from gda.multihost.agreement import checking_agreement
+from gda.trees import replicas
 from gda.trees.replicas import _message
 
 P = PartitionSpec
@@ -402,6 +404,21 @@ def test_many_arrays_with_one_cause_are_few_lines() -> None:
     assert said[2].endswith(" more")
     assert len(said) == 3
     assert len("\n".join(said)) <= 1500
+
+
+@pytest.mark.processes(2, devices=2)
+def test_a_process_that_ends_before_the_sums_begin_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    g, gate = cut(batch(8), mesh_of({"x": 4}), P()), threading.Event()
+    monkeypatch.setattr(replicas, "begin_replicas", lambda _: gate.wait())
+    monkeypatch.setattr(failure_watch, "ended", lambda *_: {1: "an error"})
+    try:
+        with pytest.raises(gda.LateProcessError, match="process 1 ended after an error") as raised:
+            gda.check_replicas_agree(g)
+    finally:
+        gate.set()
+    assert set(raised.value.processes) == {1}
 
 
 def test_a_message_of_all_kinds_has_1500_characters_at_most() -> None:

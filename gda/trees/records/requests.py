@@ -149,10 +149,13 @@ class _GivenLayouts:
     name: str  # of the argument that gives them, for messages
     surplus: list[str]  # messages about layouts for leaves that the recorded tree does not have
 
-    def place_of(self, path: Path) -> MeshAndSpec | None:
-        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh."""
+    def place_of(self, leaf: Leaf, path: Path) -> MeshAndSpec | None:
+        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh.
+
+        An array checks its layout when it gets its place.
+        """
         place = self.places.get(path)
-        if place is not None:
+        if place is not None and not isinstance(leaf, ArrayLeaf):
             mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
         return place
 
@@ -203,7 +206,7 @@ def _leaves_by_layouts(
             results.append(None)
             continue
         try:
-            place = None if layouts is None else layouts.place_of(leaf.path[len(at) :])
+            place = None if layouts is None else layouts.place_of(leaf, leaf.path[len(at) :])
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
             elif isinstance(leaf, PerProcessLeaf):
@@ -289,7 +292,7 @@ def _leaves_like(
             if path not in recorded:
                 results.append(_kept_leaf(like))
                 continue
-            place = None if layouts is None else layouts.place_of(path)
+            place = None if layouts is None else layouts.place_of(recorded[path], path)
             results.append(_leaf_like(request, tree, recorded[path], like, place))
         except (ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)

@@ -1,0 +1,16 @@
+"""What each test of runs leaves behind."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gda.multihost import ending
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_one_test() -> Iterator[None]:
+    """Restore the handlers of signals that a run without its ``close`` keeps."""
+    yield
+    for handler in [*ending._handlers.values()]:
+        for queue in handler.queues:
+            handler.leave(queue)
