@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -156,8 +156,13 @@ class _GivenLayouts:
         """
         place = self.places.get(path)
         if place is not None and not isinstance(leaf, ArrayLeaf):
-            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
+            _check_fits_mesh(place)
         return place
+
+
+@lru_cache(maxsize=64)
+def _check_fits_mesh(place: MeshAndSpec) -> None:
+    mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
 
 
 def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None:
