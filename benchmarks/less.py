@@ -7,6 +7,7 @@ a rival, however few lines it has.
 LESS = {
     "raw read into fresh memory": "no array, no checksum",
     "raw read with CRC-32C, into aligned memory": "no array",
+    "bare read into memory that JAX adopts": "the arrays do not have the layout",
     "raw read, and make_array_from_callback of aligned memory": (
         "the arrays do not hold the bytes that were read; no checksum"
     ),

@@ -35,7 +35,7 @@ GUIDE, README = ROOT / "docs" / "benchmarks.md", ROOT / "README.md"
 RAN, PLATFORMS = ROOT / "benchmarks" / "accelerators.txt", ROOT / "docs" / "limits.md"
 
 # Not in the pictures: it informs those who know the function.
-_HIDDEN = ("devices_indices_map of a new NamedSharding, no replica ids",)
+_HIDDEN = ("devices_indices_map of a new NamedSharding, no replica ids", "gda, without a base")
 
 # Measured to choose between ways of building gda, not to compare it.
 _INSIDE = ("lists", "make_array_from_callback")
@@ -114,7 +114,7 @@ _FIRST = {
 }
 _ROWS = [
     *(_LOAD, f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays"),
-    *(f"memory beyond the arrays, restore {_OTHER}", _FILES, _INDICES, _JITTED),
+    *(f"memory beyond the arrays, restore {_OTHER}", _INDICES, _JITTED),
 ]
 
 
