@@ -69,6 +69,7 @@ class Children:
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.communicate()
         for process in self._processes:
+            process.send_signal(signal.SIGKILL)  # a fork may have joined the group after its end
             process.wait()
 
     def __enter__(self) -> Children:

@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -95,3 +97,13 @@ def test_process_reads_the_environment_back(monkeypatch: pytest.MonkeyPatch) -> 
     del expected["process_id"]
     monkeypatch.setenv("JAX_PROCESS_ID", "?")
     assert arguments_of(without=["process_id"]) == expected
+
+
+def test_a_process_that_joined_the_group_too_late_is_killed() -> None:
+    def start_late(*command: Any, process_group: int, **options: Any) -> subprocess.Popen[bytes]:
+        assert process_group > 0
+        return subprocess.Popen(*command, process_group=0, **options)
+
+    with Children() as children:
+        process = children.start([sys.executable, "-c", SLEEP], popen=start_late)
+    assert process.returncode == -signal.SIGKILL
