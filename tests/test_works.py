@@ -85,8 +85,8 @@ WAYS: dict[str, Callable[[Function, Any], Any]] = {
 HEAD = r"""# Functions that work on a `GlobalArray`
 
 This page is for code that was written for `jax.Array` and now gets a `GlobalArray`. It lists
-{count} functions, each called in six ways. Those that work return the same values as for a
-`jax.Array`. Under `gda.jit`, everything that works for arrays works.
+{count} functions, each called in six ways. A function that works returns the same values as for a
+`jax.Array`. Under `gda.jit`, every function that works for a `jax.Array` works.
 
 - `yes`: pass the `GlobalArray` `x`.
 - `x.array`: JAX does not take the container. Write `x.array` instead of `x`.
@@ -95,15 +95,15 @@ This page is for code that was written for `jax.Array` and now gets a `GlobalArr
 In three cases JAX raises "Triggering `__jax_array__()` during abstractification is no longer
 supported":
 
-- Most functions of `jax.lax`, also under other names, such as `jax.nn.sigmoid`. They take only
-  arrays and numbers.
+- Most functions of `jax.lax`, because they take only arrays and numbers. Some have another name, such
+  as `jax.nn.sigmoid`.
 - The gradients of `jax.nn.relu` and `jax.nn.relu6`, which call `jax.lax` with the container. Other
   functions with `jax.custom_jvp` or `jax.custom_vjp` work, unless their rules call `jax.lax`.
 - `jax.grad(gda.jit(loss))`, because the loss is a container. Write `gda.jit(jax.grad(loss))`, or
   `jax.grad(lambda x: gda.jit(loss)(x).array)`.
 
-`python tests/test_works.py` writes this page, for a mesh with Auto axes. A test compares it with
-every supported version of JAX.
+`python tests/test_works.py` writes this page, for a mesh with Auto axes. A test checks it on every
+supported version of JAX.
 """
 
 
