@@ -95,8 +95,8 @@ This page is for code that was written for `jax.Array` and now gets a `GlobalArr
 In three cases JAX raises "Triggering `__jax_array__()` during abstractification is no longer
 supported":
 
-- Most functions of `jax.lax`, because they take only arrays and numbers. Some have another name, such
-  as `jax.nn.sigmoid`.
+- Most functions of `jax.lax`, because they take only arrays and numbers. Some have another name,
+  such as `jax.nn.sigmoid`.
 - The gradients of `jax.nn.relu` and `jax.nn.relu6`, which call `jax.lax` with the container. Other
   functions with `jax.custom_jvp` or `jax.custom_vjp` work, unless their rules call `jax.lax`.
 - `jax.grad(gda.jit(loss))`, because the loss is a container. Write `gda.jit(jax.grad(loss))`, or

@@ -100,7 +100,7 @@ def test_process_reads_the_environment_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_process_that_joined_the_group_too_late_is_killed() -> None:
-    def start_late(*command: Any, process_group: int, **options: Any) -> subprocess.Popen[bytes]:
+    def start_late(*command: Any, process_group: int, **options: Any) -> Any:
         assert process_group > 0
         return subprocess.Popen(*command, process_group=0, **options)
 
