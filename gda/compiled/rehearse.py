@@ -40,8 +40,8 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
+from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
-from gda.trees.leaves import leaf_path
 
 _log = logging.getLogger("gda.rehearse")
 

@@ -88,7 +88,7 @@ class HeldTree:
     def pieces(self, questions: Any) -> list[PieceToSend]:
         """Return the pieces that questions name; ``ValueError`` unless one block here has each."""
         # Many arrays have pieces at one place; what is equal for these is computed once.
-        known: dict[Any, _Place] = {}
+        known: dict[Any, _PieceInBlock] = {}
         found: list[PieceToSend] = []
         for question in questions:
             number, start, shape, name = question
@@ -103,7 +103,7 @@ class HeldTree:
                     raise _no_piece_error(question)
                 if block_shape is None or not len(start) == len(shape) == len(block_shape):
                     raise ValueError(f"has no array {number} with a piece of shape {[*shape]}")
-                at = known[key] = _place_of(start, shape, name, block_shape)
+                at = known[key] = _piece_in_block(start, shape, name, block_shape)
             data = self._data[number].get(at.first)
             if data is None or any(map(operator.gt, at.stops, data.shape)):
                 raise ValueError(
@@ -119,7 +119,7 @@ class HeldTree:
         return found
 
 
-class _Place(NamedTuple):
+class _PieceInBlock(NamedTuple):
     """The place of a piece: the first element of its block, and where in it; a dtype to send."""
 
     first: Shape
@@ -128,12 +128,12 @@ class _Place(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def _place_of(start: Shape, shape: Shape, name: str, block_shape: Shape) -> _Place:
+def _piece_in_block(start: Shape, shape: Shape, name: str, block_shape: Shape) -> _PieceInBlock:
     steps = zip(start, block_shape, strict=True)
     first = tuple([at // step * step if step else 0 for at, step in steps])
     place = within(index_at(start, shape), first)
     stops = tuple([each.stop for each in place])
-    return _Place(first, (*place, ...), stops, recorded_dtype(name))
+    return _PieceInBlock(first, (*place, ...), stops, recorded_dtype(name))
 
 
 def _check_cast(leaf: Any, start: Shape, block: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> None:

@@ -34,14 +34,14 @@ def describe(tree: Any) -> Description:
     for path, leaf in leaves:
         # The leaf of a `GlobalArray` is its array, one step further down.
         of_container = path and path[-1] == jax.tree_util.GetAttrKey("array")
-        description.update(leaf_fields(_text_of(path[:-1] if of_container else path), leaf))
+        description.update(leaf_fields(leaf_path(path[:-1] if of_container else path), leaf))
     description[STRUCTURE] = _structure_text(structure)
     return description
 
 
-def _text_of(keys: Sequence[Any], within: str = "") -> str:
-    names = [jax.tree_util.keystr((key,), simple=True) for key in keys]
-    return path_text(names, within)
+def leaf_path(keys: Sequence[Any], within: str = "") -> str:
+    """Return the path of a leaf as text, behind the name of the tree if it is given."""
+    return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
 
 
 def structure_by_leaf(description: Description) -> Description:
@@ -114,7 +114,7 @@ def describe_values(values: Any) -> Description:
     leaves, structure = jax.tree_util.tree_flatten_with_path(
         values, is_leaf=lambda node: node is None
     )
-    texts = {(_text_of(path, "values"), "value"): _value_text(leaf) for path, leaf in leaves}
+    texts = {(leaf_path(path, "values"), "value"): _value_text(leaf) for path, leaf in leaves}
     return texts | {STRUCTURE: _structure_text(structure)}
 
 

@@ -15,8 +15,9 @@ from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index
-from gda.layout.text import format_index, path_text
+from gda.layout.text import format_index
 from gda.mesh import grid_of_array
+from gda.multihost.descriptions import leaf_path
 from gda.storage.sources import is_group, slices
 from gda.trees.per_process import PerProcess
 
@@ -126,11 +127,6 @@ def path_of(tree: Any, number: int) -> str:
     """Return the path of a leaf, such as ``a/0``: for messages only, because it is slow."""
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return leaf_path(paths[number][0])
-
-
-def leaf_path(keys: Keys, within: str = "") -> str:
-    """Return the path of a leaf as text, behind the name of the tree if it is given."""
-    return path_text(names_of(keys), within)
 
 
 def names_of(keys: Keys) -> list[str]:

@@ -23,8 +23,9 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, format_layout
 from gda.mesh import Device, is_tracer, memory_kind_of
+from gda.multihost.descriptions import leaf_path
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
-from gda.trees.leaves import held_by, is_container, leaf_path
+from gda.trees.leaves import held_by, is_container
 
 
 @set_module("gda")

@@ -22,7 +22,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype, is_raw
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
-from gda.multihost.descriptions import Description, describe
+from gda.multihost.descriptions import Description, describe, leaf_path
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import array_here, source_of
 from gda.trees.leaves import (
@@ -32,7 +32,6 @@ from gda.trees.leaves import (
     held_by,
     is_container,
     is_value,
-    leaf_path,
     names_of,
     note_path,
     opened,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from gda.layout.text import join_some
 from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
+from gda.multihost.descriptions import leaf_path
 from gda.storage.sources import is_group
 from gda.trees.leaves import (
     Keys,
@@ -21,7 +22,6 @@ from gda.trees.leaves import (
     is_container,
     is_leaf,
     is_value,
-    leaf_path,
     name_of,
     names_of,
     opened,

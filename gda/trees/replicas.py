@@ -33,7 +33,7 @@ from gda.layout.text import (
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
-from gda.multihost.descriptions import Description, describe
+from gda.multihost.descriptions import Description, describe, leaf_path
 from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
     array_of,
@@ -43,7 +43,6 @@ from gda.trees.leaves import (
     is_container,
     is_leaf,
     is_value,
-    leaf_path,
     with_paths,
     without_data,
 )

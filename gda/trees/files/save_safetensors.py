@@ -21,7 +21,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import communicates, timeout_of_work, together, wait_for_arrays
-from gda.multihost.descriptions import Description, describe
+from gda.multihost.descriptions import Description, describe, leaf_path
 from gda.multihost.steps import all_do
 from gda.storage import new_files
 from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
@@ -35,7 +35,6 @@ from gda.trees.leaves import (
     grid_of_leaf,
     is_container,
     is_source,
-    leaf_path,
     names_of,
     path_of,
     with_paths,

@@ -26,8 +26,9 @@ from jax.tree_util import DictKey
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.layout.text import join_some, path_text
+from gda.multihost.descriptions import leaf_path
 from gda.storage.stores.errors import CorruptionError
-from gda.trees.leaves import Keys, as_dicts, is_container, leaf_path, name_of
+from gda.trees.leaves import Keys, as_dicts, is_container, name_of
 
 Path = tuple[str | int, ...]
 

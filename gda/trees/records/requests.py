@@ -22,9 +22,10 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.multihost.descriptions import leaf_path
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
-from gda.trees.leaves import held_by, is_container, leaf_path
+from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, makes_plain, mesh_and_spec_of, specs_per_leaf
 from gda.trees.per_process import PerProcess
 from gda.trees.plain import to_jax

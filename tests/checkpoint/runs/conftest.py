@@ -1,4 +1,4 @@
-"""What each test of runs leaves behind."""
+"""Handlers of signals end with the test of a run that installed them."""
 
 from collections.abc import Iterator
 
