@@ -75,7 +75,6 @@ class Buffers:
         self._offset = 0
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an uninitialised aligned array."""
         nbytes = math.prod(shape) * dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         try:

@@ -83,7 +83,6 @@ def jax_dtype(dtype: Any, index: Index | None = None) -> Any:
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the value of padding as a scalar of the dtype of the array."""
     given = np.asarray(value)
     if given.shape or given.dtype.hasobject or given.dtype.kind in "USmMV":
         raise TypeError(f"fill must be a number, not {value!r}")
@@ -115,7 +114,6 @@ def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
 
 
 def requested_dtype(dtype: Any) -> Any:
-    """Return what ``dtype=`` stands for: a NumPy dtype, or that of PRNG keys."""
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
     is_key = not isinstance(dtype, str) and is_extended(dtype)
     return dtype if is_key else native(as_dtype(dtype, "the argument dtype="))

@@ -39,6 +39,15 @@ def is_all_here(array: jax.Array) -> bool:
     return len(view_of_array(array).block_ids) == grid_of_array(array).num_shards
 
 
+def check_all_here(array: jax.Array, container: object) -> None:
+    if not is_all_here(array):
+        raise RuntimeError(
+            f"this process does not hold every block of {container!r}; g.gather() gives the whole "
+            "value to every process, and g.local_shards has the blocks of this one; for a "
+            "jax.Array x, g is gda.GlobalArray.from_array(x)"
+        )
+
+
 def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     """Return the data of each distinct block of this process, as its first device holds it.
 

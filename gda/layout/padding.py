@@ -19,12 +19,10 @@ class Padding(NamedTuple):
     percent: float
 
     def document(self) -> dict[str, Any]:
-        """Return its part of a JSON document."""
         return {"nbytes_padding": self.nbytes, "percent_padding": self.percent}
 
 
 def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
-    """Return the padding of grids, each with the bits of one element of it."""
     total = whole = 0
     for grid, bits in layouts:
         times = grid.num_replicas * bits

@@ -243,7 +243,6 @@ class ProcessView:
         return [column.tolist() for column in columns]
 
     def _placed(self, dimension: int) -> dict[int, slice]:
-        """The place of each of its parts of a dimension in the whole array."""
         bounds = self._tiling.dimensions[dimension].bounds
         return {part: slice(*bounds(part)) for part in self.coordinates[dimension]}
 

@@ -104,7 +104,6 @@ class Processes:
 
     @cached_property
     def _runs(self) -> tuple[IntArray, IntArray]:
-        """The start of each process in ``_by_process``, and the number of its devices."""
         firsts = np.flatnonzero(np.diff(self._by_process[1], prepend=-1))
         return firsts, np.diff(firsts, append=self.num_devices)
 
@@ -133,7 +132,6 @@ class Processes:
 
 
 def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
-    """Return the processes of the devices of a mesh, checked against the mesh."""
     values = process_of.process_of if isinstance(process_of, Processes) else _integers(process_of)
     if values.shape not in ((layout.num_devices,), layout.sizes):
         either = f" or {layout.sizes}, the shape of the mesh" if len(layout.sizes) > 1 else ""

@@ -26,7 +26,6 @@ def writing_of_grid(grid: ShardGrid, processes: Processes) -> Writing:
 
 
 def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
-    """Return the processes that hold each block, ascending."""
     return writing_of_grid(grid, processes).by_block
 
 

@@ -41,7 +41,6 @@ def table(
 def lines_of_rows(
     rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
 ) -> list[list[str]]:
-    """Return for each row of a ``table`` its lines."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return []
@@ -112,7 +111,6 @@ def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[str], cuts_words: bool) -> Iterator[str]:
-    """Yield the parts between which a text may be broken."""
     if text_width(text.rstrip()) <= width:
         yield text
     elif breaks:

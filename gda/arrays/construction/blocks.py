@@ -220,7 +220,6 @@ class BlockReader:
             return self._buffers.empty(shape, dtype)
 
     def padding(self) -> Block:
-        """Return a block that is padding alone; call it when ``dtype`` is known."""
         if is_extended(self.dtype):
             return jax.lax.full(self.shape, 0, self.dtype)
         dtype = np.dtype(self.dtype)
@@ -322,7 +321,6 @@ class BlockReader:
             )
 
     def check_shape(self, index: Index, shape: Shape) -> None:
-        """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
         if shape != expected:
             whole = shape == self.grid.global_shape

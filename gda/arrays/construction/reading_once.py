@@ -108,8 +108,6 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
 
 
 class _PartOfBlock(NamedTuple):
-    """The elements of a block in a part of the array."""
-
     block: Index
     place: Index  # with every start and stop
     holders: tuple[int, ...]  # the processes that need the block, ascending
@@ -223,11 +221,9 @@ class SharedBlocks:
         return self._memory[number][(*within(piece.place, start_of(piece.block)), ...)]
 
     def drop_staged(self) -> None:
-        """Free the memory of pieces for others, which have been sent."""
         self._staged.clear()
 
     def task(self, part: _SharedPart) -> Task | AsyncTask:
-        """Return the task that reads a part into the memory of its pieces."""
         pieces = part.pieces
 
         def note(_: object, index: Index, error: Exception) -> None:
@@ -253,7 +249,6 @@ class SharedBlocks:
             )
 
     def settling(self) -> Iterator[Task]:
-        """Yield tasks that make blocks of the array of the memory, which is complete."""
         for number in sorted(self._memory):
             yield Task(self._memory[number].nbytes, lambda: None, partial(self._settle, number))
 

@@ -39,7 +39,6 @@ OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
 
 def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
-    """Return the fingerprint of an array, or of the part of it that a padded grid names."""
     name = "GlobalArray.fingerprint"
     check_held(array, "fingerprint()")
     if not array.is_fully_addressable:

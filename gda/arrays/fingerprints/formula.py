@@ -113,7 +113,6 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
 
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
-    """Yield parts of a few elements each, with their starts."""
     if array.size <= AT_A_TIME:
         yield array, start
         return
@@ -125,7 +124,6 @@ def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape
 
 
 def _words_of_numpy(piece: AnyNDArray) -> Words:
-    """Return the words of elements in a last dimension of their own."""
     # Of the other byte order, a dtype is not the same to NumPy as the native one of that name.
     piece = np.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).reshape(piece.shape)
     words = piece[..., None].view(f"<u{min(piece.dtype.itemsize, 4)}").astype(np.uint32, copy=False)
@@ -207,7 +205,6 @@ def keys_from(constants: Words, start: int, count: int) -> Words:
 
 @lru_cache(maxsize=64)
 def _all_sums(constants: bytes) -> Words:
-    """Return the keys of all coordinates of a few bits, whose constants these are."""
     sums = np.zeros((LANES, 1), np.uint32)
     for constant in np.frombuffer(constants, np.uint32).reshape(LANES, -1).T:
         sums = np.concatenate([sums, sums + constant[:, None]], 1)

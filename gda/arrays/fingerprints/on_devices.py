@@ -102,7 +102,6 @@ class Keys(NamedTuple):
 
 
 def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
-    """Return the keys of each part of a block that begins at ``start``."""
     start = start or (0,)
     axis, chunk = folding.axis, folding.chunk
     constants = [constants_of(dimension) for dimension in range(len(start))]
@@ -201,7 +200,6 @@ def device_of(part: jax.Array) -> Any:
 
 
 def is_near(array: jax.Array) -> bool:
-    """Return True if an array is in the own memory of its devices."""
     kind = array.sharding.memory_kind
     return kind is None or kind == next(iter(array.devices())).default_memory().kind
 
@@ -238,7 +236,6 @@ def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
 def sums_of_block(
     folding: RowFolding, is_on_cpu: bool, block: jax.Array, keys: list[Keys]
 ) -> jax.Array:
-    """Return the sums of a block, in a program that runs on its device: uint32 ``[LANES]``."""
     # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
     # other devices a loop would run one row at a time.
     sums_of_rows = by_loop if is_on_cpu else by_reduction
@@ -249,7 +246,6 @@ def sums_of_block(
 
 
 def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
-    """Return the sums of some rows, a few of them at a time, column by column."""
     count = elements.shape[0] * rows.chunks
     per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
     row_at = _row_getter(elements, rows)
@@ -275,7 +271,6 @@ def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
 
 
 def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
-    """Return what takes lead and chunk, and returns the elements of that row."""
     taken = rows.chunks * rows.columns
     # Beyond 2**31 JAX cannot count, and a copy is made.
     if elements.shape[1] == taken or elements.shape[1] >= 2**31:
@@ -290,7 +285,6 @@ def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
 
 
 def by_reduction(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
-    """Return the sums of some rows, all at once."""
     taken = elements[:, rows.first : rows.first + rows.chunks * rows.columns]
     words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]

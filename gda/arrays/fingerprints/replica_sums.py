@@ -61,11 +61,9 @@ class PendingReplicas(NamedTuple):
 
     @property
     def arrays(self) -> list[Any]:
-        """The sums on the devices."""
         return [sums for _, sums in self.parts]
 
     def is_ready(self) -> bool:
-        """Return True if ``result`` would return at once."""
         return all(sums.is_ready() for sums in self.arrays)
 
     def result(self) -> list[Words]:
@@ -112,8 +110,6 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
 
 
 class _Taken(NamedTuple):
-    """An array as a program takes it."""
-
     number: int
     array: jax.Array
     block: Shape  # of a block
@@ -147,7 +143,6 @@ def _mesh_of(array: jax.Array) -> Mesh:
 
 
 def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
-    """Return the sums of a large block, or of many small ones: uint32, of each device."""
     first, folding = bundle[0], None
     if math.prod(first.block) <= SMALL:
         keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))

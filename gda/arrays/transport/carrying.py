@@ -61,18 +61,15 @@ class Relayout:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of both layouts."""
         return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
 
     @property
     def is_local(self) -> bool:
-        """True if this process has the devices of both layouts."""
         mine = (jax.process_index(),)
         meshes: Any = sharding_of(self.array).mesh, self.over.mesh
         return all(processes_of(mesh).numbers == mine for mesh in meshes)
 
     def check(self) -> None:
-        """Raise if the array is missing in this process, or the new layout does not fit."""
         if not isinstance(self.array, jax.Array) and sharding_of(self.array).addressable_devices:
             raise ValueError(
                 "this process has devices of the mesh that the array is on, so it must give the "
@@ -97,13 +94,11 @@ class Relayout:
 
     @cached_property
     def sharding(self) -> NamedSharding:
-        """The new sharding, of the padded shape of ``target``."""
         mesh, _, kind = self.over
         kind = kind or sharding_of(self.array).memory_kind
         return named_sharding(self.target.padded_shape, mesh, self.target.spec, kind)
 
     def described(self) -> dict[str, Any]:
-        """Return the layouts, now and afterwards, as a tree that processes compare."""
         shape, dtype = self.array.shape, self.array.dtype
         now = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_of(self.array))
         layouts = {"now": now, "wanted": self.sharding}
@@ -186,12 +181,10 @@ class _MovingArray:
 
     @property
     def block_shape(self) -> Shape:
-        """The shape of the new blocks."""
         return *self.relayout.target.shard_shape, *self._key_shape
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a new block."""
         return math.prod(self.block_shape) * self.dtype.itemsize
 
     @property
@@ -210,7 +203,6 @@ class _MovingArray:
 
     @property
     def key(self) -> Any:
-        """Equal for arrays that may travel together."""
         return None if self.relocation is None else self.relocation.key
 
     def blocks(self) -> dict[int, jax.Array]:
@@ -229,7 +221,6 @@ class _MovingArray:
         return blocks
 
     def result(self) -> jax.Array:
-        """Return the array of the new blocks."""
         kind = self.relayout.sharding.memory_kind
         blocks = []
         for device in self.new_devices:
@@ -254,7 +245,6 @@ class _MovingArray:
 
     @property
     def _impl(self) -> Any:
-        """The kind of the PRNG keys, which JAX tells of an array alone."""
         found: list[Any] = []
         one = jax.ShapeDtypeStruct((), self.relayout.array.dtype)
         jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one)
@@ -332,7 +322,6 @@ class _Wave:
     def _sending(
         self, exchange: Exchange, streams: Streams, this: Round
     ) -> tuple[Sent, Callable[[], list[jax.Array]]]:
-        """Return a round whose buffers are packed already, and the work that sends it."""
         sent = Sent(this, [])
         sizes = [width * this.length for width in exchange.routes.widths]
         sending = [

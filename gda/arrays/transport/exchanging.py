@@ -88,7 +88,6 @@ class _Sharers:
         self._flat: dict[int, Bytes | None] = {}
 
     def exchange(self, watch: FailureWatch) -> None:
-        """Send and receive all parts."""
         spans = [self._rounds_of(self._numbers[process]) for process in self._processes]
         own = self._processes.index(jax.process_index())
         rounds = itertools.islice(zip(*spans, strict=True), self._count)

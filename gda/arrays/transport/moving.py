@@ -47,7 +47,6 @@ def reshard(
     array: Any,
     mesh_or_spec: MeshLike | SpecLike,
     spec: SpecLike | None = None,
-    *,
     shape: Shape | None = None,
     max_bytes: int | None = None,
     donate: bool = False,

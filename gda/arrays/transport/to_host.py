@@ -38,7 +38,6 @@ class HostBlock(Generic[K]):
         self._guard = threading.Lock()
 
     def begin(self) -> None:
-        """Begin to copy or read it, if that can be done in the background."""
         if isinstance(self._data, SourceBlock):
             self._data.begin()
         elif not isinstance(self._data, np.ndarray | None):
@@ -110,7 +109,6 @@ def one_by_one(
 
 
 def is_host(device: Any) -> bool:
-    """Return True if the memory of a device is that of the host, of which NumPy can have views."""
     return device.platform == "cpu"
 
 

@@ -124,7 +124,6 @@ class Lanes:
         return math.prod(int(each.lengths.max()) for each in self._dimensions)
 
     def units(self, sizes: IntArray) -> IntArray:
-        """Return the units of pieces of these sizes."""
         return -(-sizes // self.unit)
 
     @property

@@ -1,15 +1,9 @@
 """The moves that change the layout of an array, and their bytes, without devices.
 
-Each target device needs its block, piece by piece; a piece is the part of it that one source block
-has. It comes from the nearest device that holds that source block:
-
-1. the target device itself, if it is one of them: such bytes are *kept*;
-2. else a device of the same process;
-3. else any of them.
-
-Several near devices of the process send equal shares, and between processes the devices that hold a
-block answer the requests to it in turn: ``docs/design/reshard.md`` has the rule, and says why the
-totals need no list of moves.
+A piece is the part of a target block that one source block has. It comes from the nearest device
+that holds it: the target device itself (such bytes are *kept*), else one of its process, else any.
+Several near devices send equal shares, and between processes the holders of a block answer the
+requests to it in turn: ``docs/design/reshard.md`` has the rule.
 """
 
 from __future__ import annotations
@@ -205,10 +199,9 @@ class ReshardPlan:
 
     @property
     def nbytes_peak_extra(self) -> int:
-        """The most bytes that any device needs beside its source block.
+        """The most bytes that any device needs beside its source block: those of its target block.
 
-        These are the bytes of its target block, which is filled while the source block is still
-        there, or 0 if every device keeps its block. Buffers of the transport are not counted.
+        0 if every device keeps its block. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
         block_bytes = math.prod(self.target.shard_shape) * self.itemsize
@@ -260,11 +253,7 @@ class ReshardPlan:
     # Move by move.
 
     def moves(self) -> Iterator[Move]:
-        """Yield every move once, sorted by target device; O(``num_moves``) in all.
-
-        The moves fill each element of every target block once. Moves within one device are
-        included, because bytes that stay may have another place in the new block.
-        """
+        """Yield every move once, sorted by target device, also those within one device."""
         if self._flow is None:
             return
         slices = [segments.slices for segments in self._flow.pieces.dimensions]
@@ -296,7 +285,6 @@ class ReshardPlan:
 
     @cached_property
     def _flow(self) -> Flow | None:
-        """The flow; None if the array has no elements."""
         if 0 in self.source.global_shape:
             return None
         source_ids, target_ids = (

@@ -53,7 +53,6 @@ class MovedPiece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.sizes)
 
     def parts(self, most: int) -> Iterator[MovedPiece]:
@@ -133,12 +132,10 @@ class Relocation:
 
     @cached_property
     def unit(self) -> int:
-        """The elements of a unit of this array."""
         return self._flow.lanes.unit * math.prod(self._beside)
 
     @property
     def row(self) -> int:
-        """The elements of a row of a piece, at most."""
         lengths = (int(each.lengths.max()) for each in self._flow.pieces.dimensions[1:])
         return math.prod(lengths) * math.prod(self._beside)
 
@@ -154,7 +151,6 @@ class Relocation:
         return near, far
 
     def leaving(self, process: int) -> list[FarPiece]:
-        """Return the pieces that a process sends to others."""
         return self._far(self._flow.sent_by(_positions(self._source, process)))
 
     def routes(self) -> Routes | None:
@@ -339,7 +335,6 @@ class Streams:
 
 
 def _positions(grid: ShardGrid, process: int) -> IntArray:
-    """Return the positions of the devices of a process."""
     numbers = numbers_of(grid)
     place = numbers.index(process) if process in numbers else -1
     return np.flatnonzero(ranks_of(grid) == place)
