@@ -155,16 +155,10 @@ class Container:
         shape, options = check_shape(global_shape), None
         if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
             options = Options(max_workers, max_bytes, progress, retry)
-        arguments = (
-            shape,
-            mesh,
-            *after_spec(mesh, spec, data_callback),
-            dtype,
-            copy,
-            into,
-            options,
+        over = (mesh, *after_spec(mesh, spec, data_callback))
+        array = from_callbacks.array_from_callback(
+            shape, *over, dtype, copy, into, options, **cls._padding(fill)
         )
-        array = from_callbacks.array_from_callback(*arguments, **cls._padding(fill))
         return cls._wrap(array, shape)
 
     @classmethod
@@ -211,10 +205,9 @@ class Container:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
           ValueError: the spec does not fit, a block has another shape than requested, or other
             processes hold parts of the source: ``gda.reshard_tree`` moves such an array.
-          DoesNotFitError, ImportError: as in ``from_callback``.
           DisagreementError, LateProcessError: with ``read_once``, another process failed, asked for
             something else, or did not arrive.
-          Exception: any error of the source, with a note of the index.
+          DoesNotFitError, Exception: as in ``from_callback``.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))

@@ -136,8 +136,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     def _wrap(cls, array: Any, shape: Shape | None) -> Self:
         return cls(array=array)
 
-    # From data.
-
     @classmethod
     @public
     def from_array(cls, array: jax.Array | Self) -> Self:
@@ -292,8 +290,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
         self._live().copy_to_host_async()
 
-    # As an array.
-
     def __jax_array__(self) -> jax.Array:
         """Return the array to compute with, also one that is being traced; raise if it is gone."""
         array = usable(self.array)
@@ -324,8 +320,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         def at(self) -> _At:
             """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
             return _At(self.__jax_array__().at)
-
-    # As a Python object.
 
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""

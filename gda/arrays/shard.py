@@ -85,10 +85,7 @@ class Shard(Generic[DataT]):
         """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
 
         Fetched when first asked for: splitting the array costs some microseconds a device.
-
-        Raises:
-          RuntimeError: the array was deleted or donated.
-          TypeError: the array is being traced, or has no data.
+        ``RuntimeError`` after it was deleted or donated, ``TypeError`` while it is being traced.
         """
         return cast("DataT", self._data_by_device.at(self.index, self.device))
 

@@ -1,8 +1,7 @@
 """Indices of blocks, one slice for each dimension, and the blocks of a shape by their numbers.
 
 The index of a grid has ``slice(None)`` for a dimension that is not sharded; ``bounded`` gives it
-every start and stop. Such an index is a *box*. Integers alone: no mesh, no devices. ``numbering``
-has the block of each device.
+every start and stop, and makes it a *box*.
 """
 
 from __future__ import annotations

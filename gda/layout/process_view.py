@@ -1,8 +1,4 @@
-"""The blocks of an array that one process reads, keeps and writes.
-
-A ``ProcessView`` comes from ``ShardGrid.view``. It answers for one process of a mesh without asking
-any other, and neither that process nor its devices have to exist.
-"""
+"""The blocks of an array that one process, which need not exist, reads, keeps and writes."""
 
 from __future__ import annotations
 
@@ -37,10 +33,9 @@ from gda.layout.text import counted, format_processes, itemsize_error, join_some
 class ProcessView:
     """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
-    ``ShardGrid.view`` returns one. A process without devices in the mesh has an empty view. Nothing
-    here communicates. Every attribute costs O(devices of the process). The first view of a mesh and
-    the first call of ``written_blocks`` cost O(devices of the mesh), or a sort of the devices if
-    their process numbers do not ascend.
+    ``ShardGrid.view`` returns one, which is empty for a process without devices in the mesh. Every
+    attribute costs O(devices of the process), but the first view of a mesh and the first call of
+    ``written_blocks`` O(devices of the mesh).
 
     Attributes:
       process: the number of the process.
@@ -93,14 +88,7 @@ class ProcessView:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """The rows of dimension 0 that it reads: ascending slices, merged where they touch.
-
-        A dimension that is not sharded is one ``slice(0, size)``. A scalar has no rows, ``()``.
-
-        >>> import gda
-        >>> gda.ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 1, 0, 0]).view(0).rows
-        (slice(0, 2, None), slice(4, 8, None))
-        """
+        """The rows of dimension 0 that it reads: ascending slices, merged where they touch."""
         if not self._tiling.global_shape:
             return ()
         rows: list[slice] = []
@@ -140,15 +128,8 @@ class ProcessView:
 
         Args:
           turn: assign each block to the process that comes ``turn`` places later among the
-            processes that hold it. For the leaves of a tree, pass the number of the leaf. If not,
+            processes that hold it. For the leaves of a tree, pass the number of the leaf, or
             process 0 writes every replicated leaf.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((8,), {'x': 2, 'y': 4}, ('y',), process_of=[0] * 4 + [1] * 4)
-        >>> grid.view(0).written_blocks(), grid.view(1).written_blocks()
-        ((0, 2), (1, 3))
-        >>> grid.view(0).written_blocks(turn=1)
-        (1, 3)
         """
         blocks = np.array(self.block_ids, np.int64)
         writers = writing_of(self._layout, self._processes).writers(blocks, operator.index(turn))
@@ -172,25 +153,16 @@ class ProcessView:
 
     @property
     def local_shape(self) -> Shape:
-        """The shape of its blocks side by side, in the order of their coordinates, without gaps.
-
-        Raises:
-          ValueError: its blocks do not form a regular grid, or it has no device.
-        """
+        """The shape of its blocks side by side; ``ValueError`` unless ``is_regular``."""
         self.check_regular()
         return tuple(map(self._local_size, range(len(self.coordinates))))
 
     @property
     def local_indices(self) -> list[Index]:
-        """The place of each of ``indices`` within the local array, start and stop always given.
+        """The place of each of ``indices`` in its local array, with every start and stop.
 
-        Raises:
-          ValueError: its blocks do not form a regular grid, or it has no device.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
-        >>> grid.view(1).local_indices
-        [(slice(0, 2, None), slice(0, 2, None)), (slice(0, 2, None), slice(2, 4, None))]
+        That has its blocks side by side in the order of their coordinates, without gaps.
+        ``ValueError`` unless ``is_regular``.
         """
         self.check_regular()
         return self._indices_by([self._side_by_side(d) for d in range(len(self.coordinates))])
@@ -198,20 +170,14 @@ class ProcessView:
     def indices_within(self, local_shape: Shape) -> list[Index]:
         """Return the place of each of ``indices`` within local data, start and stop always given.
 
-        As ``local_indices``, but the data may have the whole of a dimension. If its size is the
-        global size, blocks have the same place in that dimension as in the whole array. In the
-        other dimensions the blocks must form a regular grid.
-
-        Raises:
-          ValueError: data of this shape does not have the blocks, they do not form a regular grid,
-            or the process has no device.
+        As ``local_indices``, but the data may have the whole of a dimension: if its size is the
+        global size, blocks have the same place in it as in the whole array. ``ValueError`` if data
+        of this shape does not have the blocks, or these do not form a regular grid.
 
         >>> import gda
         >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
         >>> grid.view(1).indices_within((4, 4))
         [(slice(2, 4, None), slice(0, 2, None)), (slice(2, 4, None), slice(2, 4, None))]
-        >>> grid.view(1).indices_within((2, 4)) == grid.view(1).local_indices
-        True
         """
         global_shape = self._tiling.global_shape
         if len(local_shape) != len(global_shape):

@@ -64,7 +64,7 @@ def test_buffers_are_filled_without_padding_under_any_mesh(mesh: Mesh) -> None:
         np.copyto(out, data[index])
 
     with jax.set_mesh(mesh):
-        for options in ({}, {"max_workers": 3}, {"max_bytes": 1}):
+        for options in ({}, {"max_workers": 3, "max_bytes": 1}):
             p = PaddedArray.from_callback(
                 (5, 3), mesh, P("x", "y"), fill, into=True, dtype=np.float32, **options
             )
@@ -73,8 +73,9 @@ def test_buffers_are_filled_without_padding_under_any_mesh(mesh: Mesh) -> None:
 
 
 def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
-    data = jnp.arange(15.0).reshape(5, 3)
-    p = PaddedArray.from_callback((5, 3), mesh, P("x", "y"), lambda index: data[index], fill=2)
+    data = batch(5, 3)
+    read = lambda index: jax.device_put(data[index])  # noqa: E731
+    p = PaddedArray.from_callback((5, 3), mesh, P("x", "y"), read, fill=2)
     np.testing.assert_array_equal(p, data)
     assert set(np.asarray(p.array)[5:].ravel()) == {2}
 
@@ -334,7 +335,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, Mesh, P]:
     return np.arange(math.prod(shape)).reshape(shape).astype(dtype), mesh, spec
 
 
-@rarely(2)
+@rarely(5)
 @given(cases())
 def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
     data, mesh, spec = case
@@ -342,7 +343,6 @@ def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
     assert p.shape == data.shape
     assert p.padded_shape == p.grid.padded_shape
     np.testing.assert_array_equal(p, data)
-    np.testing.assert_array_equal(p.gather(), data)
     assert gda.fingerprint(p) == gda.fingerprint(data)
     mask = np.broadcast_to(p.mask(), p.padded_shape)
     expected = np.zeros(p.padded_shape, bool)

@@ -1,8 +1,6 @@
 """Blocks of one array that are read together: each box of the source once, and split in memory.
 
-Read block by block, a chunk or a row that several blocks need is read for each of them, or held
-until all are read: columns of a file of 64 MiB over 8 devices took reads of 510 MiB, and 512 MiB
-from an Orbax run onto another layout held 260 to 410 MiB beyond the arrays.
+Block by block, columns of a file of 64 MiB over 8 devices took reads of 510 MiB.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Arrays whose blocks are read once by all processes together, and not once by each.
 
-A block that several processes need is divided into parts, one for each of them where it is large.
-So are the boxes of blocks that are read together, such as columns, if they are of several
-processes. Each process reads its parts into the memory of the blocks, or into memory that it keeps
-until the exchange, which completes the blocks.
+Each process reads its parts of what several need into the memory of the blocks, or into memory that
+it keeps until the exchange, which completes the blocks.
 """
 
 from __future__ import annotations

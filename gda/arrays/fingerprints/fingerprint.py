@@ -1,8 +1,5 @@
 """A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
 
-Each block is summed up on its device, by ``on_devices``, and only the sums are put together;
-``formula`` defines a sum.
-
 It is made in three steps, and a caller can do other work between them: ``begin`` starts the sums of
 blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` makes the text.
 """
@@ -76,14 +73,10 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
-    So over all processes each block counts once; see ``ProcessView.written_blocks``. ``grid`` is
-    that of the array, with its processes, or the padded one without the padding.
-
-    Never communicates. Does not wait, not even for the array to be computed, except on CPU for
-    small arrays, whose sums it makes at once, and for floats below 32 bits, and everywhere for
-    elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies only blocks that
-    are small or not in the devices' own memory. The first block of a shape and dtype costs a
-    compilation, for all devices together.
+    ``grid`` is that of the array, with its processes, or the padded one without the padding. Never
+    communicates. Waits only for elements of 1 or 6 bits, and on CPU for small arrays and floats
+    below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that are small
+    or not in the devices' own memory.
     """
     array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
