@@ -55,12 +55,6 @@ def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None
         assert grid.view(1 - leaf % 2).written_indices(turn=leaf) == []
 
 
-def test_local_data_may_have_all_of_a_dimension() -> None:
-    view = ShardGrid((8, 2), XY, P("x", "y"), process_of=[[0, 1]] * 4).view(1)
-    assert view.indices_within((8, 1)) == view.local_indices
-    assert view.indices_within((8, 2)) == view.indices
-
-
 def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
     assert not SCATTERED.view(0).is_regular
     inside = [(slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))]
