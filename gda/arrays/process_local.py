@@ -49,10 +49,9 @@ def check_all_here(array: jax.Array, container: object) -> None:
 
 
 def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
-    """Return the data of each distinct block of this process, as its first device holds it.
+    """Return the data of each distinct block of this process by number, as its first device has it.
 
-    By number, in the order of ``block_ids`` of its view. Nothing is copied or moved. ``grid`` is
-    that of the array, or the padded one of the array without its padding.
+    ``grid`` is that of the array, or the padded one of the array without its padding.
     """
     mesh: Any = sharding_of(array).mesh
     data_on = data_by_device(array)
@@ -84,8 +83,7 @@ def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
     """Return True if an array of this shape, sharded as a padded grid is, has its elements.
 
-    A dimension that is not sharded may have more padding than the grid: XLA replicates some
-    results, such as all without elements, and their padding stays.
+    XLA replicates some results, whose padding is then more than that of the grid.
     """
     if len(shape) != len(grid.global_shape):
         return False

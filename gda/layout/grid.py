@@ -218,10 +218,7 @@ class ShardGrid:
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).locate((5, 1))
         array([4, 5])
         """
-        try:
-            given = integers(point)
-        except TypeError:
-            raise TypeError(f"point must be a sequence of integers, not {point!r}") from None
+        given = integers(point)
         if len(given) != len(self.global_shape) or not all(
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):

@@ -100,13 +100,7 @@ class Layout:
         return block, replica
 
     def position(self, coordinates: Sequence[int]) -> int:
-        try:
-            given = integers(coordinates)
-        except TypeError:
-            raise TypeError(
-                "a device is given by its flat position or its mesh coordinates, integers such as "
-                f"3 or (1, 0), not {coordinates!r}"
-            ) from None
+        given = integers(coordinates)
         if len(given) != len(self.sizes) or not all(
             0 <= c < size for c, size in zip(given, self.sizes, strict=True)
         ):

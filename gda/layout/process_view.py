@@ -25,7 +25,7 @@ from gda.layout.spec import (
     format_spec,
     nearest_sizes,
 )
-from gda.layout.text import counted, format_processes, itemsize_error, join_some
+from gda.layout.text import counted, format_processes, join_some
 
 
 @set_module("gda")
@@ -59,12 +59,7 @@ class ProcessView:
     process: int
 
     def __post_init__(self) -> None:
-        try:
-            self.__dict__["process"] = operator.index(self.process)
-        except TypeError:
-            raise TypeError(
-                f"process must be the number of a process, not {self.process!r}"
-            ) from None
+        self.__dict__["process"] = operator.index(self.process)
         if self.process < 0:
             raise ValueError(f"process is {self.process}; processes are numbered from 0")
 
@@ -111,12 +106,12 @@ class ProcessView:
 
     def nbytes(self, itemsize: int) -> int:
         """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once."""
-        return self.size * _bytes_of(itemsize)
+        return self.size * operator.index(itemsize)
 
     def nbytes_on_devices(self, itemsize: int) -> int:
         """Return the bytes that its devices hold together: every replica counts, and padding."""
         held = len(self.positions) * math.prod(self._tiling.shard_shape)
-        return held * _bytes_of(itemsize)
+        return held * operator.index(itemsize)
 
     # Those that it writes.
 
@@ -234,8 +229,7 @@ class ProcessView:
         if not self.block_ids:
             raise ValueError(
                 f"process {self.process} has no device of {mesh}, so it has no local shape; the "
-                f"mesh "
-                f"has devices of {format_processes(self._processes.numbers)}"
+                f"mesh has devices of {format_processes(self._processes.numbers)}"
             )
         blocks = list(zip(*self._columns, strict=True))
         raise ValueError(
@@ -289,13 +283,6 @@ class ProcessView:
     ) -> ProcessView:
         layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
         return cls(layout, Tiling(global_shape, layout.parts), processes, process)
-
-
-def _bytes_of(itemsize: object) -> int:
-    # A string times a number is a longer string.
-    if not hasattr(itemsize, "__index__"):
-        raise itemsize_error(itemsize)
-    return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
 
 
 def infer_global_shape(

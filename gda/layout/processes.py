@@ -123,10 +123,7 @@ def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Proce
 
 
 def _integers(process_of: object) -> npt.NDArray[Any]:
-    try:
-        values = np.asarray(process_of)
-    except ValueError:  # NumPy's word for rows of several lengths
-        values = np.empty((), object)
+    values = np.asarray(process_of)
     if values.dtype.kind not in "iu" and (values.size or values.ndim != 1):
         raise TypeError(
             "process_of must give the process of each device in device order, integers such as "

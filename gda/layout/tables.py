@@ -1,8 +1,4 @@
-"""Plain text that fits a terminal: tables, and texts broken into lines.
-
-Widths are in columns of a terminal; a wide character, such as a Chinese one, takes two. Texts in a
-table may come from a file, so control characters are escaped.
-"""
+"""Plain text that fits the columns of a terminal: tables, and texts broken into lines."""
 
 from __future__ import annotations
 
@@ -23,12 +19,8 @@ def table(
 ) -> list[str]:
     """Return the lines of a table; cells of the widest columns are wrapped if it is too wide.
 
-    In a column that is aligned to the right only the name is wrapped, so that no number is broken.
-
-    Args:
-      rows: the cells of each row; those of the first row may be the names of the columns.
-      right: the names of the columns that are aligned to the right.
-      width: columns that there are; None for as many as it takes.
+    The first row may have names of columns. Those in ``right`` are aligned to the right, and
+    only their name is wrapped, so that no number is broken. Control characters are escaped.
 
     >>> print(*table([['name', 'size'], ['a', '1'], ['bc', '16']], right={'size'}), sep='\\n')
     name  size

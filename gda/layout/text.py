@@ -107,13 +107,6 @@ def in_processes(num_devices: int, devices_per_process: int) -> str:
     return f"{devices} in {processes:,} processes of {devices_per_process:,}"
 
 
-def itemsize_error(itemsize: object) -> TypeError:
-    return TypeError(
-        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-        f"{itemsize!r}"
-    )
-
-
 # Parts of an array, and their places.
 
 

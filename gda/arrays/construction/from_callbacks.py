@@ -171,9 +171,8 @@ def _plan_of(
 def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:
     """Yield the blocks that a batched callback returned, the first of each index.
 
-    A result that is not a list or a tuple may make its blocks as it is walked through, all in one
-    buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
-    is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
+    An iterator may make all blocks in one buffer, so each is settled before the next is asked for.
+    Of a list each is let go of as it is taken, which may leave the reader as its only holder.
     """
     count = len(plan.indices)
     take: Callable[[], Any]

@@ -98,12 +98,9 @@ class BatchBuffers:
 
 
 class _LocalPlan:
-    """The places of the blocks of this process in its local data.
+    """The places of the blocks of this process in its local data, as ``indices``.
 
-    Attributes:
-      whole: what this process reads of the global array.
-      indices: for each block of ``whole.distinct``, where it is in the local data.
-      sharding: that of the local array; ``None`` if that is not what the local data is.
+    ``sharding`` is that of the local array; ``None`` if that is not what the local data is.
     """
 
     def __init__(self, local_shape: Shape, over: MeshAndSpec, global_shape: Shape | None) -> None:
@@ -136,11 +133,7 @@ class _LocalPlan:
                 self.sharding = sharding
 
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
-        """Return True if JAX copies every block of ``local``, and keeps none of its memory.
-
-        It does so by several threads, which is quicker than a copy made here, and is done when the
-        array is ready: test_the_callers_memory_may_be_written_to_afterwards.
-        """
+        """Return True if JAX copies every block, by several threads, until the array is ready."""
         if self._is_always_copied:
             return local.dtype in KEPT_DTYPES
         return (

@@ -274,13 +274,11 @@ def read_all(pending: Sequence[PendingArray], options: Options, description: str
 
 
 def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
-    """Return the options, with the number of threads that suits all sources if none was given.
-
-    Many small reads are left to one thread: several would mostly wait for Python's lock.
-    """
+    """Return the options, with the number of threads that suits all sources if none was given."""
     if options.max_workers is not None or not pending:
         return options
     workers = min(1 if each.source is None else each.source.workers for each in pending)
+    # Several threads would mostly wait for Python's lock.
     is_small = sum(each.nbytes for each in pending) < len(pending) * LARGE_BYTES
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 

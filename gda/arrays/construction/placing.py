@@ -1,8 +1,7 @@
 """The blocks of an array that this process needs, and their way onto its devices.
 
-``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
-to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
-to 8 times (benchmarks/results.json, "place").
+``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way:
+lists through ``device_put`` take 4 to 5 times as long (benchmarks/results.json, "place").
 """
 
 from __future__ import annotations
@@ -157,11 +156,6 @@ class LocalBlocks:
         always_align: bool = False,
         borrows: bool = False,
     ) -> BlockReader:
-        """Return a ``BlockReader``, which makes blocks ready for JAX.
-
-        On CPU, blocks that several devices hold are aligned; with ``always_align`` all are. With
-        ``borrows``, large blocks that are placed early may be a ``BorrowedBlock``.
-        """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
         borrows = borrows and self.places_early and self.is_in_default_memory
@@ -206,10 +200,7 @@ class LocalBlocks:
         what: str,
         order: str,
     ) -> jax.Array:
-        """Check single-device arrays against the devices they must be on; put them together.
-
-        In messages, ``what`` are the arrays, and ``order`` says that of the devices.
-        """
+        """Put single-device arrays together; messages name them ``what``, devices ``order``."""
         index_of = dict(zip(self.devices, self.indices, strict=True))
         on_device: dict[Device, jax.Array] = {}
         dtype = None

@@ -1,9 +1,8 @@
 """Arrays on their way from any devices to any others.
 
-Pieces that stay in their process are copied there. The others go in rounds: the pieces of a round
-are packed into flat buffers, which one program carries: an ``all_to_all`` if each device has as
-much for each of very many, else a ``ppermute`` for each lane. So XLA is the only transport.
-``gda/layout/reshard/rounds.py`` has the lanes and the rounds.
+Pieces that stay in their process are copied there. The others go in rounds, packed into flat
+buffers, which one program carries: an ``all_to_all`` if each device has as much for each of very
+many, else a ``ppermute`` for each lane. ``gda/layout/reshard/rounds.py`` has lanes and rounds.
 """
 
 from __future__ import annotations
@@ -149,8 +148,7 @@ def carry(
 def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_MovingArray]]:
     """Yield the leaves in groups of one dtype and move, so that small ones share the rounds.
 
-    A device holds the donated arrays of a group twice for a while. So a group has no more than
-    ``max_bytes`` of new blocks on a device, or it is one leaf.
+    A device holds the donated arrays of a group twice for a while, so groups are within a limit.
     """
     alike: defaultdict[Any, list[_MovingArray]] = defaultdict(list)
     for leaf in leaves:

@@ -26,7 +26,7 @@ from gda.layout.indices import indices_of
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
-from gda.layout.text import counted, format_bytes, itemsize_error
+from gda.layout.text import counted, format_bytes
 
 
 @set_module("gda")
@@ -345,7 +345,10 @@ def _check_itemsize(itemsize: Any) -> int:
     except TypeError:
         size = 0
     if size < 1 or isinstance(itemsize, bool):
-        raise itemsize_error(itemsize)
+        raise TypeError(
+            "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
+            f"{itemsize!r}"
+        )
     return size
 
 

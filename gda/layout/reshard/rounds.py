@@ -3,9 +3,6 @@
 The pieces that one device sends to another in a lane, of all arrays that travel together, make a
 *packet*: one stream of elements. In a round, each lane carries the next part of its streams. Its
 length is a number of *steps*: one element in the lane of the lowest digit, two in the next.
-
-All is computed alike in every process from the layouts. None lists the pieces of others, but for
-the pairs of the lanes, which a program needs once.
 """
 
 from __future__ import annotations
