@@ -82,11 +82,14 @@ def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
 
 def test_keys(mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 5)
-    p = PaddedArray.from_callback((5,), mesh, P("x"), lambda index: keys[index])
+    numbers = np.asarray(jax.random.key_data(keys))
+    p = PaddedArray.from_callback(
+        (5,), mesh, P("x"), lambda index: jax.random.wrap_key_data(numbers[index])
+    )
     assert p.padded_shape == (8,)
     assert p.fingerprint() == gda.fingerprint(keys)
     (last,) = jax.random.key_data(p.local_shards[5].data)
-    np.testing.assert_array_equal(last, jax.random.key_data(keys)[4])
+    np.testing.assert_array_equal(last, numbers[4])
 
 
 def test_a_dtype_of_no_data_and_of_narrow_data(mesh: Mesh) -> None:
@@ -201,11 +204,11 @@ def test_a_mask_is_sharded_as_the_array(mesh: Mesh) -> None:
 
 def test_tree_functions_keep_it(mesh: Mesh) -> None:
     p = padded(batch(5, 3), mesh, P("x"))
-    doubled = jax.tree.map(lambda x: x * 2, {"p": p})["p"]
+    doubled = jax.tree.map(lambda x: x + x, {"p": p})["p"]
     assert isinstance(doubled, PaddedArray)
     np.testing.assert_array_equal(doubled, batch(5, 3) * 2)
     with jax.set_mesh(mesh):  # over Explicit axes JAX needs it for any gradient
-        gradient = jax.grad(lambda p: (p.filled(0) ** 2).sum())(p)
+        gradient = jax.jit(jax.grad(lambda p: (p.filled(0) ** 2).sum()))(p)
     np.testing.assert_array_equal(gradient, batch(5, 3) * 2)
     assert not np.asarray(gradient.array)[5:].any()
 

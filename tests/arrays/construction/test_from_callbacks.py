@@ -620,10 +620,10 @@ def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
                 (2,), auto_mesh, P(), lambda _, block=block: block, dtype=np.int8
             )
     on_device = gda.GlobalArray.from_callback(
-        (8,), auto_mesh, P("x"), lambda i: jnp.arange(8)[i], dtype=jnp.float16
+        (8,), auto_mesh, P("x"), lambda i: jax.device_put(data[i] % 5), dtype=jnp.float16
     )
     assert on_device.dtype == np.float16
-    whole = jax.device_put(jnp.arange(8), NamedSharding(auto_mesh, P("x")))
+    whole = jax.device_put(np.arange(8), NamedSharding(auto_mesh, P("x")))
     with jax.transfer_guard("disallow_explicit"), jax.disable_jit():
         of_many = gda.GlobalArray.from_callback(
             (8,), auto_mesh, P(), lambda _: whole, dtype=np.float32

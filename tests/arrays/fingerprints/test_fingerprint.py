@@ -299,11 +299,9 @@ def test_all_processes_find_the_same(kind: AxisType) -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_processes_without_devices_of_the_mesh_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_without_devices_of_the_mesh_take_part() -> None:
     data = batch(16, 8)
     g = cut(data, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))
-    assert g.fingerprint() == fingerprint_of_numpy(data)
-    monkeypatch.setattr(fp, "SMALL", 0)
     assert g.fingerprint() == fingerprint_of_numpy(data)
 
 
