@@ -37,20 +37,14 @@ def dtype_of_floats(name: Any) -> np.dtype[Any]:
 
 
 def dtype_in_tree(dtype: np.dtype[Any], of_floats: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of an array in a tree whose floats are all cast to one dtype.
-
-    Complex numbers get the precision of the floats, if there are such; all others stay.
-    """
+    """Return the dtype of an array in a tree whose floats, and complex numbers, are cast."""
     if dtype.kind == "c":
         return _COMPLEX_OF.get(of_floats, dtype)
     return of_floats if is_float(dtype) else dtype
 
 
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
-    """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
-
-    ``given`` are the words before the dtype in the message, such as ``"the source has dtype "``.
-    """
+    """Return the dtype that JAX has for data of ``dtype``; ``given`` begins the error."""
     dtype = native(dtype)
     if dtype in KEPT_DTYPES or is_extended(dtype):
         return dtype

@@ -1,8 +1,7 @@
 """The part of a global array in this process: its blocks, or one local array of them.
 
 The *local array* of a process is its distinct blocks side by side, in the order of their
-coordinates, without gaps. It exists where these blocks form a regular grid: all combinations of
-some coordinates in each dimension.
+coordinates. It exists where these are all combinations of some coordinates in each dimension.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
 def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
-    The array is sharded by ``spec`` over ``mesh``. Raises ``ValueError`` if the blocks of this
-    process do not form a regular grid, or if it has none.
+    ``ValueError`` if the blocks of this process do not form a regular grid, or if it has none.
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)

@@ -44,10 +44,9 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
 
 
 def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:
-    """Return the fingerprint of each array with its grid, as ``fingerprint_of``.
+    """Return the fingerprint of each array with its grid; communicates once if any is shared.
 
-    If several processes hold parts of some of them, all processes must call it, for the same ones
-    of those; it communicates once. They have compared the call before, of the function ``name``.
+    The processes have compared the call before, of the function ``name``.
     """
     shared = [not array.is_fully_addressable for array, _ in arrays]
 
@@ -86,10 +85,9 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSums:
-    """Start the sums over some blocks by their numbers, each on its device, as ``begin``.
+    """Start the sums over some blocks by their numbers, or copies of them, as ``begin``.
 
-    They may be copies, which are no parts of an array. PRNG keys may be given by their numbers.
-    Blocks have the shard shape; of a padded grid, that of their index.
+    PRNG keys may be given by their numbers. Blocks of a padded grid have no padding.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))
@@ -119,8 +117,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSum
 def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     """Return the sums over a part of an array in memory of the host, as ``sums_of_numpy``.
 
-    A CPU device makes those of many elements, where JAX has one: it takes a tenth of the time. Of
-    aligned memory nothing is copied. Any thread may call it.
+    A CPU device makes those of many elements in a tenth of the time. Any thread may call it.
     """
     # Without x64, JAX would narrow 64 bits; and it lacks some dtypes of less than 8.
     is_of_jax = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype

@@ -130,10 +130,7 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
 
 
 class PendingSums:
-    """The share of some blocks in a fingerprint, on which devices may still be working.
-
-    Any thread may ask for the result.
-    """
+    """The share of some blocks in a fingerprint, on which devices may still be working."""
 
     __slots__ = ("_parts",)
 
@@ -177,9 +174,8 @@ def prepared(
 def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
     """Return an array over a line of devices whose parts are the blocks, which XLA can sum up.
 
-    Nothing is moved, but for blocks in the memory of the host. Scalars have no dimension to be put
-    side by side in; each device gets its own all the same. With ``waits``, floats below 32 bits on
-    CPU are waited for, and become integers without a copy.
+    Only blocks in the memory of the host are moved. With ``waits``, floats below 32 bits on CPU are
+    waited for, and become integers without a copy.
     """
     parts = [_for_xla(block, waits) for block in blocks]
     devices = tuple(map(device_of, parts))
@@ -311,10 +307,9 @@ def mixed(words: jax.Array, key: jax.Array) -> jax.Array:
 def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     """Return a block, or unsigned integers of the same bits if XLA would change these.
 
-    XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
-    8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
-    memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
-    Without ``waits`` a float of 4 to 16 bits stays as it is.
+    XLA cannot take elements of 1 and of 6 bits apart. In loops on CPU it takes floats of 16 and 8
+    bits through 32, for which it copies the whole block, and changes NaNs. Without ``waits`` they
+    stay as they are: NumPy's view of their memory has to wait for them.
     """
     bits, device = width_of(block.dtype)[0], device_of(block)
     is_changed = is_narrow(block.dtype) and device.platform == "cpu"

@@ -3,8 +3,6 @@
 A *piece* is the overlap of a target block and a source block. Along one dimension the boundaries of
 both tilings divide it into *segments*; each is in one part of either. A piece is one segment for
 each dimension, so the pieces of a block are all combinations of the segments of its parts.
-
-Nothing here is proportional to pairs of blocks.
 """
 
 from __future__ import annotations
