@@ -63,9 +63,14 @@ def built(data: np.ndarray, mesh: Mesh, spec: P) -> PaddedArray:
         assert block.size or not data.size, "the callback was called for padding alone"
         return block
 
-    return PaddedArray.from_callback(
+    p = PaddedArray.from_callback(
         data.shape, mesh, spec_for(data, spec), read, dtype=data.dtype, fill=np.nan
     )
+    more = [(0, n - size) for n, size in zip(p.padded_shape, p.shape, strict=True)]
+    is_data = np.pad(np.ones(data.shape, bool), more)
+    np.testing.assert_array_equal(np.broadcast_to(p.mask(), p.padded_shape), is_data)
+    np.testing.assert_array_equal(np.isnan(np.asarray(p.array)), ~is_data)
+    return p
 
 
 @jax.jit

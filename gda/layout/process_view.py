@@ -189,7 +189,14 @@ class ProcessView:
                 slices.append(self._placed(dimension))
                 continue
             if size != self._local_size(dimension):
-                raise self._wrong_local_size_error(local_shape, dimension)
+                raise ValueError(
+                    f"local data of shape {local_shape} does not fit global_shape {global_shape}, "
+                    f"sharded by {format_spec(self._layout.spec)} on the mesh "
+                    f"{dict(self._layout.mesh_shape)}: dimension {dimension} has local size "
+                    f"{size}; expected is {self._local_size(dimension)}, the "
+                    f"{len(self.coordinates[dimension])} blocks of process {self.process} side by "
+                    f"side, or {global_shape[dimension]}, the whole dimension"
+                )
             compact.append(dimension)
             slices.append(self._side_by_side(dimension))
         combinations = set(zip(*(self._columns[dimension] for dimension in compact), strict=True))
@@ -237,17 +244,6 @@ class ProcessView:
             f"{format_spec(self._layout.spec)} on {mesh}, which do not form a regular grid, so it "
             "has no local shape; choose another order of the devices or another spec, or use "
             "GlobalArray.from_callback, which reads any blocks"
-        )
-
-    def _wrong_local_size_error(self, local_shape: Shape, dimension: int) -> ValueError:
-        global_shape = self._tiling.global_shape
-        count = len(self.coordinates[dimension])
-        return ValueError(
-            f"local data of shape {local_shape} does not fit global_shape {global_shape}, sharded "
-            f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
-            f"dimension {dimension} has local size {local_shape[dimension]}; expected is "
-            f"{self._local_size(dimension)}, the {count} blocks of process "
-            f"{self.process} side by side, or {global_shape[dimension]}, the whole dimension"
         )
 
     # A value: immutable, equal by content.
@@ -314,21 +310,11 @@ def infer_global_shape(
     for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
         parts = layout.parts[dimension]
         if size % extent and not (pad and extent == parts):
-            raise _indivisible_local_error(shape, dimension, extent, layout, view.process)
+            raise ValueError(
+                f"local shape {shape} of process {process} cannot be sharded by "
+                f"{format_spec(layout.spec)} on the mesh {sizes}: dimension {dimension} of local "
+                f"size {size} holds {extent} of the {parts} blocks, and {size} is not divisible by "
+                f"{extent}; {nearest_sizes(size, extent)}"
+            )
         sizes_of_all.append(size if extent == parts else size // extent * parts)
     return tuple(sizes_of_all)
-
-
-def _indivisible_local_error(
-    local_shape: Shape, dimension: int, extent: int, layout: Layout, process: int
-) -> ValueError:
-    size = local_shape[dimension]
-    names = layout.axes[dimension]
-    plural = "axis" if len(names) == 1 else "axes"
-    return ValueError(
-        f"local shape {local_shape} of process {process} cannot be sharded by "
-        f"{format_spec(layout.spec)} on the mesh {dict(layout.mesh_shape)}: dimension {dimension} "
-        f"of local size {size} holds {extent} of the {layout.parts[dimension]} blocks over mesh "
-        f"{plural} {' and '.join(map(repr, names))}, and {size} is not divisible by "
-        f"{extent}; {nearest_sizes(size, extent)}"
-    )

@@ -1,6 +1,5 @@
-"""Arrays whose sizes the mesh does not divide; the oracle is NumPy on the whole array."""
+"""Arrays whose sizes the mesh does not divide; tests/test_padded_roundtrip.py has all sizes."""
 
-import math
 import pickle
 from typing import Any
 
@@ -8,17 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, mesh_of
-from trials import rarely
 
 import gda
 from gda import PaddedArray, ShardGrid
 from gda.multihost.agreement import checking_agreement
-from gda.testing.strategies import meshes, partition_specs
 
 
 def padded(data: np.ndarray, mesh: Mesh, spec: Any, **options: Any) -> PaddedArray:
@@ -323,34 +318,3 @@ def test_it_cannot_be_changed(mesh: Mesh) -> None:
     for use in (p.gather, lambda: p.local_shards[0].data):
         with pytest.raises(RuntimeError, match=r"^PaddedArray\(shape=.* was deleted"):
             use()
-
-
-# Whatever shape and layout.
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[np.ndarray, Mesh, P]:
-    mesh = draw(meshes())
-    rank = draw(st.integers(0, 2))
-    spec = draw(partition_specs(mesh, max_entries=rank))
-    shape = draw(st.tuples(*[st.integers(0, 64)] * rank))
-    dtype = draw(st.sampled_from([np.float32, np.int8, jnp.bfloat16, bool]))
-    return np.arange(math.prod(shape)).reshape(shape).astype(dtype), mesh, spec
-
-
-@rarely(5)
-@given(cases())
-def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
-    data, mesh, spec = case
-    p = padded(data, mesh, spec, fill=1)
-    assert p.shape == data.shape
-    assert p.padded_shape == p.grid.padded_shape
-    np.testing.assert_array_equal(p, data)
-    assert gda.fingerprint(p) == gda.fingerprint(data)
-    mask = np.broadcast_to(p.mask(), p.padded_shape)
-    expected = np.zeros(p.padded_shape, bool)
-    expected[tuple(map(slice, data.shape))] = True
-    assert (mask == expected).all()
-    assert (np.asarray(p.array)[~mask] == 1).all()
-    for shard in p.local_shards:
-        np.testing.assert_array_equal(shard.data, data[(..., *shard.index)])

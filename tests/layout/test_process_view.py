@@ -326,8 +326,8 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         infer((2, 3), P(None, ("x", "y"))),
         ValueError,
         "local shape (2, 3) of process 1 cannot be sharded by P(None, ('x', 'y')) on the mesh "
-        "{'x': 4, 'y': 2}: dimension 1 of local size 3 holds 4 of the 8 blocks over mesh axes 'x' "
-        "and 'y', and 3 is not divisible by 4; 4 is the nearest size that divides",
+        "{'x': 4, 'y': 2}: dimension 1 of local size 3 holds 4 of the 8 blocks, and 3 is not "
+        "divisible by 4; 4 is the nearest size that divides",
     ),
     (infer((4,), P("x", "y")), ValueError, "spec P('x', 'y') has 2 entries, but local shape (4,)"),
 ]
