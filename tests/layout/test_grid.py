@@ -57,9 +57,8 @@ def by_definition(
 # Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
-@pytest.mark.parametrize(
-    ("spec", "shard_shape", "replica_ids"),
-    [
+def test_facts_about_replicas_on_a_mesh_of_two_axes() -> None:
+    for spec, shard_shape, replica_ids in [
         (P("x", "y"), (2, 1), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P("x"), (2, 2), [0, 1, 0, 1, 0, 1, 0, 1]),
         (P("y"), (4, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
@@ -67,17 +66,13 @@ def by_definition(
         (P(("x", "y")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P(("y", "x")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P(), (8, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_facts_about_replicas_on_a_mesh_of_two_axes(
-    spec: PartitionSpec, shard_shape: tuple[int, ...], replica_ids: list[int]
-) -> None:
-    grid = ShardGrid((8, 2), XY, spec)
-    assert grid.shard_shape == shard_shape
-    assert grid.replica_ids.tolist() == replica_ids
-    assert grid.num_replicas == max(replica_ids) + 1
-    assert grid.num_shards == 8 // grid.num_replicas
-    assert grid.num_devices == 8
+    ]:
+        grid = ShardGrid((8, 2), XY, spec)
+        assert grid.shard_shape == shard_shape
+        assert grid.replica_ids.tolist() == replica_ids
+        assert grid.num_replicas == max(replica_ids) + 1
+        assert grid.num_shards == 8 // grid.num_replicas
+        assert grid.num_devices == 8
 
 
 def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
@@ -325,16 +320,14 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[r[2][:50] for r in BAD])
-def test_a_wrong_argument_is_refused(
-    arguments: tuple[Any, Any, Any], error: type[Exception], message: str
-) -> None:
-    # A grid that is right, of equal numbers, must not have opened a way past the checks.
-    ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
-    ShardGrid((8, 2), {"x": 4}, P("x"))
-    with pytest.raises(error) as info:
-        ShardGrid(*arguments)
-    assert str(info.value).startswith(message)
+def test_a_wrong_argument_is_refused() -> None:
+    for arguments, error, message in BAD:
+        # A grid that is right, of equal numbers, must not have opened a way past the checks.
+        ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
+        ShardGrid((8, 2), {"x": 4}, P("x"))
+        with pytest.raises(error) as info:
+            ShardGrid(*arguments)
+        assert str(info.value).startswith(message)
 
 
 GRID, EMPTY = ShardGrid((8, 2), XY, P("x")), ShardGrid((0, 2), XY, P())
@@ -357,15 +350,11 @@ BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] =
 ]
 
 
-@pytest.mark.parametrize(
-    ("ask", "argument", "error", "message"), BAD_QUESTIONS, ids=[r[3][:50] for r in BAD_QUESTIONS]
-)
-def test_a_wrong_question_is_refused(
-    ask: Callable[[Any], object], argument: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as info:
-        ask(argument)
-    assert str(info.value).startswith(message)
+def test_a_wrong_question_is_refused() -> None:
+    for ask, argument, error, message in BAD_QUESTIONS:
+        with pytest.raises(error) as info:
+            ask(argument)
+        assert str(info.value).startswith(message)
 
 
 def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:

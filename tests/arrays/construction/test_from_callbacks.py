@@ -659,9 +659,8 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
 # Mistakes.
 
 
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
+def test_a_block_that_cannot_be_is_named(auto_mesh: Mesh) -> None:
+    for returned, error, message in [
         (np.zeros(3), ValueError, r"index \[0:2\] has shape \(3,\); a shard .* shape \(2,\)"),
         (None, TypeError, r"returned None for index \[0:2\]; it must return the block"),
         (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
@@ -672,13 +671,9 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
         (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
         ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
-    ],
-)
-def test_a_block_that_cannot_be_is_named(
-    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda _: returned)
+    ]:
+        with pytest.raises(error, match=message):
+            gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda _, block=returned: block)
 
 
 def test_blocks_of_differing_dtypes_are_named(auto_mesh: Mesh) -> None:
@@ -708,28 +703,23 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(auto_mesh: Mesh) ->
         assert note.startswith(f"gda: while reading index {text} of ShardGrid")
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
+def test_options_are_checked_before_anything_is_read(auto_mesh: Mesh) -> None:
+    for options, error, message in [
         ({"into": True}, ValueError, "into=True needs dtype="),
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
         ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; did you mean float"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
-    ],
-)
-def test_options_are_checked_before_anything_is_read(
-    auto_mesh: Mesh, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    calls = []
-    with pytest.raises(error, match=message):
-        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), calls.append, **options)
-    if options.keys() == {"dtype"}:
+    ]:
+        calls = []
         with pytest.raises(error, match=message):
-            gda.GlobalArray.from_batched_callback_with_devices(
-                (8, 2), auto_mesh, P("x"), calls.append, **options
-            )
-    assert calls == []
+            gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), calls.append, **options)
+        if options.keys() == {"dtype"}:
+            with pytest.raises(error, match=message):
+                gda.GlobalArray.from_batched_callback_with_devices(
+                    (8, 2), auto_mesh, P("x"), calls.append, **options
+                )
+        assert calls == []
 
 
 def test_shapes_and_specs_are_checked_before_anything_is_read(auto_mesh: Mesh) -> None:
@@ -739,9 +729,7 @@ def test_shapes_and_specs_are_checked_before_anything_is_read(auto_mesh: Mesh) -
         gda.GlobalArray.from_batched_callback,
         gda.GlobalArray.from_batched_callback_with_devices,
     ):
-        with pytest.raises(
-            ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh"
-        ):
+        with pytest.raises(ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh"):
             constructor((6, 2), auto_mesh, P("x"), calls.append)
     assert calls == []
 
@@ -787,27 +775,22 @@ def test_a_64_bit_jax_array_is_looked_at_when_x64_is_off(auto_mesh: Mesh) -> Non
         gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda i: large)
 
 
-@pytest.mark.parametrize(
-    ("returned", "error", "message"),
-    [
+def test_result_of_a_batched_callback_is_checked(auto_mesh: Mesh) -> None:
+    for returned, error, message in [
         ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, repeats included, not 3"),
         (DATA, TypeError, "a sequence of 8 arrays, one per index, repeats included, not ndarray"),
         (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
         (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
         ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
-    ],
-)
-def test_result_of_a_batched_callback_is_checked(
-    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), lambda _: returned)
+    ]:
+        with pytest.raises(error, match=message):
+            gda.GlobalArray.from_batched_callback(
+                (8, 2), auto_mesh, P("x"), lambda _, block=returned: block
+            )
 
 
 def test_result_of_a_placing_callback_is_checked(auto_mesh: Mesh) -> None:
-    with pytest.raises(
-        ValueError, match=r"array\[0\] .* of the devices that the callback"
-    ):
+    with pytest.raises(ValueError, match=r"array\[0\] .* of the devices that the callback"):
         gda.GlobalArray.from_batched_callback_with_devices(
             (8, 2), auto_mesh, P("x", "y"), lambda request: place(request, DATA)[::-1]
         )

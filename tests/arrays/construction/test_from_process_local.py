@@ -61,9 +61,9 @@ def test_agrees_with_jax_on_the_same_data(case: ShardedCase) -> None:
         np.testing.assert_array_equal(ours.data, shard.data)
 
 
-@pytest.mark.parametrize("value", [3, 2.5, np.float32(1), np.array(7, np.int8), [[1, 2], [3, 4]]])
-def test_scalars_and_lists_are_data_too(auto_mesh: Mesh, value: object) -> None:
-    np.testing.assert_array_equal(np.asarray(build(value, auto_mesh, P())), value)
+def test_scalars_and_lists_are_data_too(auto_mesh: Mesh) -> None:
+    for value in [3, 2.5, np.float32(1), np.array(7, np.int8), [[1, 2], [3, 4]]]:
+        np.testing.assert_array_equal(np.asarray(build(value, auto_mesh, P())), value)
 
 
 @pytest.mark.parametrize(

@@ -186,11 +186,11 @@ def test_different_sources_of_processes_are_an_error() -> None:
                 gda.PaddedArray.from_source(source, mesh, P(), dtype="float32", read_once=True)
 
 
-@pytest.mark.parametrize("chunks", ["auto", (4,), (4, 0), 4, None, {"x": 2}])
-def test_chunks_that_are_no_shape_do_not_count(chunks: Any) -> None:
-    source: Any = Counting(batch(8, 6))
-    source.chunks = chunks
-    assert source_of(source).chunks is None
+def test_chunks_that_are_no_shape_do_not_count() -> None:
+    for chunks in ["auto", (4,), (4, 0), 4, None, {"x": 2}]:
+        source: Any = Counting(batch(8, 6))
+        source.chunks = chunks
+        assert source_of(source).chunks is None
 
 
 @pytest.mark.processes(2, devices=4)

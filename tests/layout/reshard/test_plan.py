@@ -284,9 +284,8 @@ def test_a_plan_is_a_value() -> None:
 # Bad input.
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "says"),
-    [
+def test_impossible_plans_are_refused() -> None:
+    for change, error, says in [
         ({"source": (4, 4)}, TypeError, "source must be a gda.ShardGrid, not tuple; of a GlobalA"),
         ({"target": WIDER}, ValueError, r"source has the global shape \(4, 4\) and the target"),
         ({"target": KNOWN}, ValueError, "the target has process numbers and the source has none"),
@@ -294,14 +293,10 @@ def test_a_plan_is_a_value() -> None:
         ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
         ({"source_ids": [1]}, ValueError, r"source_ids has the shape \(1,\), but the mesh"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
-    ],
-)
-def test_impossible_plans_are_refused(
-    change: dict[str, Any], error: type[Exception], says: str
-) -> None:
-    arguments: dict[str, Any] = {"source": ROWS, "target": COLUMNS, "itemsize": 4}
-    with pytest.raises(error, match=says):
-        ReshardPlan(**(arguments | change))
+    ]:
+        arguments: dict[str, Any] = {"source": ROWS, "target": COLUMNS, "itemsize": 4}
+        with pytest.raises(error, match=says):
+            ReshardPlan(**(arguments | change))
 
 
 def test_more_than_can_be_added_up() -> None:
