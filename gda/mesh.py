@@ -118,12 +118,8 @@ def local_rows(mesh: MeshLike, spec: SpecLike | None, size: int) -> slice:
       size: the rows of the global batch, the same in all processes.
 
     Returns:
-      one slice with start and stop, for ``prefetch`` and ``GlobalArray.from_process_local``, which
-      take the data of these rows. It is empty if the process has no device of the mesh.
-
-    Raises:
-      ValueError: the rows of this process are not contiguous; or the mesh does not divide them.
-      TypeError: ``mesh`` is not a mesh, or ``size`` not an integer.
+      one slice, of rows for ``prefetch`` and ``GlobalArray.from_process_local``. It is empty if the
+      process has no device of the mesh. ``ValueError`` if its rows are not contiguous.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P

@@ -43,8 +43,7 @@ class PaddedArray(Container):
 
     Args:
       array: a ``jax.Array`` of the padded shape, ``ShardGrid(shape, ..., pad=True).padded_shape``,
-        such as the result of a computation. The constructors pad; ``from_callback`` and
-        ``from_source`` are those of ``GlobalArray``.
+        such as the result of a computation. The constructors pad.
       shape: sizes without padding.
 
     >>> import gda, jax, jax.numpy as jnp, numpy as np

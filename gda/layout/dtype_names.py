@@ -55,8 +55,7 @@ _MEANT = {
 def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     """Return the dtype of an argument: anything that NumPy takes, or a short name.
 
-    The short names are those of the command line. If NumPy reads one in its own way, such as
-    ``i8`` for int64, NumPy is right. An error begins with ``name`` and has similar names.
+    If NumPy reads one in its own way, such as ``i8`` for int64, NumPy is right.
     """
     import numpy as np
 

@@ -50,7 +50,6 @@ class ShardGrid:
         it between grids, pass ``other.processes``.
 
     Raises:
-      TypeError: an argument is not of the kind above.
       ValueError: the spec does not fit the shape and the mesh, or ``process_of`` does not fit the
         mesh. The message names specs and sizes that fit.
 

@@ -136,8 +136,7 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
 class Writing:
     """The process that writes each block: the holder with the fewest blocks so far.
 
-    The blocks with the fewest holders come first; of equal processes, the lowest number writes. So
-    replicated blocks are shared out, and every process computes the same shares.
+    The blocks with the fewest holders come first; of equal processes, the lowest number writes.
 
     Attributes:
       holders: the processes that hold a block, ascending, block after block.

@@ -109,14 +109,11 @@ class ReshardPlan:
         other. Of a mesh they are ``[d.id for d in mesh.devices.flat]``.
 
     Raises:
-      TypeError: an argument is not of the kind above.
       ValueError: the global shapes differ, only one grid knows its processes and they are not
         process 0 alone, or the numbers are not one for each device, each different.
-      OverflowError: the target blocks together have 2**63 bytes or more.
 
     The totals do not list the moves, so that 65,536 devices in processes of 4 or 8 take a fraction
-    of a second, even if each sends to each. The time grows with the devices of a process:
-    ``docs/design/reshard.md``.
+    of a second, even if each sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
