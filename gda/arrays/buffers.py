@@ -32,14 +32,8 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
 
     JAX's CPU backend places such an array on a device without copying it.
 
-    Args:
-      shape: sizes, as for ``numpy.empty``.
-      dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
-
-    Raises:
-      TypeError: the dtype has Python objects in it, or ``shape`` no integers.
-      ValueError: a size is negative, or the bytes are more than 64 bits can count.
-      MemoryError: there is too little memory, with a note of shape, dtype and bytes.
+    Shape and dtype are as for ``numpy.empty``, or a dtype of JAX such as ``jax.numpy.bfloat16``. A
+    ``MemoryError`` has a note of shape, dtype and bytes.
 
     >>> import gda, jax.numpy as jnp
     >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
@@ -75,7 +69,6 @@ class Buffers:
         self._offset = 0
 
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an uninitialised aligned array."""
         nbytes = math.prod(shape) * dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         try:

@@ -37,20 +37,14 @@ def dtype_of_floats(name: Any) -> np.dtype[Any]:
 
 
 def dtype_in_tree(dtype: np.dtype[Any], of_floats: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype of an array in a tree whose floats are all cast to one dtype.
-
-    Complex numbers get the precision of the floats, if there are such; all others stay.
-    """
+    """Return the dtype of an array in a tree whose floats, and complex numbers, are cast."""
     if dtype.kind == "c":
         return _COMPLEX_OF.get(of_floats, dtype)
     return of_floats if is_float(dtype) else dtype
 
 
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
-    """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
-
-    ``given`` are the words before the dtype in the message, such as ``"the source has dtype "``.
-    """
+    """Return the dtype that JAX has for data of ``dtype``; ``given`` begins the error."""
     dtype = native(dtype)
     if dtype in KEPT_DTYPES or is_extended(dtype):
         return dtype
@@ -83,7 +77,6 @@ def jax_dtype(dtype: Any, index: Index | None = None) -> Any:
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the value of padding as a scalar of the dtype of the array."""
     given = np.asarray(value)
     if given.shape or given.dtype.hasobject or given.dtype.kind in "USmMV":
         raise TypeError(f"fill must be a number, not {value!r}")
@@ -115,7 +108,6 @@ def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
 
 
 def requested_dtype(dtype: Any) -> Any:
-    """Return what ``dtype=`` stands for: a NumPy dtype, or that of PRNG keys."""
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
     is_key = not isinstance(dtype, str) and is_extended(dtype)
     return dtype if is_key else native(as_dtype(dtype, "the argument dtype="))

@@ -1,7 +1,6 @@
-"""``GlobalArray``: one ``jax.Array``, with the operators and methods of an array.
+"""``GlobalArray``: one ``jax.Array``, with the operators and methods of the installed JAX's arrays.
 
-All compute on the array inside, and give ordinary ``jax.Array``s. They are made in a loop over what
-JAX's arrays have, so that they are those of the installed version.
+All compute on the array inside, and give ordinary ``jax.Array``s.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.arrays.container import Container
-from gda.arrays.liveness import data_callbacks, deleted_error
+from gda.arrays.liveness import data_callbacks, short_text, usable
 from gda.layout.boundary import hide_own_frames, public, set_module
-from gda.layout.spec import Shape, SpecLike, format_spec
-from gda.layout.text import typed_shape
-from gda.mesh import MeshLike, after_spec, is_tracer, not_an_array_error, sharding_of
+from gda.layout.spec import Shape, SpecLike
+from gda.mesh import MeshLike, after_spec, is_tracer, sharding_of
 from gda.multihost.agreement import communicates, if_checked
 
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
@@ -47,13 +46,11 @@ def unwrapped(tree: Any) -> Any:
     return structure.unflatten(map(unwrapped, leaves))
 
 
+@dataclass(frozen=True, slots=True)
 class _At:
     """``jax.Array.at``, which takes arrays as indices and no containers."""
 
-    __slots__ = ("_at",)
-
-    def __init__(self, at: Any) -> None:
-        self._at = at
+    _at: Any
 
     def __getitem__(self, key: Any) -> Any:
         return self._at[unwrapped(key)]
@@ -78,10 +75,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
     ``jax.grad``, ``jax.device_put`` and optimisers take and return it.
 
-    A tree function puts its results into containers, whatever they are, so that the tree keeps its
-    structure: ``jax.device_get(tree)`` has NumPy arrays in containers. ``gda.to_numpy(tree)`` has
-    none. Around something that is no array, a container has no layout. With
-    ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, the function gets the container itself.
+    A tree function puts its results into containers, which have no layout around something that is
+    no array: ``jax.device_get(tree)`` has NumPy arrays in containers, ``gda.to_numpy(tree)`` has
+    none. With ``is_leaf=lambda x: isinstance(x, gda.GlobalArray)``, it gets the container itself.
 
     Args:
       global_shape, mesh, spec: as in ``from_callback``.
@@ -89,8 +85,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
         without a copy: deleting or donating one deletes the shard. On CPU, an array that
         ``jax.device_put`` made without ``may_alias=False`` may share memory with a NumPy array.
-      dtype: that of the buffers. Needed in a process without a device of the mesh, which passes no
-        buffers.
+      dtype: that of the buffers. Needed where no device of the mesh is, and no buffers.
 
     Raises:
       TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
@@ -98,18 +93,13 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         memory kind or of another shape.
 
     >>> import gda, jax, numpy as np
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> data = np.arange(16.0, dtype=np.float32).reshape(8, 2)
-    >>> buffers = [jax.device_put(data[index], device, may_alias=False)
-    ...            for device, index in gda.get_shard_indices((8, 2), mesh, P('x', 'y')).items()]
-    >>> g = gda.GlobalArray((8, 2), mesh, P('x', 'y'), buffers)
+    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x', 'y'], lambda index: data[index])
     >>> g
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
-    >>> float((g @ g.T)[0, 0])
-    1.0
-    >>> gda.GlobalArray((8, 2), NamedSharding(mesh, P('x', 'y')), buffers).spec == g.spec
-    True
+    >>> g.local_shards[2].index, g.local_shards[2].data.tolist(), float((g @ g.T)[0, 0])
+    ((slice(2, 4, None), slice(0, 1, None)), [[4.0], [6.0]], 1.0)
     """
 
     __slots__ = ()
@@ -146,23 +136,16 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     def _wrap(cls, array: Any, shape: Shape | None) -> Self:
         return cls(array=array)
 
-    # From data.
-
     @classmethod
     @public
     def from_array(cls, array: jax.Array | Self) -> Self:
         """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
 
-        An array on a single device, which has no mesh, gets a mesh of that one device and the spec
-        ``P()``.
+        One on a single device, which has no mesh, gets a mesh of that device and the spec ``P()``.
 
         Raises:
           TypeError: it is not a ``jax.Array``, or its sharding is neither a ``NamedSharding`` nor
             on a single device.
-
-        >>> import gda, jax.numpy as jnp
-        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3)))
-        GlobalArray(shape=(2, 3), dtype=float32, mesh={'device': 1}, spec=P())
         """
         if isinstance(array, cls):
             return array
@@ -190,30 +173,20 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     ) -> Self:
         """Build an array by one call that returns all blocks of this process.
 
+        Arguments, communication and errors are those of ``from_callback``, except:
+
         Args:
-          global_shape, mesh, spec: as in ``from_callback``.
           data_callback: ``data_callback(indices)`` gets one index for each device of this process,
             in the order of ``mesh.local_devices``, and returns the blocks in that order. If several
             devices have the same index, all get the block of the first.
-          dtype, copy: as in ``from_callback``.
 
-        Communicates as ``from_callback`` does, and raises the same errors. Raises ``ValueError``
-        if the number of blocks is not the number of indices.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> data = np.arange(16).reshape(8, 2)
-        >>> gda.GlobalArray.from_batched_callback(
-        ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
-        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        Raises:
+          ValueError: also if the number of blocks is not the number of indices.
         """
         from gda.arrays.construction import from_callbacks
 
-        return cls(
-            array=from_callbacks.array_from_batched_callback(
-                global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype, copy=copy
-            )
-        )
+        arguments = (global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype, copy)
+        return cls(array=from_callbacks.array_from_batched_callback(*arguments))
 
     @classmethod
     @public
@@ -229,14 +202,14 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     ) -> Self:
         """Build an array by one call that returns arrays on the devices of this process.
 
+        Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
+
         Args:
           global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
             same order, which become the shards as ``device_buffers`` do.
           dtype: cast to it, on the devices.
-
-        Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -249,11 +222,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """
         from gda.arrays.construction import from_callbacks
 
-        return cls(
-            array=from_callbacks.array_from_batched_callback_with_devices(
-                global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype=dtype
-            )
-        )
+        arguments = (global_shape, mesh, *after_spec(mesh, spec, data_callback), dtype)
+        return cls(array=from_callbacks.array_from_batched_callback_with_devices(*arguments))
 
     @classmethod
     @public
@@ -271,24 +241,19 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """Build an array from the part that each process has, such as its rows of a batch.
 
         The data of a process is its distinct blocks side by side, in the order of their
-        coordinates, without gaps: ``ShardGrid.view(process).local_shape`` is its shape. The blocks
-        must form a regular grid; the devices may be in any order in the mesh. Replicated blocks
-        must be equal in all processes (``host_local_array_to_global_array`` can check that).
-        Communicates as ``from_callback`` does.
+        coordinates, of the shape ``ShardGrid.view(process).local_shape``. They must form a regular
+        grid. Replicated blocks must be equal in all processes: ``host_local_array_to_global_array``
+        can check that. Communicates as ``from_callback`` does.
 
         Args:
-          local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
-            that ``numpy.asarray`` takes. If the shards of a ``jax.Array`` are the blocks, on the
-            right devices, it is used without a copy on accelerators, and with ``copy=False`` on
-            CPU, and deleting or donating it deletes them. Any other ``jax.Array`` is copied.
-          mesh, spec: as in ``from_callback``.
+          local_data: a ``jax.Array`` of this process, or anything that ``numpy.asarray`` takes. If
+            the shards of a ``jax.Array`` are the blocks, on the right devices, they are used, on
+            CPU only with ``copy=False``, and deleted or donated together. Any other is copied.
+          mesh, spec, dtype: as in ``from_callback``.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
-            whole global size in a dimension, gda takes the blocks of this process from it. A
-            process without a device of the mesh must pass ``global_shape`` and ``dtype``; its
-            local data is ignored.
-          dtype: as in ``from_callback``.
-          copy: as in ``from_callback``. NumPy data is copied once. With ``False`` it is not copied:
-            do not change it while the array exists.
+            whole of a dimension, gda takes the blocks from it. A process without a device of the
+            mesh must pass ``global_shape`` and ``dtype``; its local data is ignored.
+          copy: as in ``from_callback``. NumPy data is copied once, and with ``False`` not at all.
 
         Raises:
           TypeError: the local data has a dtype that JAX does not have, or is being traced.
@@ -303,11 +268,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         """
         from gda.arrays.construction import from_process_local
 
-        return cls(
-            array=from_process_local.array_from_process_local(
-                local_data, mesh, *after_spec(mesh, spec, global_shape), dtype=dtype, copy=copy
-            )
-        )
+        arguments = (local_data, mesh, *after_spec(mesh, spec, global_shape), dtype, copy)
+        return cls(array=from_process_local.array_from_process_local(*arguments))
 
     # Its layout.
 
@@ -318,60 +280,23 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     mesh_axes = Container.spec  # by its name in GlobalDeviceArray
 
-    @property
-    def is_fully_replicated(self) -> bool:
-        """True if every device holds the whole array."""
-        return self.sharding.is_fully_replicated
-
-    @property
-    def is_fully_addressable(self) -> bool:
-        """True if all devices belong to this process."""
-        return self.array.is_fully_addressable
-
     def local_data(self, i: int) -> jax.Array:
-        """Return the data of ``local_shards[i]``.
+        """Return the data of ``local_shards[i]``, and raise the same errors."""
+        return self.local_shards[i].data
 
-        Raises:
-          IndexError: there is no such shard.
-          RuntimeError: this process has no shard at all, or the array was deleted or donated.
-        """
-        shards = self.local_shards
-        if not shards:
-            raise RuntimeError(
-                f"no device of the mesh {dict(self.mesh.shape)} belongs to process "
-                f"{jax.process_index()}, so it has no shard; call this in a process that has one"
-            )
-        return shards[i].data
-
-    # By the name that it has in ``jax.Array``.
-    addressable_data = local_data  # pyright: ignore[reportAssignmentType]
+    addressable_data = local_data  # pyright: ignore[reportAssignmentType]  # as in jax.Array
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
         self._live().copy_to_host_async()
 
-    # As an array.
-
     def __jax_array__(self) -> jax.Array:
         """Return the array to compute with, also one that is being traced; raise if it is gone."""
-        array = self._usable_array()
+        array = usable(self.array)
         if data_callbacks.depth:
             from gda.arrays.construction.blocks import check_in_callback
 
             check_in_callback(array)
-        return array
-
-    def _usable_array(self) -> jax.Array:
-        """Return the array for questions about it, which a data callback may ask too."""
-        array = self.array
-        # Asking a tracer would raise. An array of NumPy has nothing to ask.
-        if is_tracer(array):
-            return array
-        if hasattr(array, "is_deleted"):
-            if array.is_deleted():
-                raise deleted_error(array)
-        elif not hasattr(array, "dtype"):
-            raise not_an_array_error(array)
         return array
 
     def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -382,8 +307,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
             return isinstance(other, GlobalArray) and self.array == other.array
         return self.__jax_array__() == unwrapped(other)
 
-    # NumPy asks this before its own operators, so that `numpy_array + g` stays on the devices.
-    __array_priority__ = 200
+    __array_priority__ = 200  # so that NumPy leaves `numpy_array + g` to the devices
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -397,20 +321,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
             """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
             return _At(self.__jax_array__().at)
 
-    # As a Python object.
-
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
-        array = self.array
-        if self._is_inert:
-            return repr(self)
-        if isinstance(array, jax.Array) and not array.shape and not is_tracer(array):
-            return repr(self) if array.is_deleted() else str(array)
-        try:
-            spec = f" {format_spec(self.spec)}"
-        except TypeError:
-            spec = ""
-        return typed_shape(array.dtype, array.shape) + spec
+        return repr(self) if self._is_inert else short_text(self.array)
 
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)
@@ -427,8 +340,9 @@ _OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
 # They compute nothing.
 _QUESTIONS = {
-    *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
-    *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
+    *("__len__", "aval", "committed", "device", "devices", "format", "is_fully_addressable"),
+    *("is_fully_replicated", "is_ready", "itemsize", "on_device_size_in_bytes", "platform"),
+    *("traceback", "weak_type"),
 }
 
 
@@ -446,11 +360,16 @@ def _attributes_of_arrays() -> dict[str, Any]:
     }
 
 
+def _asked(container: GlobalArray) -> jax.Array:
+    """Return the array for a question about it, which a data callback may ask too."""
+    return usable(container.array)
+
+
 def _delegating(name: str, of_jax: Any) -> Any:
     """Return a property or a method that asks the array inside, which is an array or a tracer."""
     about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
-    ask = GlobalArray._usable_array if name in _QUESTIONS else GlobalArray.__jax_array__
+    ask = _asked if name in _QUESTIONS else GlobalArray.__jax_array__
     if isinstance(of_jax, property):
         return property(lambda self: getattr(ask(self), name), doc=doc)
     both = _OPERATORS.get(name)

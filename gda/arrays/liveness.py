@@ -9,12 +9,19 @@ import threading
 from typing import Any
 
 import jax
+import numpy as np
 from jax.errors import UnexpectedTracerError
 
 from gda.layout.spec import Shape, format_spec
-from gda.mesh import is_tracer, processes_of, sharding_of
+from gda.layout.text import typed_shape
+from gda.mesh import LayoutUnknownError, is_tracer, not_an_array_error, processes_of, sharding_of
 
 OUTSIDE = "call this outside jit and other transformations"
+
+_SUCCESSORS = {
+    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
+    "shards": "g.local_shards or g.global_shards",
+}
 
 
 class _DataCallbacks(threading.local):
@@ -51,6 +58,23 @@ def real(array: Any, otherwise: str = "") -> jax.Array:
     return array
 
 
+def usable(content: Any) -> jax.Array:
+    """Return what a container holds, for computing: an array with its data, or a tracer."""
+    # Asking a tracer would raise. An array of NumPy has nothing to ask.
+    if is_tracer(content):
+        return content
+    if hasattr(content, "is_deleted"):
+        if content.is_deleted():
+            raise deleted_error(content)
+    elif not hasattr(content, "dtype"):
+        raise not_an_array_error(content)
+    return content
+
+
+def is_array(content: object) -> bool:
+    return isinstance(content, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
+
+
 def traced_error(name: str, in_jit: str = OUTSIDE) -> UnexpectedTracerError:
     """Return the error for a traced array: the class that JAX raises, a ``TypeError``."""
     return UnexpectedTracerError(f"{name} is being traced, so it has no data; {in_jit}")
@@ -70,8 +94,24 @@ def deleted_error(
     )
 
 
+def attribute_error(container: Any, name: str) -> AttributeError:
+    """Return the error of an attribute that a container lacks, or lacks for what it holds."""
+    problem = f"{type(container).__name__} has no attribute {name!r}"
+    if name in _SUCCESSORS:
+        problem += f"; write {_SUCCESSORS[name]}"
+    attribute = getattr(type(container), name, None)
+    if isinstance(attribute, property):  # its AttributeError has lost its message
+        try:
+            attribute.__get__(container)
+        except LayoutUnknownError as error:
+            return error
+        except AttributeError as error:
+            content = container.array
+            problem += f" here: {error if is_array(content) else not_an_array_error(content)}"
+    return AttributeError(problem)
+
+
 def check_held(array: jax.Array, name: str) -> None:
-    """Raise ``ValueError`` if one other process holds an array alone; ``name`` was called."""
     if array.is_fully_addressable:
         return
     process, *others = processes_of(sharding_of(array).mesh).numbers  # pyright: ignore
@@ -84,7 +124,6 @@ def check_held(array: jax.Array, name: str) -> None:
 
 
 def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) -> str:
-    """Return the text of an array, or of the container around it: its type and layout, no data."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         return f"{kind}(array={array!r})"
     try:
@@ -94,3 +133,13 @@ def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) 
         layout = "traced" if is_tracer(array) else "no sharding"
     shape = array.shape if shape is None else shape
     return f"{kind}(shape={shape}, dtype={array.dtype}, {layout})"
+
+
+def short_text(array: Any) -> str:
+    if isinstance(array, jax.Array) and not array.shape and not is_tracer(array):
+        return describe(array) if array.is_deleted() else str(array)
+    try:
+        spec = f" {format_spec(sharding_of(array).spec)}"
+    except TypeError:
+        spec = ""
+    return typed_shape(array.dtype, array.shape) + spec

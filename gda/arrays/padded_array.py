@@ -1,8 +1,6 @@
 """The container for shapes that the mesh does not divide: ``PaddedArray``.
 
-It holds a ``jax.Array`` of the padded shape, for computing, and the shape without padding, which is
-the shape of its values, shards and files. The shape is a static part of the pytree: a jitted call
-costs more than with a ``GlobalArray``, which has none.
+Its shape is a static part of the pytree, so a jitted call costs more than of a ``GlobalArray``.
 """
 
 from __future__ import annotations
@@ -45,15 +43,14 @@ class PaddedArray(Container):
 
     Args:
       array: a ``jax.Array`` of the padded shape, ``ShardGrid(shape, ..., pad=True).padded_shape``,
-        such as the result of a computation. The constructors pad; ``from_callback`` and
-        ``from_source`` are those of ``GlobalArray``.
+        such as the result of a computation. The constructors pad.
       shape: sizes without padding.
 
     >>> import gda, jax, jax.numpy as jnp, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> p = gda.PaddedArray.from_array(np.arange(10, dtype=np.float32), mesh, ['x'])
-    >>> p.shape, p.padded_shape, p.local_shards[7].data.shape
-    ((10,), (16,), (0,))
+    >>> p.shape, p.padded_shape, p.local_shards[7].data.shape, p.mask().tolist()[9:11]
+    ((10,), (16,), (0,), [True, False])
     >>> @jax.jit
     ... def mean(p):
     ...     return p.filled(0).sum() / p.size
@@ -115,17 +112,7 @@ class PaddedArray(Container):
         Args:
           local_data: a NumPy array, or anything that ``numpy.asarray`` takes.
           global_shape: sizes without padding; required, because the parts of the processes differ.
-          fill: value of the padding.
-          mesh, spec, dtype: as in ``from_callback``.
-
-        Raises:
-          ValueError: the local data does not have the shape above, or as ``from_callback``.
-          TypeError: as ``from_callback``.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> gda.PaddedArray.from_process_local(np.arange(10), mesh, ['x'], (10,))
-        PaddedArray(shape=(10,), dtype=int32, mesh={'x': 8}, spec=P('x'))
+          mesh, spec, fill, dtype: as in ``from_callback``, and the errors.
         """
         from gda.arrays.construction.blocks import as_one_block
         from gda.arrays.construction.placing import hashable_over
@@ -167,13 +154,7 @@ class PaddedArray(Container):
     ) -> Self:
         """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
 
-        Raises:
-          TypeError, ValueError: as ``from_source``; or other processes hold parts of the array.
-
-        >>> import gda, jax, jax.numpy as jnp, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> gda.PaddedArray.from_array(jnp.ones((3, 2)), mesh, ['x']).array.shape
-        (8, 2)
+        Raises the errors of ``from_source``; or other processes hold parts of the array.
         """
         if isinstance(array, PaddedArray):
             raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
@@ -196,12 +177,7 @@ class PaddedArray(Container):
 
     @property
     def grid(self) -> ShardGrid:
-        """The index math of this array, ``pad=True``.
-
-        Raises:
-          ValueError: ``array`` is not of the padded shape of this grid, nor padded more in a
-            dimension that is not sharded, as after XLA replicated it.
-        """
+        """The index math, ``pad=True``; ``ValueError`` if ``array`` has another padded shape."""
         sharding: Any = self.sharding
         grid = grid_of(self.shape, sharding.mesh, sharding.spec, True)
         if not has_padding_for(grid, self.array.shape):
@@ -220,15 +196,8 @@ class PaddedArray(Container):
         Its size is 1 in dimensions without padding, so that it broadcasts; it is sharded as
         ``array`` is. Inside ``jit`` it is computed where it is used, and takes no memory.
 
-        Raises:
-          ValueError: ``array`` is a part of the padded array, as inside ``jax.shard_map``,
-            ``jax.vmap`` and ``jax.lax.scan``.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
-        >>> p = gda.PaddedArray.from_array(np.ones((3, 2)), mesh, ['x'])
-        >>> p.mask().tolist()
-        [[True], [True], [True], [False]]
+        ``ValueError`` if ``array`` is a part of the padded array, as inside ``jax.shard_map``,
+        ``jax.vmap`` and ``jax.lax.scan``.
         """
         shape, padded_shape = self.shape, self.padded_shape
         if (
@@ -259,13 +228,7 @@ class PaddedArray(Container):
         return _mask_maker(shape, sizes, sharding, is_explicit)()
 
     def filled(self, value: jax.typing.ArrayLike) -> jax.Array:
-        """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
-        >>> gda.PaddedArray.from_array(np.arange(3.0), mesh, ['x']).filled(-1).tolist()
-        [0.0, 1.0, 2.0, -1.0]
-        """
+        """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max."""
         with own_settings():
             return jax.numpy.where(self.mask(), self.array, value)
 

@@ -1,8 +1,7 @@
 """The part of a global array in this process: its blocks, or one local array of them.
 
 The *local array* of a process is its distinct blocks side by side, in the order of their
-coordinates, without gaps. It exists where these blocks form a regular grid: all combinations of
-some coordinates in each dimension.
+coordinates. It exists where these are all combinations of some coordinates in each dimension.
 """
 
 from __future__ import annotations
@@ -39,11 +38,19 @@ def is_all_here(array: jax.Array) -> bool:
     return len(view_of_array(array).block_ids) == grid_of_array(array).num_shards
 
 
-def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
-    """Return the data of each distinct block of this process, as its first device holds it.
+def check_all_here(array: jax.Array, container: object) -> None:
+    if not is_all_here(array):
+        raise RuntimeError(
+            f"this process does not hold every block of {container!r}; g.gather() gives the whole "
+            "value to every process, and g.local_shards has the blocks of this one; for a "
+            "jax.Array x, g is gda.GlobalArray.from_array(x)"
+        )
 
-    By number, in the order of ``block_ids`` of its view. Nothing is copied or moved. ``grid`` is
-    that of the array, or the padded one of the array without its padding.
+
+def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
+    """Return the data of each distinct block of this process by number, as its first device has it.
+
+    ``grid`` is that of the array, or the padded one of the array without its padding.
     """
     mesh: Any = sharding_of(array).mesh
     data_on = data_by_device(array)
@@ -75,8 +82,7 @@ def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
     """Return True if an array of this shape, sharded as a padded grid is, has its elements.
 
-    A dimension that is not sharded may have more padding than the grid: XLA replicates some
-    results, such as all without elements, and their padding stays.
+    XLA replicates some results, whose padding is then more than that of the grid.
     """
     if len(shape) != len(grid.global_shape):
         return False
@@ -87,8 +93,7 @@ def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
 def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
-    The array is sharded by ``spec`` over ``mesh``. Raises ``ValueError`` if the blocks of this
-    process do not form a regular grid, or if it has none.
+    ``ValueError`` if the blocks of this process do not form a regular grid, or if it has none.
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Generic, TypeVar, cast
 
 import jax
+from jax.sharding import Mesh
 
 from gda.arrays.bits import without_padding
 from gda.arrays.liveness import deleted_error, describe, traced_error
 from gda.layout.boundary import set_module
+from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
 from gda.layout.spec import Index, Shape
 from gda.layout.text import counted
-from gda.mesh import Device, is_tracer, not_an_array_error
+from gda.mesh import Device, devices_of, is_tracer, local_positions, not_an_array_error
 
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
@@ -81,10 +85,7 @@ class Shard(Generic[DataT]):
         """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
 
         Fetched when first asked for: splitting the array costs some microseconds a device.
-
-        Raises:
-          RuntimeError: the array was deleted or donated.
-          TypeError: the array is being traced, or has no data.
+        ``RuntimeError`` after it was deleted or donated, ``TypeError`` while it is being traced.
         """
         return cast("DataT", self._data_by_device.at(self.index, self.device))
 
@@ -113,3 +114,25 @@ jax.tree_util.register_pytree_node(
     lambda shards: (tuple(shards), None),
     lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
 )
+
+
+def shards_of(
+    array: Any, mesh: Any, grid: ShardGrid, kind: str, *, is_local: bool, has_padding: bool
+) -> tuple[Shard[Any], ...]:
+    """Return the shards of an array, those of this process or all of them, in device order."""
+    data = DataByDevice(array, kind, grid.shard_shape if has_padding else None)
+    if not isinstance(mesh, Mesh):
+        devices: Any = repeat(None)
+    elif is_local and len(local := local_positions(mesh)) < grid.num_devices:
+        shards = zip(local, grid.shards_at(local.values()), strict=True)
+        return _as_local([Shard(device, *which, data) for device, which in shards], grid)
+    else:
+        devices = devices_of(mesh)
+    shards = map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(data))
+    return _as_local(shards, grid) if is_local else tuple(shards)
+
+
+def _as_local(shards: Iterable[Shard[Any]], grid: ShardGrid) -> LocalShards:
+    local = LocalShards(shards)
+    local.num_global = grid.num_devices
+    return local

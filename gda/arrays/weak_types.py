@@ -1,8 +1,7 @@
 """Weak types, which operations of arrays keep and JAX's constructors of sharded arrays lose.
 
-A weak type gives way to the other operand, as a Python number does: bfloat16 parameters times a
-learning rate of the weak type float32 are bfloat16. A tree that comes back without the weak types
-that it had makes a jitted step another program, whose results have other dtypes.
+A weak type gives way to the other operand, as a Python number does. A tree that comes back without
+those that it had makes a jitted step another program, whose results have other dtypes.
 """
 
 from __future__ import annotations

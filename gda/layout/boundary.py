@@ -57,7 +57,6 @@ def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
 
     The outermost decorator, because ``dataclass`` evaluates annotations in the module that the
     class names. So does ``typing.get_type_hints``, for which they are evaluated here.
-    ``inspect.getsource`` finds the source of methods and functions, but not of the whole class.
     """
 
     def named(thing: ObjectT) -> ObjectT:
@@ -98,10 +97,7 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
 def _explain(
     error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], given: Collection[str]
 ) -> None:
-    """Name the class of the caller, not its base, and the successor of a keyword of 2022.
-
-    Both only if Python refused the arguments.
-    """
+    """Name the class of the caller and the successor of a keyword if Python refused arguments."""
     base, _, name = method.__qualname__.rpartition(".")
     call, space, problem = str(error).partition(" ")
     if base and args and call == f"{base}.{name}()":

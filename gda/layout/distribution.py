@@ -33,7 +33,6 @@ def install_command(extra: str) -> str:
 
 @contextlib.contextmanager
 def of_extra(need: str) -> Iterator[None]:
-    """Say in an ``ImportError`` which extra to install."""
     try:
         yield
     except ImportError as error:

@@ -55,8 +55,7 @@ _MEANT = {
 def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     """Return the dtype of an argument: anything that NumPy takes, or a short name.
 
-    The short names are those of the command line. If NumPy reads one in its own way, such as
-    ``i8`` for int64, NumPy is right. An error begins with ``name`` and has similar names.
+    If NumPy reads one in its own way, such as ``i8`` for int64, NumPy is right.
     """
     import numpy as np
 
@@ -93,7 +92,6 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the same dtype in the byte order of this machine."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
@@ -105,7 +103,6 @@ def is_raw(dtype: np.dtype[Any]) -> bool:
 
 
 def similar_dtypes(name: str) -> list[str]:
-    """Return the known names that are similar to an unknown one."""
     name = name.lower()
     in_capitals = {each.lower(): [each] for each in _IN_SAFETENSORS}
     words = {each: each for each in sorted({*_OF_NUMPY, *_names_of_ml_dtypes()})} | _SHORT
@@ -167,7 +164,6 @@ def recorded_dtype(text: Any) -> np.dtype[Any]:
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Return True if a checkpoint can hold arrays of this dtype."""
     try:
         return recorded_dtype(dtype.name) == dtype
     except TypeError:

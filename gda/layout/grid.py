@@ -1,8 +1,6 @@
 """The index math: the elements of an array that each device of a mesh holds, in closed form.
 
-A ``ShardGrid`` is a global shape, a mesh shape and a spec with answers as methods. It needs no JAX
-and no devices, so it also answers for a million devices that do not exist yet.
-``gda/layout/numbering.py`` says how blocks and replicas are numbered, and why.
+It needs no JAX and no devices. ``gda/layout/numbering.py`` says how blocks are numbered, and why.
 """
 
 from __future__ import annotations
@@ -52,12 +50,12 @@ class ShardGrid:
         it between grids, pass ``other.processes``.
 
     Raises:
-      TypeError: an argument is not of the kind above.
       ValueError: the spec does not fit the shape and the mesh, or ``process_of`` does not fit the
         mesh. The message names specs and sizes that fit.
 
     Devices are numbered by *flat position*: row-major over the mesh, the order of
-    ``mesh.devices.flat``. Blocks are numbered row-major over the blocks of each dimension.
+    ``mesh.devices.flat``. A device ``i`` is given by it, or by mesh coordinates; ``IndexError`` if
+    it is outside the mesh. Blocks are numbered row-major over the blocks of each dimension.
 
     >>> grid = ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))
     >>> grid.shard_shape, grid.num_shards, grid.num_replicas
@@ -120,11 +118,7 @@ class ShardGrid:
 
     @property
     def parts(self) -> Shape:
-        """The parts that each dimension has; 1 for one of size 0, whose parts are all equal.
-
-        >>> ShardGrid((8, 2, 6), {'x': 4, 'y': 2}, ('x', None, 'y')).parts
-        (4, 1, 2)
-        """
+        """The parts that each dimension has; 1 for one of size 0, whose parts are all equal."""
         return self._tiling.parts
 
     @property
@@ -154,11 +148,7 @@ class ShardGrid:
 
     @property
     def num_processes(self) -> int:
-        """The number of processes that have devices of the mesh.
-
-        Raises:
-          ValueError: the grid was made without ``process_of``.
-        """
+        """The number of processes of the mesh; ``ValueError`` without ``process_of``."""
         return len(self._known_processes().numbers)
 
     # One device: O(axes of the mesh), whatever its size.
@@ -167,10 +157,6 @@ class ShardGrid:
         """Return the elements that the device at ``i`` holds: one slice per dimension, as in JAX.
 
         ``slice(None)`` for a dimension that is not sharded, else ``slice(start, stop)``.
-        ``i`` is a flat position or mesh coordinates.
-
-        Raises:
-          IndexError: ``i`` is outside the mesh.
 
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).index((3, 0))
         (slice(6, 8, None), slice(None, None, None))
@@ -178,37 +164,15 @@ class ShardGrid:
         return self.block_index(self.block_id(i))
 
     def replica_id(self, i: int | Sequence[int]) -> int:
-        """Return the number of devices before ``i``, in device order, that hold the same block.
-
-        Raises:
-          IndexError: ``i`` is outside the mesh.
-
-        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).replica_id((3, 1))
-        1
-        """
+        """Return the number of devices before ``i``, in device order, that hold the same block."""
         return self._layout.numbers(self._position(i))[1]
 
     def block_id(self, i: int | Sequence[int]) -> int:
-        """Return the number, from 0 to ``num_shards - 1``, of the block the device ``i`` holds.
-
-        Raises:
-          IndexError: ``i`` is outside the mesh.
-
-        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).block_id((3, 1))
-        7
-        """
+        """Return the number, from 0 to ``num_shards - 1``, of the block the device ``i`` holds."""
         return self._layout.numbers(self._position(i))[0]
 
     def block_index(self, block: int) -> Index:
-        """Return the index of the block with number ``block``.
-
-        Raises:
-          TypeError: ``block`` is not an integer.
-          IndexError: there is no such block.
-
-        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('y',)).block_index(1)
-        (slice(4, 8, None), slice(None, None, None))
-        """
+        """Return the index of the block with number ``block``; ``IndexError`` if there is none."""
         block = operator.index(block)  # slices of NumPy integers print badly
         if not 0 <= block < self.num_shards:
             raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
@@ -218,9 +182,6 @@ class ShardGrid:
         """Return the coordinates of the block of the device at ``i``, one for each dimension.
 
         0 for a dimension that is not sharded, and for one of size 0, whose parts are all equal.
-
-        Raises:
-          IndexError: ``i`` is outside the mesh.
 
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).coordinates((3, 1))
         (7, 0)
@@ -237,9 +198,6 @@ class ShardGrid:
         Costs O(``len(positions)``), whatever the size of the mesh; devices that hold the same
         block share one index.
 
-        Raises:
-          IndexError: a position is outside the mesh.
-
         >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
@@ -253,20 +211,13 @@ class ShardGrid:
     def locate(self, point: Sequence[int]) -> IntArray:
         """Return the flat positions of the devices that hold the element at ``point``.
 
-        Device order, so entry ``r`` is the device with replica id ``r``; int64 of length
-        ``num_replicas``. Costs O(``num_replicas``), not O(``num_devices``).
-
-        Raises:
-          TypeError: ``point`` is not a sequence of integers.
-          IndexError: ``point`` is outside the global shape, or has another rank.
+        Entry ``r`` is the device with replica id ``r``: int64 ``[num_replicas]``, at that cost.
+        ``IndexError`` if the point is outside the global shape, or has another rank.
 
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).locate((5, 1))
         array([4, 5])
         """
-        try:
-            given = integers(point)
-        except TypeError:
-            raise TypeError(f"point must be a sequence of integers, not {point!r}") from None
+        given = integers(point)
         if len(given) != len(self.global_shape) or not all(
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):
@@ -296,13 +247,7 @@ class ShardGrid:
 
     @cached_property
     def starts(self) -> IntArray:
-        """First element of every device's block: int64 ``[num_devices, ndim]``, read-only.
-
-        It is 0 for a dimension that is not sharded.
-
-        Raises:
-          OverflowError: a size is 2**63 or more.
-        """
+        """First element of every device's block: int64 ``[num_devices, ndim]``, read-only."""
         return self._ends(Dimension.starts)
 
     @cached_property
@@ -311,7 +256,6 @@ class ShardGrid:
         return self._ends(Dimension.stops)
 
     def _ends(self, ends_of: Callable[[Dimension, Any], IntArray]) -> IntArray:
-        """Return one end of every device's block in each dimension."""
         layout = self._layout
         if max(self.global_shape, default=0) >= 2**63:
             raise OverflowError(
@@ -337,9 +281,7 @@ class ShardGrid:
     def view(self, process: int) -> ProcessView:
         """Return the blocks that one process reads, keeps and writes; the process need not exist.
 
-        Raises:
-          TypeError: ``process`` is not an integer.
-          ValueError: it is negative, or the grid was made without ``process_of``.
+        ``ValueError`` if the number is negative, or the grid was made without ``process_of``.
 
         >>> ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 0, 1, 1]).view(1).indices
         [(slice(4, 6, None),), (slice(6, 8, None),)]

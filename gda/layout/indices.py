@@ -1,8 +1,7 @@
 """Indices of blocks, one slice for each dimension, and the blocks of a shape by their numbers.
 
 The index of a grid has ``slice(None)`` for a dimension that is not sharded; ``bounded`` gives it
-every start and stop. Such an index is a *box*. Integers alone: no mesh, no devices. ``numbering``
-has the block of each device.
+every start and stop, and makes it a *box*.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ def is_empty(index: Index) -> bool:
 
 
 def bounded(index: Index, shape: Shape) -> Index:
-    """Return an index with every start and stop."""
     sides = zip(index, shape, strict=True)
     return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
 
@@ -49,17 +47,14 @@ def bounded(index: Index, shape: Shape) -> Index:
 
 
 def index_at(start: Shape, shape: Shape) -> Index:
-    """Return the box of this shape that begins at an element."""
     return tuple([slice(first, first + n) for first, n in zip(start, shape, strict=True)])
 
 
 def sizes_of(box: Index) -> Shape:
-    """Return the shape of a box."""
     return tuple([s.stop - s.start for s in box])
 
 
 def hull_of(boxes: Iterable[Index]) -> Index:
-    """Return the smallest box that has all others."""
     return tuple(
         [
             slice(min([s.start for s in along]), max([s.stop for s in along]))
@@ -110,16 +105,13 @@ class Dimension:
         return slice(stop - self.step, stop) if stop <= self.size else slice(*self.bounds(part))
 
     def bounds(self, part: int) -> tuple[int, int]:
-        """Return start and stop of a part; they may be beyond 64 bits."""
         start = part * self.step
         return min(start, self.size), min(start + self.step, self.size)
 
     def starts(self, parts: IntArray) -> IntArray:
-        """Return the start of some parts, within 64 bits."""
         return np.minimum(parts * self.step, self.size)
 
     def stops(self, parts: IntArray) -> IntArray:
-        """Return the stop of some parts, within 64 bits."""
         return np.minimum(parts * self.step + self.step, self.size)
 
 
@@ -155,7 +147,6 @@ class Tiling:
 
     @cached_property
     def shard_shape(self) -> Shape:
-        """Sizes of the largest block."""
         return tuple([dimension.step for dimension in self.dimensions])
 
     @cached_property
@@ -165,7 +156,6 @@ class Tiling:
 
     @cached_property
     def is_even(self) -> bool:
-        """True if all blocks have ``shard_shape``."""
         return all(each.ways * each.step == each.size for each in self.dimensions)
 
     def index(self, block: int) -> Index:
@@ -202,13 +192,11 @@ class Tiling:
         return columns[::-1]
 
     def boxes(self, blocks: IntArray) -> Boxes:
-        """Return the boxes of some blocks."""
         columns = self.columns(blocks)
         starts = map(Dimension.starts, self.dimensions, columns)
         return Boxes([*starts], [*map(Dimension.stops, self.dimensions, columns)])
 
     def sizes(self, blocks: IntArray) -> IntArray:
-        """Return the elements of some blocks."""
         if self.is_even:
             return np.full(blocks.shape, math.prod(self.shard_shape), np.int64)
         sides = zip(*self.boxes(blocks), strict=True)

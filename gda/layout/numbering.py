@@ -1,8 +1,5 @@
 """The block that each device of a mesh holds under a spec, and the number of its replica.
 
-A ``Layout`` knows the mesh and the spec but no sizes of an array, so the hundreds of parameters of
-a model share the few layouts that their specs make.
-
 The one confusing rule, by example: the spec ``P(('x', 'y'))`` on a mesh ``{'x': 2, 'y': 3}``
 divides dimension 0 into six blocks, and the device at coordinates (x, y) holds block
 ``x * 3 + y``: the first name of an entry is the slowest, whatever the order of the mesh axes. So
@@ -43,7 +40,7 @@ Numbers = TypeVar("Numbers", int, IntArray)
 
 
 class Layout:
-    """A spec on a mesh. Made by ``layout_of``; immutable, shared, compared by identity.
+    """A spec on a mesh, shared by all parameters of a model that have it; compared by identity.
 
     Attributes:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
@@ -103,14 +100,7 @@ class Layout:
         return block, replica
 
     def position(self, coordinates: Sequence[int]) -> int:
-        """Return the flat position of mesh coordinates."""
-        try:
-            given = integers(coordinates)
-        except TypeError:
-            raise TypeError(
-                "a device is given by its flat position or its mesh coordinates, integers such as "
-                f"3 or (1, 0), not {coordinates!r}"
-            ) from None
+        given = integers(coordinates)
         if len(given) != len(self.sizes) or not all(
             0 <= c < size for c, size in zip(given, self.sizes, strict=True)
         ):
@@ -178,7 +168,6 @@ def numbers_of(layout: Layout, positions: Sequence[int]) -> list[tuple[int, int]
 
 
 def read_only(array: IntArray) -> IntArray:
-    """Mark ``array`` as not writeable and return it."""
     array.flags.writeable = False
     return array
 

@@ -19,12 +19,10 @@ class Padding(NamedTuple):
     percent: float
 
     def document(self) -> dict[str, Any]:
-        """Return its part of a JSON document."""
         return {"nbytes_padding": self.nbytes, "percent_padding": self.percent}
 
 
 def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
-    """Return the padding of grids, each with the bits of one element of it."""
     total = whole = 0
     for grid, bits in layouts:
         times = grid.num_replicas * bits
@@ -36,10 +34,8 @@ def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
 def format_percent(percent: float) -> str:
     """Return a percentage in two digits, or all of its digits from 100 on.
 
-    >>> format_percent(0.0139), format_percent(33.333), format_percent(1234.5)
-    ('0.014 %', '33 %', '1,234 %')
-    >>> format_percent(0.001)
-    '<0.01 %'
+    >>> [*map(format_percent, (0.001, 0.0139, 33.333, 1234.5))]
+    ['<0.01 %', '0.014 %', '33 %', '1,234 %']
     """
     if 0 < percent < 0.01:
         return "<0.01 %"

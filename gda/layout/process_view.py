@@ -1,8 +1,4 @@
-"""The blocks of an array that one process reads, keeps and writes.
-
-A ``ProcessView`` comes from ``ShardGrid.view``. It answers for one process of a mesh without asking
-any other, and neither that process nor its devices have to exist.
-"""
+"""The blocks of an array that one process, which need not exist, reads, keeps and writes."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from gda.layout.spec import (
     format_spec,
     nearest_sizes,
 )
-from gda.layout.text import counted, format_processes, itemsize_error, join_some
+from gda.layout.text import counted, format_processes, join_some
 
 
 @set_module("gda")
@@ -37,10 +33,9 @@ from gda.layout.text import counted, format_processes, itemsize_error, join_some
 class ProcessView:
     """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
-    ``ShardGrid.view`` returns one. A process without devices in the mesh has an empty view. Nothing
-    here communicates. Every attribute costs O(devices of the process). The first view of a mesh and
-    the first call of ``written_blocks`` cost O(devices of the mesh), or a sort of the devices if
-    their process numbers do not ascend.
+    ``ShardGrid.view`` returns one, which is empty for a process without devices in the mesh. Every
+    attribute costs O(devices of the process), but the first view of a mesh and the first call of
+    ``written_blocks`` O(devices of the mesh).
 
     Attributes:
       process: the number of the process.
@@ -64,12 +59,7 @@ class ProcessView:
     process: int
 
     def __post_init__(self) -> None:
-        try:
-            self.__dict__["process"] = operator.index(self.process)
-        except TypeError:
-            raise TypeError(
-                f"process must be the number of a process, not {self.process!r}"
-            ) from None
+        self.__dict__["process"] = operator.index(self.process)
         if self.process < 0:
             raise ValueError(f"process is {self.process}; processes are numbered from 0")
 
@@ -93,14 +83,7 @@ class ProcessView:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """The rows of dimension 0 that it reads: ascending slices, merged where they touch.
-
-        A dimension that is not sharded is one ``slice(0, size)``. A scalar has no rows, ``()``.
-
-        >>> import gda
-        >>> gda.ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 1, 0, 0]).view(0).rows
-        (slice(0, 2, None), slice(4, 8, None))
-        """
+        """The rows of dimension 0 that it reads: ascending slices, merged where they touch."""
         if not self._tiling.global_shape:
             return ()
         rows: list[slice] = []
@@ -123,12 +106,12 @@ class ProcessView:
 
     def nbytes(self, itemsize: int) -> int:
         """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once."""
-        return self.size * _bytes_of(itemsize)
+        return self.size * operator.index(itemsize)
 
     def nbytes_on_devices(self, itemsize: int) -> int:
         """Return the bytes that its devices hold together: every replica counts, and padding."""
         held = len(self.positions) * math.prod(self._tiling.shard_shape)
-        return held * _bytes_of(itemsize)
+        return held * operator.index(itemsize)
 
     # Those that it writes.
 
@@ -140,15 +123,8 @@ class ProcessView:
 
         Args:
           turn: assign each block to the process that comes ``turn`` places later among the
-            processes that hold it. For the leaves of a tree, pass the number of the leaf. If not,
+            processes that hold it. For the leaves of a tree, pass the number of the leaf, or
             process 0 writes every replicated leaf.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((8,), {'x': 2, 'y': 4}, ('y',), process_of=[0] * 4 + [1] * 4)
-        >>> grid.view(0).written_blocks(), grid.view(1).written_blocks()
-        ((0, 2), (1, 3))
-        >>> grid.view(0).written_blocks(turn=1)
-        (1, 3)
         """
         blocks = np.array(self.block_ids, np.int64)
         writers = writing_of(self._layout, self._processes).writers(blocks, operator.index(turn))
@@ -172,25 +148,16 @@ class ProcessView:
 
     @property
     def local_shape(self) -> Shape:
-        """The shape of its blocks side by side, in the order of their coordinates, without gaps.
-
-        Raises:
-          ValueError: its blocks do not form a regular grid, or it has no device.
-        """
+        """The shape of its blocks side by side; ``ValueError`` unless ``is_regular``."""
         self.check_regular()
         return tuple(map(self._local_size, range(len(self.coordinates))))
 
     @property
     def local_indices(self) -> list[Index]:
-        """The place of each of ``indices`` within the local array, start and stop always given.
+        """The place of each of ``indices`` in its local array, with every start and stop.
 
-        Raises:
-          ValueError: its blocks do not form a regular grid, or it has no device.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
-        >>> grid.view(1).local_indices
-        [(slice(0, 2, None), slice(0, 2, None)), (slice(0, 2, None), slice(2, 4, None))]
+        That has its blocks side by side in the order of their coordinates, without gaps.
+        ``ValueError`` unless ``is_regular``.
         """
         self.check_regular()
         return self._indices_by([self._side_by_side(d) for d in range(len(self.coordinates))])
@@ -198,20 +165,14 @@ class ProcessView:
     def indices_within(self, local_shape: Shape) -> list[Index]:
         """Return the place of each of ``indices`` within local data, start and stop always given.
 
-        As ``local_indices``, but the data may have the whole of a dimension. If its size is the
-        global size, blocks have the same place in that dimension as in the whole array. In the
-        other dimensions the blocks must form a regular grid.
-
-        Raises:
-          ValueError: data of this shape does not have the blocks, they do not form a regular grid,
-            or the process has no device.
+        As ``local_indices``, but the data may have the whole of a dimension: if its size is the
+        global size, blocks have the same place in it as in the whole array. ``ValueError`` if data
+        of this shape does not have the blocks, or these do not form a regular grid.
 
         >>> import gda
         >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
         >>> grid.view(1).indices_within((4, 4))
         [(slice(2, 4, None), slice(0, 2, None)), (slice(2, 4, None), slice(2, 4, None))]
-        >>> grid.view(1).indices_within((2, 4)) == grid.view(1).local_indices
-        True
         """
         global_shape = self._tiling.global_shape
         if len(local_shape) != len(global_shape):
@@ -228,7 +189,14 @@ class ProcessView:
                 slices.append(self._placed(dimension))
                 continue
             if size != self._local_size(dimension):
-                raise self._wrong_local_size_error(local_shape, dimension)
+                raise ValueError(
+                    f"local data of shape {local_shape} does not fit global_shape {global_shape}, "
+                    f"sharded by {format_spec(self._layout.spec)} on the mesh "
+                    f"{dict(self._layout.mesh_shape)}: dimension {dimension} has local size "
+                    f"{size}; expected is {self._local_size(dimension)}, the "
+                    f"{len(self.coordinates[dimension])} blocks of process {self.process} side by "
+                    f"side, or {global_shape[dimension]}, the whole dimension"
+                )
             compact.append(dimension)
             slices.append(self._side_by_side(dimension))
         combinations = set(zip(*(self._columns[dimension] for dimension in compact), strict=True))
@@ -243,7 +211,6 @@ class ProcessView:
         return [column.tolist() for column in columns]
 
     def _placed(self, dimension: int) -> dict[int, slice]:
-        """The place of each of its parts of a dimension in the whole array."""
         bounds = self._tiling.dimensions[dimension].bounds
         return {part: slice(*bounds(part)) for part in self.coordinates[dimension]}
 
@@ -269,8 +236,7 @@ class ProcessView:
         if not self.block_ids:
             raise ValueError(
                 f"process {self.process} has no device of {mesh}, so it has no local shape; the "
-                f"mesh "
-                f"has devices of {format_processes(self._processes.numbers)}"
+                f"mesh has devices of {format_processes(self._processes.numbers)}"
             )
         blocks = list(zip(*self._columns, strict=True))
         raise ValueError(
@@ -278,17 +244,6 @@ class ProcessView:
             f"{format_spec(self._layout.spec)} on {mesh}, which do not form a regular grid, so it "
             "has no local shape; choose another order of the devices or another spec, or use "
             "GlobalArray.from_callback, which reads any blocks"
-        )
-
-    def _wrong_local_size_error(self, local_shape: Shape, dimension: int) -> ValueError:
-        global_shape = self._tiling.global_shape
-        count = len(self.coordinates[dimension])
-        return ValueError(
-            f"local data of shape {local_shape} does not fit global_shape {global_shape}, sharded "
-            f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
-            f"dimension {dimension} has local size {local_shape[dimension]}; expected is "
-            f"{self._local_size(dimension)}, the {count} blocks of process "
-            f"{self.process} side by side, or {global_shape[dimension]}, the whole dimension"
         )
 
     # A value: immutable, equal by content.
@@ -326,13 +281,6 @@ class ProcessView:
         return cls(layout, Tiling(global_shape, layout.parts), processes, process)
 
 
-def _bytes_of(itemsize: object) -> int:
-    # A string times a number is a longer string.
-    if not hasattr(itemsize, "__index__"):
-        raise itemsize_error(itemsize)
-    return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
-
-
 def infer_global_shape(
     local_shape: Iterable[int],
     mesh_shape: Mapping[str, int],
@@ -362,21 +310,11 @@ def infer_global_shape(
     for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
         parts = layout.parts[dimension]
         if size % extent and not (pad and extent == parts):
-            raise _indivisible_local_error(shape, dimension, extent, layout, view.process)
+            raise ValueError(
+                f"local shape {shape} of process {process} cannot be sharded by "
+                f"{format_spec(layout.spec)} on the mesh {sizes}: dimension {dimension} of local "
+                f"size {size} holds {extent} of the {parts} blocks, and {size} is not divisible by "
+                f"{extent}; {nearest_sizes(size, extent)}"
+            )
         sizes_of_all.append(size if extent == parts else size // extent * parts)
     return tuple(sizes_of_all)
-
-
-def _indivisible_local_error(
-    local_shape: Shape, dimension: int, extent: int, layout: Layout, process: int
-) -> ValueError:
-    size = local_shape[dimension]
-    names = layout.axes[dimension]
-    plural = "axis" if len(names) == 1 else "axes"
-    return ValueError(
-        f"local shape {local_shape} of process {process} cannot be sharded by "
-        f"{format_spec(layout.spec)} on the mesh {dict(layout.mesh_shape)}: dimension {dimension} "
-        f"of local size {size} holds {extent} of the {layout.parts[dimension]} blocks over mesh "
-        f"{plural} {' and '.join(map(repr, names))}, and {size} is not divisible by "
-        f"{extent}; {nearest_sizes(size, extent)}"
-    )

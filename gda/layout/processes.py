@@ -1,8 +1,4 @@
-"""The process of each device of a mesh, and the process that writes each block.
-
-NumPy only: neither the processes nor their devices have to exist. ``gda/layout/process_view.py``
-has the part of an array that one process holds.
-"""
+"""The process of each device of a mesh, and the process that writes each block."""
 
 from __future__ import annotations
 
@@ -29,24 +25,11 @@ ProcessOf = Sequence[int] | npt.NDArray[np.integer[Any]]
 class Processes:
     """The process of every device of a mesh; immutable, hashable, comparable by content.
 
-    ``ShardGrid.processes`` is one. Several grids may share one: pass it as ``process_of``.
+    ``ShardGrid.processes`` is one. Several grids may share one: pass it as ``process_of``, which is
+    given as non-negative integers in device order, and kept as int64 ``[num_devices]``, read-only.
 
-    Args:
-      process_of: non-negative integers in device order.
-
-    Attributes:
-      process_of: the same as int64 ``[num_devices]``, read-only, a copy.
-
-    Raises:
-      TypeError: ``process_of`` is not a sequence of integers.
-      ValueError: a number is negative, or not below 2**63.
-
-    >>> from gda import Processes, ShardGrid
+    >>> from gda import Processes
     >>> processes = Processes([4, 4, 0, 0])
-    >>> processes
-    Processes(2 processes of 4 devices)
-    >>> ShardGrid((8,), {'x': 4}, ('x',), process_of=processes).num_processes
-    2
     >>> processes.numbers, processes.positions(4)
     ((0, 4), array([0, 1]))
     """
@@ -85,11 +68,7 @@ class Processes:
         return read_only(ranks)
 
     def positions(self, process: int) -> IntArray:
-        """Return the flat positions of the devices of a process, in device order, read-only.
-
-        The first call costs O(devices) if the process numbers ascend, as on most meshes, or a sort
-        of the devices if they do not. Later calls cost O(log(devices)).
-        """
+        """Return the flat positions of the devices of a process, in device order, read-only."""
         order, numbers = self._by_process
         # Not np.searchsorted, which has no order for an int64 and a number beyond 2**63.
         return order[bisect_left(numbers, process) : bisect_right(numbers, process)]
@@ -104,7 +83,6 @@ class Processes:
 
     @cached_property
     def _runs(self) -> tuple[IntArray, IntArray]:
-        """The start of each process in ``_by_process``, and the number of its devices."""
         firsts = np.flatnonzero(np.diff(self._by_process[1], prepend=-1))
         return firsts, np.diff(firsts, append=self.num_devices)
 
@@ -133,7 +111,6 @@ class Processes:
 
 
 def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
-    """Return the processes of the devices of a mesh, checked against the mesh."""
     values = process_of.process_of if isinstance(process_of, Processes) else _integers(process_of)
     if values.shape not in ((layout.num_devices,), layout.sizes):
         either = f" or {layout.sizes}, the shape of the mesh" if len(layout.sizes) > 1 else ""
@@ -146,10 +123,7 @@ def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Proce
 
 
 def _integers(process_of: object) -> npt.NDArray[Any]:
-    try:
-        values = np.asarray(process_of)
-    except ValueError:  # NumPy's word for rows of several lengths
-        values = np.empty((), object)
+    values = np.asarray(process_of)
     if values.dtype.kind not in "iu" and (values.size or values.ndim != 1):
         raise TypeError(
             "process_of must give the process of each device in device order, integers such as "
@@ -162,8 +136,7 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
 class Writing:
     """The process that writes each block: the holder with the fewest blocks so far.
 
-    The blocks with the fewest holders come first; of equal processes, the lowest number writes. So
-    replicated blocks are shared out, and every process computes the same shares.
+    The blocks with the fewest holders come first; of equal processes, the lowest number writes.
 
     Attributes:
       holders: the processes that hold a block, ascending, block after block.
@@ -227,11 +200,8 @@ def writing_of(layout: Layout, processes: Processes) -> Writing:
 def turns_of(sizes: Sequence[int], layouts: Sequence[Hashable]) -> list[int]:
     """Return the turn of each array of a tree, so that all processes write about as much.
 
-    The largest first, arrays of one layout take turns, so that of these no process writes more than
-    another by more than their largest block. By number alone, weights and biases that alternate
-    would leave all weights to every second process. Each layout begins with another process: over
-    3 processes that hold Llama 2 7B each, the largest share is 1.003 of the mean, and 1.005 where
-    all layouts begin with the same.
+    The largest first, arrays of one layout take turns: by number alone, weights and biases that
+    alternate would leave all weights to every second process. Each layout begins with another.
 
     >>> turns_of([4, 100, 4, 100, 50], ['x', 'x', 'x', 'x', 'y'])
     [2, 0, 3, 1, 1]

@@ -26,7 +26,6 @@ def writing_of_grid(grid: ShardGrid, processes: Processes) -> Writing:
 
 
 def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
-    """Return the processes that hold each block, ascending."""
     return writing_of_grid(grid, processes).by_block
 
 
@@ -73,15 +72,8 @@ def blocks_read_together(
     [[0], [1]]
     >>> blocks_read_together(halves, (8, 8), (1, 8), 0)
     [[0, 1]]
-    >>> blocks_read_together(halves, (8, 8), None, short=2), blocks_read_together(
-    ...     halves, (8, 8), None, short=100
-    ... )
-    ([[0], [1]], [[0, 1]])
-    >>> rows = {0: (slice(0, 4), slice(0, 8)), 1: (slice(4, 8), slice(0, 8))}
-    >>> blocks_read_together(rows, (8, 8), None, short=100), blocks_read_together(
-    ...     rows, (8, 8), None, short=100, joins_runs=True
-    ... )
-    ([[0], [1]], [[0, 1]])
+    >>> [blocks_read_together(halves, (8, 8), None, short) for short in (2, 100)]
+    [[[0], [1]], [[0, 1]]]
     """
     if not blocks:
         return []
@@ -138,10 +130,7 @@ def boxes_of_chunks(within: Index, chunks: Shape, most_elements: int) -> Iterato
 def parts_in_boxes(
     blocks: Mapping[int, Index], boxes: Iterable[Index]
 ) -> Iterator[list[tuple[int, Index]]]:
-    """Yield for each box the parts of blocks in it, with the numbers of the blocks.
-
-    Boxes without a part are left out.
-    """
+    """Yield for each box that has any the parts of blocks in it, with the numbers of the blocks."""
     for box in boxes:
         common = [(number, common_box(box, block)) for number, block in blocks.items()]
         if parts := [(number, part) for number, part in common if part is not None]:

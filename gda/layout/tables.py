@@ -1,8 +1,4 @@
-"""Plain text that fits a terminal: tables, and texts broken into lines.
-
-Widths are in columns of a terminal; a wide character, such as a Chinese one, takes two. Texts in a
-table may come from a file, so control characters are escaped.
-"""
+"""Plain text that fits the columns of a terminal: tables, and texts broken into lines."""
 
 from __future__ import annotations
 
@@ -23,12 +19,8 @@ def table(
 ) -> list[str]:
     """Return the lines of a table; cells of the widest columns are wrapped if it is too wide.
 
-    In a column that is aligned to the right only the name is wrapped, so that no number is broken.
-
-    Args:
-      rows: the cells of each row; those of the first row may be the names of the columns.
-      right: the names of the columns that are aligned to the right.
-      width: columns that there are; None for as many as it takes.
+    The first row may have names of columns. Those in ``right`` are aligned to the right, and
+    only their name is wrapped, so that no number is broken. Control characters are escaped.
 
     >>> print(*table([['name', 'size'], ['a', '1'], ['bc', '16']], right={'size'}), sep='\\n')
     name  size
@@ -41,7 +33,6 @@ def table(
 def lines_of_rows(
     rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
 ) -> list[list[str]]:
-    """Return for each row of a ``table`` its lines."""
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return []
@@ -112,7 +103,6 @@ def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[str], cuts_words: bool) -> Iterator[str]:
-    """Yield the parts between which a text may be broken."""
     if text_width(text.rstrip()) <= width:
         yield text
     elif breaks:

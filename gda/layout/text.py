@@ -58,7 +58,6 @@ def join_some(parts: Sequence[str], most: float = math.inf) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text without its middle if it is longer than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
 
 
@@ -88,7 +87,6 @@ def listed(words: Sequence[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known words that are most like a misspelled one, in capitals or not."""
     # Imported here, because it takes long and only mistakes need it.
     from difflib import get_close_matches
 
@@ -107,14 +105,6 @@ def in_processes(num_devices: int, devices_per_process: int) -> str:
     if processes == 1:
         return devices
     return f"{devices} in {processes:,} processes of {devices_per_process:,}"
-
-
-def itemsize_error(itemsize: object) -> TypeError:
-    """Return the error for a wrong number of bytes of one element."""
-    return TypeError(
-        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-        f"{itemsize!r}"
-    )
 
 
 # Parts of an array, and their places.
@@ -198,5 +188,4 @@ def _run(values: Sequence[int], start: int, stop: int, between_two: str) -> str:
 
 
 def format_more(count: int) -> str:
-    """Return the words for omitted things: ``… 4,090 more``."""
     return f"… {count:,} more"

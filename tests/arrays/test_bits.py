@@ -24,10 +24,10 @@ from gda.storage import open_safetensors, save_safetensors
 # XLA on CPU changes NaNs of bfloat16, float8_e4m3, float8_e3m4 and float8_e5m2.
 RARE = [
     *("float16", "float8_e3m4", "float8_e5m2", "float8_e4m3fn", "float8_e4m3fnuz", "uint2"),
-    *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "int4", "uint4", "int8"),
+    *("float8_e4m3b11fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "int2", "int4", "uint4", "int8"),
 ]
 DTYPES = [
-    *("bfloat16", "float8_e4m3", "float4_e2m1fn", "int2"),
+    *("bfloat16", "float8_e4m3", "float4_e2m1fn"),
     *(pytest.param(name, marks=pytest.mark.torture) for name in RARE),
 ]
 IN_SAFETENSORS = {"bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "int8"}
@@ -136,10 +136,8 @@ def test_files_keep_bits(data: np.ndarray, uneven: Mesh, tmp_path: Path) -> None
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
-def test_bits_between_processes_stay(dtype: str) -> None:
-    bits = np.arange(9 * 256).astype(f"u{dtype_of(dtype).itemsize}")
-    data = (bits * 113).view(dtype_of(dtype)).reshape(9, 256)
+def test_bits_between_processes_stay() -> None:
+    data = (np.arange(9 * 256, dtype=np.uint16) * 113).view(dtype_of("bfloat16")).reshape(9, 256)
     p = padded(data, ordered_mesh([0, 4, 1, 5, 2, 6, 3, 7], {"x": 4, "y": 2}), P("x", "y"))
     assert is_right(p, data)
     assert p.fingerprint() == gda.fingerprint(data)

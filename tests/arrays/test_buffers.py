@@ -90,21 +90,16 @@ def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:
     assert sys.getrefcount(block) == before + len(views)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "error", "size"),
-    [
+def test_memory_error_names_the_array() -> None:
+    for shape, dtype, error, size in [
         ((2**59, 2), "f4", MemoryError, "4.0 EiB"),
         ((2**61, 1), jnp.bfloat16, MemoryError, "4.0 EiB"),
         ((2**70,), "i1", ValueError, "1.0 ZiB"),
-    ],
-)
-def test_memory_error_names_the_array(
-    shape: tuple[int, ...], dtype: Any, error: type[Exception], size: str
-) -> None:
-    with pytest.raises(error) as caught:
-        gda.aligned_empty(shape, dtype)
-    what = f"an array of shape {shape} and dtype {np.dtype(dtype)}, {size}"
-    assert caught.value.__notes__ == [f"gda: no memory for {what}"]
+    ]:
+        with pytest.raises(error) as caught:
+            gda.aligned_empty(shape, dtype)
+        what = f"an array of shape {shape} and dtype {np.dtype(dtype)}, {size}"
+        assert caught.value.__notes__ == [f"gda: no memory for {what}"]
 
 
 def test_one_size_may_be_a_number() -> None:
@@ -112,17 +107,12 @@ def test_one_size_may_be_a_number() -> None:
     assert gda.aligned_empty(np.array([2, 3]), "f4").shape == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "error", "message"),
-    [
+def test_bad_arguments_are_errors() -> None:
+    for shape, dtype, error, message in [
         ((-1,), "f4", ValueError, r"shape \(-1,\) has a negative size"),
         ((2,), object, TypeError, "Python objects cannot be placed on a device"),
         ((2.5,), "f4", TypeError, "float"),
         ((2,), "nonsense", TypeError, "nonsense"),
-    ],
-)
-def test_bad_arguments_are_errors(
-    shape: Any, dtype: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        gda.aligned_empty(shape, dtype)
+    ]:
+        with pytest.raises(error, match=message):
+            gda.aligned_empty(shape, dtype)

@@ -53,16 +53,21 @@ def test_flax_takes_the_plain_arrays_and_they_come_back(mesh: Mesh) -> None:
 
 def test_einops_by_its_array_api(auto_mesh: Mesh) -> None:
     g = cut(batch(8, 4), auto_mesh, P("x", "y"))
-    api = einops.array_api
-    for ours, wanted in [
-        (api.rearrange(g, "(a b) c -> a (b c)", a=2), batch(8, 4).reshape(2, 16)),
-        (api.reduce(g, "a b -> b", "sum"), batch(8, 4).sum(0)),
-        (api.repeat(g, "a b -> a b c", c=2), np.repeat(batch(8, 4)[..., None], 2, 2)),
-        (api.pack([g, g], "a *")[0], np.concatenate([batch(8, 4)] * 2, 1)),
-        (api.unpack(g, [(1,), (3,)], "a *")[1], batch(8, 4)[:, 1:]),
-    ]:
-        assert isinstance(ours, jax.Array)
-        np.testing.assert_array_equal(ours, wanted)
+    api, data = einops.array_api, batch(8, 4)
+
+    def use(g: Any) -> list[Any]:
+        return [
+            api.rearrange(g, "(a b) c -> a (b c)", a=2),
+            api.reduce(g, "a b -> b", "sum"),
+            api.repeat(g, "a b -> a b c", c=2),
+            api.pack([g, g], "a *")[0],
+            api.unpack(g, [(1,), (3,)], "a *")[1],
+        ]
+
+    wanted = [data.reshape(2, 16), data.sum(0), np.repeat(data[..., None], 2, 2)]
+    wanted += [np.concatenate([data] * 2, 1), data[:, 1:]]
+    for ours, theirs in zip(jax.jit(use)(g), wanted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
     step = gda.jit(lambda x: einops.rearrange(x, "a b -> b a"))
     np.testing.assert_array_equal(np.asarray(step(g)), batch(8, 4).T)
 
@@ -129,50 +134,44 @@ def test_step_under_nnx_jit_is_rehearsed(auto_mesh: Mesh, options: dict[str, Any
     assert [each.axes for each in found.traffic] == [("x",)]
 
 
-# Layers under jax.jit, their parameters and inputs in containers.
+# Layers, their parameters and inputs in containers: the same programs, which need not be compiled.
+
+
+def assert_same_program(function: Any, *given: Any) -> None:
+    ours, theirs = (jax.make_jaxpr(function)(*each) for each in (given, plain(given)))
+    assert str(ours) == str(theirs)
 
 
 def test_layers_of_linen(auto_mesh: Mesh) -> None:
     x = cut(batch(8, 4), auto_mesh, P("x"))
-    layers = {
-        "LayerNorm": nn.LayerNorm(),
-        "RMSNorm": nn.RMSNorm(),
-        "GroupNorm": nn.GroupNorm(num_groups=2),
-        "BatchNorm": nn.BatchNorm(use_running_average=False),
-        "BatchNorm at rest": nn.BatchNorm(use_running_average=True),
-    }
+    for layer in (
+        *(nn.LayerNorm(), nn.RMSNorm(), nn.GroupNorm(num_groups=2)),
+        *(nn.BatchNorm(use_running_average=is_at_rest) for is_at_rest in (False, True)),
+    ):
+        shapes = jax.eval_shape(layer.init, jax.random.key(0), x.array)
+        variables = wrapped(jax.tree.map(lambda leaf: batch(*leaf.shape), shapes), auto_mesh)
 
-    def start() -> dict[str, Any]:
-        return {name: each.init(jax.random.key(0), x.array) for name, each in layers.items()}
+        def apply(variables: Any, x: Any, layer: Any = layer) -> Any:
+            return layer.apply(variables, x, mutable=["batch_stats"])
 
-    def apply(variables: Any, x: Any) -> dict[str, Any]:
-        return {
-            name: layer.apply(variables[name], x, mutable=["batch_stats"])
-            for name, layer in layers.items()
-        }
-
-    arrays = jax.jit(start)()
-    variables, run = wrapped(arrays, auto_mesh), jax.jit(apply)
-    wanted = run(plain(variables), x.array)
-    assert_close(run(variables, x), wanted)
-    for name in [*layers][1:]:  # outside jit every operation is a program
-        del layers[name]
-    for given in (variables, arrays):
-        assert_close(apply(given, x), {"LayerNorm": wanted["LayerNorm"]})
+        assert_same_program(apply, variables, x)
+    variables = wrapped({"params": {"scale": batch(4), "bias": batch(4)}}, auto_mesh)
+    centred = batch(8, 4) - batch(8, 4).mean(1, keepdims=True)
+    wanted = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-6) * batch(4) + batch(4)
+    # Outside jit, where every operation is a program.
+    assert_close(nn.LayerNorm().apply(variables, x), jnp.asarray(wanted))
 
 
 def test_layers_of_equinox(auto_mesh: Mesh) -> None:
     norms = [eqx.nn.GroupNorm(2, 4), eqx.nn.LayerNorm((4, 8, 8))]
-    layers = [*norms, eqx.nn.Conv2d(4, 2, 3, key=jax.random.key(0))]
+    conv = eqx.nn.Conv2d(4, 2, 3, key=jax.random.key(0))
     x = cut(batch(4, 8, 8), auto_mesh, P("x"))
 
     def apply(layers: Any, x: Any) -> list[Any]:
         return [layer(x) for layer in layers]
 
-    wanted = jax.jit(lambda x: apply(layers, x))(x.array)
-    assert_close(eqx.filter_jit(lambda x: apply(layers, x))(x), wanted)
-    assert_close(gda.jit(apply)(wrapped(layers, auto_mesh), x), wanted)
+    assert_same_program(lambda x: apply([*norms, conv], x), x)
+    assert_same_program(apply, wrapped(norms, auto_mesh), x)
     # Conv2d gives its weight to a primitive of jax.lax, which takes nothing but arrays.
-    containers = wrapped(norms, auto_mesh)
-    assert_close(eqx.filter_jit(apply)(containers, x), wanted[:2])
-    assert_close(apply(containers[:1], x), wanted[:1])
+    jitted = gda.jit(apply)(wrapped([conv], auto_mesh), x)
+    assert_close(jitted, eqx.filter_jit(lambda x: apply([conv], x))(x))

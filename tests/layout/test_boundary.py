@@ -136,9 +136,8 @@ def test_cause_context_notes_and_type_stay() -> None:
     assert error.__notes__ == ["note"]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_keywords_of_2022_lead_to_their_successors(mesh: Mesh) -> None:
+    for call, message in [
         (
             lambda mesh: gda.GlobalArray.from_callback(
                 (8, 2), global_mesh=mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
@@ -161,15 +160,11 @@ def test_cause_context_notes_and_type_stay() -> None:
             "unexpected keyword argument 'mesh_axes'; its successor is spec",
         ),
         (lambda mesh: gda.jit(lambda x: x, spec=P("x")), "unexpected keyword argument 'spec'"),
-    ],
-)
-def test_keywords_of_2022_lead_to_their_successors(
-    mesh: Mesh, call: Callable[[Mesh], object], message: str
-) -> None:
-    with pytest.raises(TypeError, match=re.escape(message)) as caught:
-        call(mesh)
-    assert str(caught.value).endswith(message)  # a note of JAX's follows in some
-    assert names_of_frames(caught.value)[0] == "user:<lambda>"
+    ]:
+        with pytest.raises(TypeError, match=re.escape(message)) as caught:
+            call(mesh)
+        assert str(caught.value).endswith(message)  # a note of JAX's follows in some
+        assert names_of_frames(caught.value)[0] == "user:<lambda>"
 
 
 def test_errors_of_arguments_name_the_class_of_the_caller(mesh: Mesh) -> None:

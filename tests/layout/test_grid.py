@@ -57,9 +57,8 @@ def by_definition(
 # Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
-@pytest.mark.parametrize(
-    ("spec", "shard_shape", "replica_ids"),
-    [
+def test_facts_about_replicas_on_a_mesh_of_two_axes() -> None:
+    for spec, shard_shape, replica_ids in [
         (P("x", "y"), (2, 1), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P("x"), (2, 2), [0, 1, 0, 1, 0, 1, 0, 1]),
         (P("y"), (4, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
@@ -67,17 +66,13 @@ def by_definition(
         (P(("x", "y")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P(("y", "x")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
         (P(), (8, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_facts_about_replicas_on_a_mesh_of_two_axes(
-    spec: PartitionSpec, shard_shape: tuple[int, ...], replica_ids: list[int]
-) -> None:
-    grid = ShardGrid((8, 2), XY, spec)
-    assert grid.shard_shape == shard_shape
-    assert grid.replica_ids.tolist() == replica_ids
-    assert grid.num_replicas == max(replica_ids) + 1
-    assert grid.num_shards == 8 // grid.num_replicas
-    assert grid.num_devices == 8
+    ]:
+        grid = ShardGrid((8, 2), XY, spec)
+        assert grid.shard_shape == shard_shape
+        assert grid.replica_ids.tolist() == replica_ids
+        assert grid.num_replicas == max(replica_ids) + 1
+        assert grid.num_shards == 8 // grid.num_replicas
+        assert grid.num_devices == 8
 
 
 def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
@@ -325,47 +320,41 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[r[2][:50] for r in BAD])
-def test_a_wrong_argument_is_refused(
-    arguments: tuple[Any, Any, Any], error: type[Exception], message: str
-) -> None:
-    # A grid that is right, of equal numbers, must not have opened a way past the checks.
-    ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
-    ShardGrid((8, 2), {"x": 4}, P("x"))
-    with pytest.raises(error) as info:
-        ShardGrid(*arguments)
-    assert str(info.value).startswith(message)
+def test_a_wrong_argument_is_refused() -> None:
+    for arguments, error, message in BAD:
+        # A grid that is right, of equal numbers, must not have opened a way past the checks.
+        ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
+        ShardGrid((8, 2), {"x": 4}, P("x"))
+        with pytest.raises(error) as info:
+            ShardGrid(*arguments)
+        assert str(info.value).startswith(message)
 
 
 GRID, EMPTY = ShardGrid((8, 2), XY, P("x")), ShardGrid((0, 2), XY, P())
 OUTSIDE = "device {} is outside the 8 devices of the mesh {{'x': 4, 'y': 2}}"
 OUTSIDE_AT = "mesh coordinates {} are outside the mesh {{'x': 4, 'y': 2}}"
-NOT_A_DEVICE = "a device is given by its flat position or its mesh coordinates, integers such as 3"
+NOT_AN_INTEGER = "'float' object cannot be interpreted as an integer"
 
 BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
     (GRID.index, 8, IndexError, OUTSIDE.format(8)),
     (GRID.replica_id, -1, IndexError, OUTSIDE.format(-1)),
     (GRID.block_id, (4, 0), IndexError, OUTSIDE_AT.format("(4, 0)")),
     (GRID.view, 0, ValueError, f"{GRID!r} has no process numbers; make it with process_of=, the "),
-    (GRID.index, (1.0, 0), TypeError, NOT_A_DEVICE + " or (1, 0), not (1.0, 0)"),
+    (GRID.index, (1.0, 0), TypeError, NOT_AN_INTEGER),
     (GRID.shards_at, [0, 8], IndexError, OUTSIDE.format(8)),
-    (GRID.shards_at, [1.0], TypeError, "'float' object cannot be interpreted as an integer"),
+    (GRID.shards_at, [1.0], TypeError, NOT_AN_INTEGER),
     (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}"),
     (GRID.locate, (8, 0), IndexError, "point (8, 0) is outside the global shape (8, 2)"),
-    (GRID.locate, (0.5, 0), TypeError, "point must be a sequence of integers, not (0.5, 0)"),
+    (GRID.locate, (0.5, 0), TypeError, NOT_AN_INTEGER),
     (EMPTY.locate, (0, 0), IndexError, "point (0, 0) is outside the global shape (0, 2)"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("ask", "argument", "error", "message"), BAD_QUESTIONS, ids=[r[3][:50] for r in BAD_QUESTIONS]
-)
-def test_a_wrong_question_is_refused(
-    ask: Callable[[Any], object], argument: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as info:
-        ask(argument)
-    assert str(info.value).startswith(message)
+def test_a_wrong_question_is_refused() -> None:
+    for ask, argument, error, message in BAD_QUESTIONS:
+        with pytest.raises(error) as info:
+            ask(argument)
+        assert str(info.value).startswith(message)
 
 
 def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:

@@ -23,9 +23,8 @@ WHOLE = slice(None)
 # Two hosts of four devices each, on the mesh (4, 2) of axes x and y.
 
 
-@pytest.mark.parametrize(
-    ("spec", "rows", "local_shape", "num_blocks"),
-    [
+def test_facts_about_the_second_of_two_hosts() -> None:
+    for spec, rows, local_shape, num_blocks in [
         (P("x", "y"), [slice(4, 8)], (4, 2), 4),
         (P("x"), [slice(4, 8)], (4, 2), 2),
         (P("y"), [slice(0, 8)], (8, 2), 2),
@@ -33,19 +32,15 @@ WHOLE = slice(None)
         (P(("x", "y")), [slice(4, 8)], (4, 2), 4),
         (P(("y", "x")), [slice(2, 4), slice(6, 8)], (4, 2), 4),
         (P(), [slice(0, 8)], (8, 2), 1),
-    ],
-)
-def test_facts_about_the_second_of_two_hosts(
-    spec: PartitionSpec, rows: list[slice], local_shape: tuple[int, ...], num_blocks: int
-) -> None:
-    view = ShardGrid((8, 2), XY, spec, process_of=TWO_HOSTS).view(1)
-    assert view.positions.tolist() == [4, 5, 6, 7]
-    assert list(view.rows) == rows
-    assert view.local_shape == local_shape
-    assert len(view.block_ids) == len(view.indices) == num_blocks
-    assert view.size == math.prod(local_shape)
-    assert view.nbytes(4) == 4 * view.size
-    assert view.nbytes_on_devices(4) == 4 * view.size * 4 // num_blocks
+    ]:
+        view = ShardGrid((8, 2), XY, spec, process_of=TWO_HOSTS).view(1)
+        assert view.positions.tolist() == [4, 5, 6, 7]
+        assert list(view.rows) == rows
+        assert view.local_shape == local_shape
+        assert len(view.block_ids) == len(view.indices) == num_blocks
+        assert view.size == math.prod(local_shape)
+        assert view.nbytes(4) == 4 * view.size
+        assert view.nbytes_on_devices(4) == 4 * view.size * 4 // num_blocks
 
 
 def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None:
@@ -53,12 +48,6 @@ def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None
     for leaf in range(4):
         assert grid.view(leaf % 2).written_indices(turn=leaf) == [(WHOLE,)]
         assert grid.view(1 - leaf % 2).written_indices(turn=leaf) == []
-
-
-def test_local_data_may_have_all_of_a_dimension() -> None:
-    view = ShardGrid((8, 2), XY, P("x", "y"), process_of=[[0, 1]] * 4).view(1)
-    assert view.indices_within((8, 1)) == view.local_indices
-    assert view.indices_within((8, 2)) == view.indices
 
 
 def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
@@ -300,9 +289,7 @@ GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
 CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
 # Process 0 holds rows 0 to 2 of column 0, and row 0 of column 1.
 SCATTERED = ShardGrid((8, 4), XY, P("x", "y"), process_of=[0, 0, 0, 1, 0, 1, 1, 1])
-ITEMSIZE = (
-    "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not 'float32'"
-)
+NOT_AN_INTEGER = "'str' object cannot be interpreted as an integer"
 
 
 def infer(
@@ -327,24 +314,22 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "process 1 side by side, or 8, the whole dimension",
     ),
     (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
-    (lambda: GRID.view("1"), TypeError, "process must be the number of a process, not '1'"),
+    (lambda: GRID.view("1"), TypeError, NOT_AN_INTEGER),
     (lambda: GRID.view(-1), ValueError, "process is -1; processes are numbered from 0"),
-    (lambda: GRID.view(0).nbytes("float32"), TypeError, ITEMSIZE),
+    (lambda: GRID.view(0).nbytes("float32"), TypeError, NOT_AN_INTEGER),
     (
         infer((2, 3), P(None, ("x", "y"))),
         ValueError,
         "local shape (2, 3) of process 1 cannot be sharded by P(None, ('x', 'y')) on the mesh "
-        "{'x': 4, 'y': 2}: dimension 1 of local size 3 holds 4 of the 8 blocks over mesh axes 'x' "
-        "and 'y', and 3 is not divisible by 4; 4 is the nearest size that divides",
+        "{'x': 4, 'y': 2}: dimension 1 of local size 3 holds 4 of the 8 blocks, and 3 is not "
+        "divisible by 4; 4 is the nearest size that divides",
     ),
     (infer((4,), P("x", "y")), ValueError, "spec P('x', 'y') has 2 entries, but local shape (4,)"),
 ]
 
 
-@pytest.mark.parametrize(("ask", "error", "message"), BAD, ids=range(len(BAD)))
-def test_a_wrong_question_is_refused(
-    ask: Callable[[], object], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as info:
-        ask()
-    assert str(info.value).startswith(message)
+def test_a_wrong_question_is_refused() -> None:
+    for ask, error, message in BAD:
+        with pytest.raises(error) as info:
+            ask()
+        assert str(info.value).startswith(message)

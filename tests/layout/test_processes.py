@@ -50,32 +50,27 @@ def test_the_processes_of_a_mesh_come_flat_or_in_its_shape() -> None:
     assert check_process_of(np.array(3), layout((), ())).numbers == (3,)
 
 
-@pytest.mark.parametrize(
-    ("num_processes", "is_sharded_inside", "largest_over_mean"),
-    [
+def test_processes_that_all_hold_llama_2_7b_write_about_as_much_of_it() -> None:
+    for num_processes, is_sharded_inside, largest_over_mean in [
         (2, True, 1.001),
         (3, True, 1.004),
         (3, False, 1.022),
         (8, False, 1.117),
-    ],
-)
-def test_processes_that_all_hold_llama_2_7b_write_about_as_much_of_it(
-    num_processes: int, is_sharded_inside: bool, largest_over_mean: float
-) -> None:
-    file = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
-    mesh = (("replica", num_processes), ("data", 4), ("model", 2))
-    process_of = Processes(np.repeat(np.arange(num_processes), 8))
-    arrays = json.loads(file.read_text())["parameters"].values()
-    sizes = [2 * math.prod(array["shape"]) for array in arrays]  # bfloat16
-    specs = [tuple(array["spec"]) if is_sharded_inside else () for array in arrays]
-    written = np.zeros(num_processes)
-    for size, spec, turn in zip(sizes, specs, turns_of(sizes, specs), strict=True):
-        writing = writing_of(layout(spec, mesh), process_of)
-        num_blocks = len(writing.counts)
-        writers = writing.writers(np.arange(num_blocks), turn)
-        written += np.bincount(writers, minlength=num_processes) * (size / num_blocks)
-    assert written.sum() == sum(sizes)
-    assert written.max() / written.mean() < largest_over_mean
+    ]:
+        file = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
+        mesh = (("replica", num_processes), ("data", 4), ("model", 2))
+        process_of = Processes(np.repeat(np.arange(num_processes), 8))
+        arrays = json.loads(file.read_text())["parameters"].values()
+        sizes = [2 * math.prod(array["shape"]) for array in arrays]  # bfloat16
+        specs = [tuple(array["spec"]) if is_sharded_inside else () for array in arrays]
+        written = np.zeros(num_processes)
+        for size, spec, turn in zip(sizes, specs, turns_of(sizes, specs), strict=True):
+            writing = writing_of(layout(spec, mesh), process_of)
+            num_blocks = len(writing.counts)
+            writers = writing.writers(np.arange(num_blocks), turn)
+            written += np.bincount(writers, minlength=num_processes) * (size / num_blocks)
+        assert written.sum() == sum(sizes)
+        assert written.max() / written.mean() < largest_over_mean
 
 
 # A value.
@@ -198,19 +193,16 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (np.zeros((2, 4), int), ValueError, f"process_of has the shape (2, 4), {WRONG_SHAPE}"),
     (Processes([0, 1]), ValueError, f"process_of has the shape (2,), {WRONG_SHAPE}"),
     ([0.0] * 8, TypeError, NOT_INTEGERS + "[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...]"),
-    ([[0], [0, 1]], TypeError, NOT_INTEGERS + "[[0], [0, 1]]"),
     ([2**70] * 8, TypeError, NOT_INTEGERS + f"[{', '.join([str(2**70)] * 6)}, ...]"),
     ([0, 1, -1, 0, 0, 0, 0, 0], ValueError, "process_of says -1 for device 2" + NEGATIVE),
 ]
 
 
-@pytest.mark.parametrize(("process_of", "error", "message"), BAD, ids=range(len(BAD)))
-def test_process_of_must_name_one_process_a_device(
-    process_of: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as info:
-        check_process_of(process_of, layout(("x",)))
-    assert str(info.value) == message
+def test_process_of_must_name_one_process_a_device() -> None:
+    for process_of, error, message in BAD:
+        with pytest.raises(error) as info:
+            check_process_of(process_of, layout(("x",)))
+        assert str(info.value) == message
 
 
 def test_a_mesh_of_one_axis_has_one_shape() -> None:

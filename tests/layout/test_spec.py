@@ -43,21 +43,18 @@ def test_a_mesh_shape_keeps_the_order_of_its_axes() -> None:
     assert list(map(type, sizes.values())) == [int, int]
 
 
-@pytest.mark.parametrize(
-    ("spec", "shape", "entries"),
-    [
+def test_surplus_axes_of_size_1_are_dropped() -> None:
+    for spec, shape, entries in [
         ((("a", "b"),), (), ()),
         (("a",), (), ()),
         (("x", None, "b"), (8,), ("x",)),
         (P("x", ("b", "a")), (8,), ("x",)),
-    ],
-)
-def test_surplus_axes_of_size_1_are_dropped(spec: Any, shape: Any, entries: Any) -> None:
-    assert check_spec(spec, shape, {"a": 1, "x": 4, "b": 1}) == entries
-    with pytest.raises(ValueError, match="give at most one entry per dimension"):
-        check_spec(spec, shape, {"a": 2, "x": 4, "b": 2})
-    with pytest.raises(ValueError, match="give at most one entry per dimension"):
-        check_spec(spec, shape)
+    ]:
+        assert check_spec(spec, shape, {"a": 1, "x": 4, "b": 1}) == entries
+        with pytest.raises(ValueError, match="give at most one entry per dimension"):
+            check_spec(spec, shape, {"a": 2, "x": 4, "b": 2})
+        with pytest.raises(ValueError, match="give at most one entry per dimension"):
+            check_spec(spec, shape)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +76,15 @@ def test_reduced_axes_of_a_spec_do_not_change_its_layout() -> None:
     assert check_spec(P("x", reduced={"y"}), (8,)) == ("x",)
 
 
-@pytest.mark.parametrize(
-    ("axes", "entries", "text"),
-    [
+def test_a_spec_is_written_in_its_shortest_form() -> None:
+    for axes, entries, text in [
         ((), (), "P()"),
         (((), ()), (), "P()"),
         ((("x",), (), ()), ("x",), "P('x')"),
         (((), ("y", "x")), (None, ("y", "x")), "P(None, ('y', 'x'))"),
-    ],
-)
-def test_a_spec_is_written_in_its_shortest_form(axes: Any, entries: Any, text: str) -> None:
-    assert entries_of(axes) == entries
-    assert format_spec(entries) == text
+    ]:
+        assert entries_of(axes) == entries
+        assert format_spec(entries) == text
 
 
 def test_a_spec_that_fits_keeps_the_order_of_the_users_names() -> None:
@@ -184,13 +178,11 @@ BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] =
 ]
 
 
-@pytest.mark.parametrize(("check", "arguments", "error", "message"), BAD)
-def test_a_wrong_argument_is_refused(
-    check: Callable[..., object], arguments: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as info:
-        check(*arguments)
-    assert str(info.value).startswith(message)
+def test_a_wrong_argument_is_refused() -> None:
+    for check, arguments, error, message in BAD:
+        with pytest.raises(error) as info:
+            check(*arguments)
+        assert str(info.value).startswith(message)
 
 
 def test_a_spec_with_unreduced_axes_has_no_layout() -> None:

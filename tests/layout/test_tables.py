@@ -1,6 +1,5 @@
 """Tables and lines that fit the columns of a terminal."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -8,18 +7,15 @@ from rich.cells import cell_len
 from gda.layout.tables import beginning, table, text_width, wrap
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
+def test_wrapped() -> None:
+    for text, lines in [
         ("a b", ["a b"]),
         ("(65,536, 8)", ["(65,536, 8)"]),
         ("f32[65536,8192]", ["f32[65536,", "8192]"]),
         ("a" * 26, ["a" * 12, "a" * 12, "aa"]),
         ("", [""]),
-    ],
-)
-def test_wrapped(text: str, lines: list[str]) -> None:
-    assert wrap(text, 12) == lines
+    ]:
+        assert wrap(text, 12) == lines
 
 
 def test_words_that_are_not_cut_stay_whole() -> None:

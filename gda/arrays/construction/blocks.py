@@ -1,14 +1,13 @@
 """The step from the result of a callback to a block that JAX may keep: ownership and alignment.
 
 JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
-versions copy the others after the placing call has returned. So memory that other code can reach
-must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
-memory and gda holds the only reference to it; anything else is copied at once into an aligned
-buffer of gda's, which JAX then adopts: one copy, where JAX would make one too. Accelerators adopt
-nothing, so a large block for them is *borrowed*: sent from the memory that it is in, and waited
-for, which took a quarter of the time of a copy and a transfer on an H100. A ``jax.Array`` that
-other code refers to is copied: deleting or donating it would delete the shard. On CPU every
-``jax.Array`` is: its memory may be that of a NumPy array, and no public function tells.
+versions copy the others after the placing call has returned. So a block is *adopted*, that is
+handed over without a copy, only when it owns its memory and gda holds the only reference to it;
+anything else is copied at once into an aligned buffer of gda's, which JAX then adopts. Accelerators
+adopt nothing, so a large block for them is *borrowed*: sent from the memory that it is in, and
+waited for, in a quarter of the time of a copy and a transfer. A ``jax.Array`` that other code
+refers to is copied: deleting or donating it would delete the shard. On CPU every one is: its memory
+may be that of a NumPy array, and no public function tells.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ class BorrowedBlock(np.ndarray[Any, Any]):
 def check_in_callback(array: Any) -> None:
     """Raise ``ValueError`` if a data callback, which runs, may not compute with an array.
 
-    Each process calls it with indices of its own. Of an array of several processes they would
-    compute the slices of one program, in which each process has another index: wrong values.
+    Processes would compute slices of it in one program, each with another index: wrong values.
     """
     if not isinstance(array, jax.Array) or is_tracer(array):
         return
@@ -68,13 +66,11 @@ def check_in_callback(array: Any) -> None:
 class BlockReader:
     """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
 
-    Every block must have the shape of its index. If the grid is padded, a block that is smaller
-    than ``shard_shape`` is copied into one of that shape.
+    A block of a padded grid that is smaller than ``shard_shape`` is copied into one of that shape.
 
     Args:
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
-      copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
-        other code can reach.
+      copy: as in ``GlobalArray.from_callback``.
       device: where a ``jax.Array`` goes that is spread over several devices.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
       borrows: return large blocks that other code can reach as ``BorrowedBlock``, without a copy.
@@ -112,10 +108,7 @@ class BlockReader:
         self._fill = fill
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
-        """Return the block of ``callback`` at each index, safe to hand over.
-
-        A block is settled before the callback is called again. Errors get a note of the index.
-        """
+        """Return the block of ``callback`` at each index, each settled before the next call."""
         # Of a padded grid some blocks are smaller.
         shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
@@ -220,7 +213,6 @@ class BlockReader:
             return self._buffers.empty(shape, dtype)
 
     def padding(self) -> Block:
-        """Return a block that is padding alone; call it when ``dtype`` is known."""
         if is_extended(self.dtype):
             return jax.lax.full(self.shape, 0, self.dtype)
         dtype = np.dtype(self.dtype)
@@ -229,10 +221,7 @@ class BlockReader:
         return out
 
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
-        """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's.
-
-        With ``is_sole``, no other code will delete, donate or write to the value.
-        """
+        """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's."""
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.wanted_dtype or value.dtype):
             raise self._keys_error(index, value.dtype)
@@ -299,10 +288,7 @@ class BlockReader:
         return out
 
     def write(self, out: np.ndarray[Any, Any], value: np.ndarray[Any, Any], index: Index) -> None:
-        """Copy the part of a block at ``index`` into its memory, which has the final dtype.
-
-        It is cast and checked as a block is.
-        """
+        """Copy the part of a block at ``index`` into its memory; cast and check it as a block."""
         wanted = self.wanted_dtype or native(value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
@@ -322,7 +308,6 @@ class BlockReader:
             )
 
     def check_shape(self, index: Index, shape: Shape) -> None:
-        """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
         if shape != expected:
             whole = shape == self.grid.global_shape
@@ -375,8 +360,7 @@ def _count_one_reference() -> int:
     return counts[0]
 
 
-# The result of `sys.getrefcount` in `BlockReader.read` for a value without other references. It is
-# 1 or 2, depending on the version of Python, so it is measured in `read` itself. A debugger may
-# hold one reference more, which `min` leaves out.
+# The result of `sys.getrefcount` in `BlockReader.read` for a value without other references, 1 or 2
+# by the version of Python. A debugger may hold one more, which `min` leaves out.
 _ONE_REFERENCE = -1
 _ONE_REFERENCE = min(_count_one_reference(), 2)

@@ -32,15 +32,14 @@ def array_from_callback(
     mesh: MeshLike,
     spec: SpecLike | None,
     data_callback: Callable[..., Any],
-    *,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
     into: bool = False,
     options: Options | None = None,
+    *,
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` per distinct index of this process."""
     plan = _plan_of(global_shape, mesh, spec, dtype, data_callback, pad)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
@@ -68,8 +67,6 @@ def array_from_source(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array of the slices of a source that this process needs."""
-
     def prepare() -> PendingArray:
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
@@ -95,11 +92,9 @@ def array_from_batched_callback(
     mesh: MeshLike,
     spec: SpecLike | None,
     data_callback: Callable[[list[Index]], Iterable[Any]],
-    *,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` with the index of every local device."""
     plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
@@ -119,10 +114,8 @@ def array_from_batched_callback_with_devices(
     mesh: MeshLike,
     spec: SpecLike | None,
     data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
-    *,
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    """Build an array from on-device arrays that one call of ``data_callback`` returns."""
     plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, None)
     request = list(zip(plan.distinct, plan.holders, strict=True))
@@ -139,7 +132,6 @@ def array_from_batched_callback_with_devices(
 def array_from_device_buffers(
     global_shape: Any, mesh: Any, spec: Any, device_buffers: Any, dtype: npt.DTypeLike | None
 ) -> jax.Array:
-    """Build an array of single-device arrays; arguments and errors of ``GlobalArray``."""
     if device_buffers is None:
         raise TypeError(
             "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array on the "
@@ -169,7 +161,6 @@ def _plan_of(
     callback: object,
     pad: bool = False,
 ) -> LocalBlocks:
-    """Return what a callback is to read; raise if it is no function or a dtype is missing."""
     plan = local_blocks_of(global_shape, mesh, spec, pad)
     plan.check_dtype_is_known(dtype)
     if not callable(callback):
@@ -180,9 +171,8 @@ def _plan_of(
 def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:
     """Yield the blocks that a batched callback returned, the first of each index.
 
-    A result that is not a list or a tuple may make its blocks as it is walked through, all in one
-    buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
-    is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
+    An iterator may make all blocks in one buffer, so each is settled before the next is asked for.
+    Of a list each is let go of as it is taken, which may leave the reader as its only holder.
     """
     count = len(plan.indices)
     take: Callable[[], Any]

@@ -31,9 +31,9 @@ def array_from_process_local(
     mesh: MeshLike,
     spec: SpecLike | None = None,
     global_shape: Iterable[int] | None = None,
-    *,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
+    *,
     batch: BatchBuffers | None = None,
 ) -> jax.Array:
     """Build an array of local data; ``batch`` is for the leaves of a tree."""
@@ -65,7 +65,6 @@ def array_from_process_local(
 def _placed(
     local: Any, plan: _LocalPlan, reader: BlockReader, batch: BatchBuffers | None
 ) -> jax.Array:
-    """Return the array of local data of any kind."""
     whole = plan.whole
     if isinstance(local, jax.Array):
         if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
@@ -99,12 +98,9 @@ class BatchBuffers:
 
 
 class _LocalPlan:
-    """The places of the blocks of this process in its local data.
+    """The places of the blocks of this process in its local data, as ``indices``.
 
-    Attributes:
-      whole: what this process reads of the global array.
-      indices: for each block of ``whole.distinct``, where it is in the local data.
-      sharding: that of the local array; ``None`` if that is not what the local data is.
+    ``sharding`` is that of the local array; ``None`` if that is not what the local data is.
     """
 
     def __init__(self, local_shape: Shape, over: MeshAndSpec, global_shape: Shape | None) -> None:
@@ -137,11 +133,7 @@ class _LocalPlan:
                 self.sharding = sharding
 
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
-        """Return True if JAX copies every block of ``local``, and keeps none of its memory.
-
-        It does so by several threads, which is quicker than a copy made here, and is done when the
-        array is ready: test_the_callers_memory_may_be_written_to_afterwards.
-        """
+        """Return True if JAX copies every block, by several threads, until the array is ready."""
         if self._is_always_copied:
             return local.dtype in KEPT_DTYPES
         return (
@@ -226,7 +218,6 @@ def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
 
 
 def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax.Array:
-    """Build the array of a local ``jax.Array``, whose shards are used if they are where needed."""
     sharding: Any = plan.sharding
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         local = jax.device_put(local, sharding)
@@ -247,7 +238,6 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
 def _from_key_data(
     keys: jax.Array, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> jax.Array:
-    """Build the array of PRNG keys of their numbers, which have a dimension more."""
     data = np.asarray(jax.random.key_data(keys))
     shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
     plan = _plan_for(data, mesh, spec, shape)

@@ -73,7 +73,6 @@ class PendingArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks that this process reads."""
         return len(self._blocks) * self.block_bytes
 
     def tasks(
@@ -91,7 +90,6 @@ class PendingArray:
     def _reads_together(
         self, report: Callable[[int], object], others: Collection[int | None]
     ) -> BoxReads | None:
-        """Return the reads of the blocks that share chunks or rows of a source."""
         source, options = self.source, self._options
         # Empty blocks are not read: some libraries refuse.
         if source is None or options is None or not math.prod(self.reader.shape):
@@ -121,7 +119,6 @@ class PendingArray:
         )
 
     def array(self) -> jax.Array:
-        """Return the array, after all tasks are done."""
         return weakly_typed(self._array()) if self._is_weak else self._array()
 
     def _array(self) -> jax.Array:
@@ -135,7 +132,6 @@ class PendingArray:
         return plan.joined(self._arrays, dtype)
 
     def wanted(self) -> jax.ShapeDtypeStruct:
-        """Return shape, dtype and layout of the array."""
         plan = self.plan
         return jax.ShapeDtypeStruct(plan.shape, self.reader.dtype, sharding=plan.sharding)
 
@@ -178,7 +174,6 @@ class PendingArray:
     def keep(
         self, number: int, report: Callable[[int], object], block: Block | dict[Device, jax.Array]
     ) -> Transfer | None:
-        """Keep a block: on the host, or on its devices, where it may be already."""
         report(self.block_bytes)
         if isinstance(block, dict):
             self._arrays |= block
@@ -201,7 +196,6 @@ class PendingArray:
 
 
 def are_sent(arrays: list[Any]) -> bool:
-    """Return True if arrays are on their devices."""
     return all(array.is_ready() for array in arrays)
 
 
@@ -216,7 +210,6 @@ def pending_array_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
-    """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(source)
     plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
     reader = plan.reader(dtype, None, fill=fill, always_align=True, borrows=True)
@@ -260,7 +253,6 @@ def groups_of(
     *,
     joins_runs: bool = False,
 ) -> list[list[int]]:
-    """Return the blocks of a source that are to be read together, by their numbers."""
     short = -(-READ_BYTES // max(itemsize, 1))
     return blocks_read_together(blocks, shape, chunks, short, joins_runs=joins_runs)
 
@@ -282,13 +274,11 @@ def read_all(pending: Sequence[PendingArray], options: Options, description: str
 
 
 def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
-    """Return the options, with the number of threads that suits all sources if none was given.
-
-    Many small reads are left to one thread: several would mostly wait for Python's lock.
-    """
+    """Return the options, with the number of threads that suits all sources if none was given."""
     if options.max_workers is not None or not pending:
         return options
     workers = min(1 if each.source is None else each.source.workers for each in pending)
+    # Several threads would mostly wait for Python's lock.
     is_small = sum(each.nbytes for each in pending) < len(pending) * LARGE_BYTES
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
@@ -296,7 +286,6 @@ def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
 def reporter(
     pending: Sequence[PendingArray], show: Callable[[int, int], object]
 ) -> Callable[[int], None]:
-    """Return the function to call with the bytes of every read."""
     done = total = 0
 
     def report(nbytes: int) -> None:

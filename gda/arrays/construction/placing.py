@@ -1,8 +1,7 @@
 """The blocks of an array that this process needs, and their way onto its devices.
 
-``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
-to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
-to 8 times (benchmarks/results.json, "place").
+``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way:
+lists through ``device_put`` take 4 to 5 times as long (benchmarks/results.json, "place").
 """
 
 from __future__ import annotations
@@ -36,13 +35,11 @@ from gda.mesh import (
 def local_blocks_of(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None, pad: bool = False
 ) -> LocalBlocks:
-    """Return the local blocks of an array, from a cache if the same was built before."""
     shape = check_shape(global_shape)
     return local_blocks_over(shape, hashable_over(mesh, spec, shape), pad)
 
 
 def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
-    """Return mesh and spec in a form that is hashable, to be the key of a cache."""
     over = mesh_and_spec(mesh, spec)
     if isinstance(over.spec, PartitionSpec):
         return over
@@ -51,7 +48,6 @@ def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAn
 
 @lru_cache(maxsize=256)
 def local_blocks_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> LocalBlocks:
-    """Return the local blocks of a checked shape."""
     return LocalBlocks(mesh_grid(shape, over.mesh, over.spec, pad), over)
 
 
@@ -117,7 +113,6 @@ class LocalBlocks:
 
     @cached_property
     def holders(self) -> list[tuple[Device, ...]]:
-        """The devices that hold each block."""
         holders: list[list[Device]] = [
             [] for _ in range(len(self.distinct) + self.has_padding_alone)
         ]
@@ -136,7 +131,6 @@ class LocalBlocks:
         return dict(zip(holders, arrays, strict=True))
 
     def joined(self, arrays: Mapping[Device, jax.Array], dtype: Any) -> jax.Array:
-        """Return the array of those on all devices."""
         in_order = [arrays[device] for device in self.devices]
         return jax.make_array_from_single_device_arrays(
             self.shape, self.sharding, in_order, dtype=dtype
@@ -144,7 +138,6 @@ class LocalBlocks:
 
     @property
     def places_early(self) -> bool:
-        """True if blocks go to their devices while others are read: on all but CPU."""
         return self._platform != "" and places_early(self._platform)
 
     @property
@@ -163,11 +156,6 @@ class LocalBlocks:
         always_align: bool = False,
         borrows: bool = False,
     ) -> BlockReader:
-        """Return a ``BlockReader``, which makes blocks ready for JAX.
-
-        On CPU, blocks that several devices hold are aligned; with ``always_align`` all are. With
-        ``borrows``, large blocks that are placed early may be a ``BorrowedBlock``.
-        """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
         borrows = borrows and self.places_early and self.is_in_default_memory
@@ -212,10 +200,7 @@ class LocalBlocks:
         what: str,
         order: str,
     ) -> jax.Array:
-        """Check single-device arrays against the devices they must be on; put them together.
-
-        In messages, ``what`` are the arrays, and ``order`` says that of the devices.
-        """
+        """Put single-device arrays together; messages name them ``what``, devices ``order``."""
         index_of = dict(zip(self.devices, self.indices, strict=True))
         on_device: dict[Device, jax.Array] = {}
         dtype = None
@@ -241,7 +226,6 @@ class LocalBlocks:
         )
 
     def _sharding_of(self, arrays: Mapping[Device, jax.Array], what: str) -> NamedSharding:
-        """Return the sharding in the kind of memory that all arrays are in."""
         device_of = {array.sharding.memory_kind: device for device, array in arrays.items()}
         wanted = self.memory_kind or next(iter(device_of), None)
         if other := next((kind for kind in device_of if kind != wanted), None):
@@ -256,7 +240,6 @@ class LocalBlocks:
 
 
 def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
-    """Return a buffer that is an array on ``device`` alone; raise if it is anything else."""
     if is_tracer(buffer):
         raise traced_error(name)
     if not isinstance(buffer, jax.Array):
@@ -286,6 +269,5 @@ def _transfers_are_guarded() -> bool:
 
 
 def places_early(platform: str) -> bool:
-    """Return True if blocks are to be sent to their devices while others are read."""
     # On CPU there is nothing to send, and placing all at once was 1.2 to 1.4 times faster.
     return platform != "cpu"

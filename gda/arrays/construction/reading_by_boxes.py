@@ -1,8 +1,6 @@
 """Blocks of one array that are read together: each box of the source once, and split in memory.
 
-Read block by block, a chunk or a row that several blocks need is read for each of them, or held
-until all are read: columns of a file of 64 MiB over 8 devices took reads of 510 MiB, and 512 MiB
-from an Orbax run onto another layout held 260 to 410 MiB beyond the arrays.
+Block by block, columns of a file of 64 MiB over 8 devices took reads of 510 MiB.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ class BoxTasks:
     def task(
         self, boxes: list[Needed], finish: Callable[[], Transfer | None], held: int = 0
     ) -> Task | AsyncTask:
-        """Return the task that reads boxes; ``held`` are the bytes of their blocks that count."""
         boxes_bytes = [self._nbytes(_hull(needed)) for needed in boxes]
         beside = self._source.buffer_bytes
         if not isinstance(self._source, AsyncSource):
@@ -90,7 +87,6 @@ class BoxTasks:
         return math.prod(sizes_of(index)) * self._source.dtype.itemsize
 
     def _read(self, boxes: list[Needed]) -> None:
-        """Read boxes one by one into a buffer, and copy their parts into the blocks."""
         try:
             buffer = self._buffers.pop()
         except IndexError:
@@ -141,7 +137,6 @@ class BoxTasks:
     def _begin(
         self, source: AsyncSource, boxes: list[Needed], begun: list[_BegunRead]
     ) -> JoinedFutures:
-        """Begin to read boxes: into the blocks, or each into a buffer."""
         begun.clear()
         for needed in boxes:
             box = _hull(needed)
@@ -158,7 +153,6 @@ class BoxTasks:
         return JoinedFutures([read.future for read in begun])
 
     def _copy(self, begun: list[_BegunRead]) -> None:
-        """Copy what was read into buffers."""
         for read in begun:
             if read.buffer is not None:
                 self._split(read.buffer, read.box, read.needed)
@@ -248,7 +242,6 @@ class BoxReads:
         return parts_in_boxes(blocks, boxes)
 
     def _part(self, number: int, index: Index) -> _Memory:
-        """Return the memory of the elements at an index of the array, in a block."""
         memory = self._memory.get(number)
         if memory is None:
             memory = self._made(number)

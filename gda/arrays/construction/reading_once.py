@@ -1,9 +1,7 @@
 """Arrays whose blocks are read once by all processes together, and not once by each.
 
-A block that several processes need is divided into parts, one for each of them where it is large.
-So are the boxes of blocks that are read together, such as columns, if they are of several
-processes. Each process reads its parts into the memory of the blocks, or into memory that it keeps
-until the exchange, which completes the blocks.
+Each process reads its parts of what several need into the memory of the blocks, or into memory that
+it keeps until the exchange, which completes the blocks.
 """
 
 from __future__ import annotations
@@ -108,8 +106,6 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
 
 
 class _PartOfBlock(NamedTuple):
-    """The elements of a block in a part of the array."""
-
     block: Index
     place: Index  # with every start and stop
     holders: tuple[int, ...]  # the processes that need the block, ascending
@@ -223,11 +219,9 @@ class SharedBlocks:
         return self._memory[number][(*within(piece.place, start_of(piece.block)), ...)]
 
     def drop_staged(self) -> None:
-        """Free the memory of pieces for others, which have been sent."""
         self._staged.clear()
 
     def task(self, part: _SharedPart) -> Task | AsyncTask:
-        """Return the task that reads a part into the memory of its pieces."""
         pieces = part.pieces
 
         def note(_: object, index: Index, error: Exception) -> None:
@@ -253,7 +247,6 @@ class SharedBlocks:
             )
 
     def settling(self) -> Iterator[Task]:
-        """Yield tasks that make blocks of the array of the memory, which is complete."""
         for number in sorted(self._memory):
             yield Task(self._memory[number].nbytes, lambda: None, partial(self._settle, number))
 

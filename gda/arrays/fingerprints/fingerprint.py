@@ -1,8 +1,5 @@
 """A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
 
-Each block is summed up on its device, by ``on_devices``, and only the sums are put together;
-``formula`` defines a sum.
-
 It is made in three steps, and a caller can do other work between them: ``begin`` starts the sums of
 blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` makes the text.
 """
@@ -39,7 +36,6 @@ OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
 
 def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
-    """Return the fingerprint of an array, or of the part of it that a padded grid names."""
     name = "GlobalArray.fingerprint"
     check_held(array, "fingerprint()")
     if not array.is_fully_addressable:
@@ -48,10 +44,9 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
 
 
 def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) -> list[str]:
-    """Return the fingerprint of each array with its grid, as ``fingerprint_of``.
+    """Return the fingerprint of each array with its grid; communicates once if any is shared.
 
-    If several processes hold parts of some of them, all processes must call it, for the same ones
-    of those; it communicates once. They have compared the call before, of the function ``name``.
+    The processes have compared the call before, of the function ``name``.
     """
     shared = [not array.is_fully_addressable for array, _ in arrays]
 
@@ -77,14 +72,10 @@ def fingerprints_of(arrays: Sequence[tuple[jax.Array, ShardGrid]], name: str) ->
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
-    So over all processes each block counts once; see ``ProcessView.written_blocks``. ``grid`` is
-    that of the array, with its processes, or the padded one without the padding.
-
-    Never communicates. Does not wait, not even for the array to be computed, except on CPU for
-    small arrays, whose sums it makes at once, and for floats below 32 bits, and everywhere for
-    elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies only blocks that
-    are small or not in the devices' own memory. The first block of a shape and dtype costs a
-    compilation, for all devices together.
+    ``grid`` is that of the array, with its processes, or the padded one without the padding. Never
+    communicates. Waits only for elements of 1 or 6 bits, and on CPU for small arrays and floats
+    below 32 bits. Afterwards the array may be donated or deleted. Copies only blocks that are small
+    or not in the devices' own memory.
     """
     array = live(array, OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
@@ -94,10 +85,9 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> PendingSums:
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSums:
-    """Start the sums over some blocks by their numbers, each on its device, as ``begin``.
+    """Start the sums over some blocks by their numbers, or copies of them, as ``begin``.
 
-    They may be copies, which are no parts of an array. PRNG keys may be given by their numbers.
-    Blocks have the shard shape; of a padded grid, that of their index.
+    PRNG keys may be given by their numbers. Blocks of a padded grid have no padding.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return PendingSums(add([]))
@@ -127,8 +117,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> PendingSum
 def sums_of_host(array: np.ndarray[Any, Any], start: Shape = ()) -> Words:
     """Return the sums over a part of an array in memory of the host, as ``sums_of_numpy``.
 
-    A CPU device makes those of many elements, where JAX has one: it takes a tenth of the time. Of
-    aligned memory nothing is copied. Any thread may call it.
+    A CPU device makes those of many elements in a tenth of the time. Any thread may call it.
     """
     # Without x64, JAX would narrow 64 bits; and it lacks some dtypes of less than 8.
     is_of_jax = jax.dtypes.canonicalize_dtype(array.dtype) == array.dtype

@@ -1,10 +1,7 @@
 """The formula of a fingerprint: equal for equal arrays, however they are sharded.
 
 Every element is mixed with the position it has in the whole array, in two *lanes*, and each lane
-is summed up modulo 2**32. A sum has no order: each part is summed up by itself, and the sums of the
-parts are added. The formula and its reasons are in ``docs/design/fingerprint.md``.
-
-Here it is for NumPy, without JAX; ``on_devices`` does the same on devices.
+is summed up modulo 2**32: ``docs/design/fingerprint.md``. ``on_devices`` does the same on devices.
 """
 
 from __future__ import annotations
@@ -33,9 +30,7 @@ AT_A_TIME = 1 << 15
 def fingerprint_of_numpy(array: AnyNDArray) -> str:
     """Return the fingerprint of a NumPy array: that of a sharded array with the same content.
 
-    Works in pieces, without a copy of the whole, also of a memory map; needs no device. Takes 5 to
-    10 times as long as the devices of the same processor do. Byte order and memory layout do not
-    count.
+    Works in pieces, without a copy of the whole, also of a memory map; needs no device.
     """
     array = np.asarray(array)
     return digest_of(array.shape, array.dtype, sums_of_numpy(array))
@@ -113,7 +108,6 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
 
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
-    """Yield parts of a few elements each, with their starts."""
     if array.size <= AT_A_TIME:
         yield array, start
         return
@@ -125,7 +119,6 @@ def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape
 
 
 def _words_of_numpy(piece: AnyNDArray) -> Words:
-    """Return the words of elements in a last dimension of their own."""
     # Of the other byte order, a dtype is not the same to NumPy as the native one of that name.
     piece = np.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).reshape(piece.shape)
     words = piece[..., None].view(f"<u{min(piece.dtype.itemsize, 4)}").astype(np.uint32, copy=False)
@@ -207,7 +200,6 @@ def keys_from(constants: Words, start: int, count: int) -> Words:
 
 @lru_cache(maxsize=64)
 def _all_sums(constants: bytes) -> Words:
-    """Return the keys of all coordinates of a few bits, whose constants these are."""
     sums = np.zeros((LANES, 1), np.uint32)
     for constant in np.frombuffer(constants, np.uint32).reshape(LANES, -1).T:
         sums = np.concatenate([sums, sums + constant[:, None]], 1)
@@ -230,10 +222,7 @@ FACTOR = 0x21F0AAAD
 
 
 def mix(x: Words, key: Words, shifted: Words) -> None:
-    """Permute words to which their keys were added, in place: new arrays take twice as long.
-
-    ``shifted`` is memory to work in, of the shape of ``x``.
-    """
+    """Permute words to which their keys were added, in place; ``shifted`` is memory to work in."""
     for shift, factor in zip(SHIFTS, (np.uint32(FACTOR), key | np.uint32(1)), strict=False):
         x ^= np.right_shift(x, np.uint32(shift), out=shifted)
         x *= factor

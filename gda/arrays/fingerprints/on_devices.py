@@ -102,7 +102,6 @@ class Keys(NamedTuple):
 
 
 def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
-    """Return the keys of each part of a block that begins at ``start``."""
     start = start or (0,)
     axis, chunk = folding.axis, folding.chunk
     constants = [constants_of(dimension) for dimension in range(len(start))]
@@ -131,10 +130,7 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
 
 
 class PendingSums:
-    """The share of some blocks in a fingerprint, on which devices may still be working.
-
-    Any thread may ask for the result.
-    """
+    """The share of some blocks in a fingerprint, on which devices may still be working."""
 
     __slots__ = ("_parts",)
 
@@ -178,9 +174,8 @@ def prepared(
 def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
     """Return an array over a line of devices whose parts are the blocks, which XLA can sum up.
 
-    Nothing is moved, but for blocks in the memory of the host. Scalars have no dimension to be put
-    side by side in; each device gets its own all the same. With ``waits``, floats below 32 bits on
-    CPU are waited for, and become integers without a copy.
+    Only blocks in the memory of the host are moved. With ``waits``, floats below 32 bits on CPU are
+    waited for, and become integers without a copy.
     """
     parts = [_for_xla(block, waits) for block in blocks]
     devices = tuple(map(device_of, parts))
@@ -201,7 +196,6 @@ def device_of(part: jax.Array) -> Any:
 
 
 def is_near(array: jax.Array) -> bool:
-    """Return True if an array is in the own memory of its devices."""
     kind = array.sharding.memory_kind
     return kind is None or kind == next(iter(array.devices())).default_memory().kind
 
@@ -238,7 +232,6 @@ def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
 def sums_of_block(
     folding: RowFolding, is_on_cpu: bool, block: jax.Array, keys: list[Keys]
 ) -> jax.Array:
-    """Return the sums of a block, in a program that runs on its device: uint32 ``[LANES]``."""
     # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
     # other devices a loop would run one row at a time.
     sums_of_rows = by_loop if is_on_cpu else by_reduction
@@ -249,7 +242,6 @@ def sums_of_block(
 
 
 def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
-    """Return the sums of some rows, a few of them at a time, column by column."""
     count = elements.shape[0] * rows.chunks
     per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
     row_at = _row_getter(elements, rows)
@@ -275,7 +267,6 @@ def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
 
 
 def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
-    """Return what takes lead and chunk, and returns the elements of that row."""
     taken = rows.chunks * rows.columns
     # Beyond 2**31 JAX cannot count, and a copy is made.
     if elements.shape[1] == taken or elements.shape[1] >= 2**31:
@@ -290,7 +281,6 @@ def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
 
 
 def by_reduction(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
-    """Return the sums of some rows, all at once."""
     taken = elements[:, rows.first : rows.first + rows.chunks * rows.columns]
     words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]
@@ -317,10 +307,9 @@ def mixed(words: jax.Array, key: jax.Array) -> jax.Array:
 def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     """Return a block, or unsigned integers of the same bits if XLA would change these.
 
-    XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
-    8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
-    memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
-    Without ``waits`` a float of 4 to 16 bits stays as it is.
+    XLA cannot take elements of 1 and of 6 bits apart. In loops on CPU it takes floats of 16 and 8
+    bits through 32, for which it copies the whole block, and changes NaNs. Without ``waits`` they
+    stay as they are: NumPy's view of their memory has to wait for them.
     """
     bits, device = width_of(block.dtype)[0], device_of(block)
     is_changed = is_narrow(block.dtype) and device.platform == "cpu"

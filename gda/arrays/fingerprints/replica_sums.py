@@ -1,12 +1,7 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
-Replicas are compared with each other only. So each block is summed up as an array of its own, with
-0 in place of its padding, by the formula of a fingerprint: a change of one word always changes both
-lanes, and another change is missed once in 2**62.
-
-A program runs on all devices of a mesh and takes the arrays as they are. One takes all small blocks
-and sums them up as one line of words; a large block has a program of its own, which does not copy
-it and which serves all blocks of its shape.
+Each block is summed up as an array of its own, with 0 for its padding. One program takes all
+small blocks as one line of words; a large block has a program of its own, which does not copy it.
 """
 
 from __future__ import annotations
@@ -61,11 +56,9 @@ class PendingReplicas(NamedTuple):
 
     @property
     def arrays(self) -> list[Any]:
-        """The sums on the devices."""
         return [sums for _, sums in self.parts]
 
     def is_ready(self) -> bool:
-        """Return True if ``result`` would return at once."""
         return all(sums.is_ready() for sums in self.arrays)
 
     def result(self) -> list[Words]:
@@ -80,13 +73,10 @@ class PendingReplicas(NamedTuple):
 
 
 def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingReplicas:
-    """Start the sums over all blocks that this process holds, replicas too.
+    """Start the sums over all blocks that this process holds, replicas too; never communicates.
 
-    Never communicates. Does not wait, not even for the arrays to be computed, except for elements
-    of 1 or 6 bits. Afterwards the arrays may be donated or deleted. Copies small blocks, those with
-    padding, and on CPU those of floats below 32 bits. An array comes with its grid, or the padded
-    one without the padding, and may have no block in this process. PRNG keys count by their
-    numbers.
+    Waits only for elements of 1 or 6 bits. Afterwards arrays may be donated or deleted. An array
+    comes with its grid, or the padded one without the padding. PRNG keys count by their numbers.
     """
     sizes: list[int] = []
     bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
@@ -112,8 +102,6 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
 
 
 class _Taken(NamedTuple):
-    """An array as a program takes it."""
-
     number: int
     array: jax.Array
     block: Shape  # of a block
@@ -122,10 +110,7 @@ class _Taken(NamedTuple):
 
 
 def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[int]) -> _Taken:
-    """Return an array, or its blocks in this process as one, with bits that XLA can sum up.
-
-    A program over the devices of other processes would have to run there too, and in step.
-    """
+    """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
     whole, are_keys = array, is_extended(array.dtype)
     is_odd = are_keys or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
     if is_odd or not array.is_fully_addressable:
@@ -147,7 +132,6 @@ def _mesh_of(array: jax.Array) -> Mesh:
 
 
 def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
-    """Return the sums of a large block, or of many small ones: uint32, of each device."""
     first, folding = bundle[0], None
     if math.prod(first.block) <= SMALL:
         keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))

@@ -1,9 +1,8 @@
 """Arrays on their way from any devices to any others.
 
-Pieces that stay in their process are copied there. The others go in rounds: the pieces of a round
-are packed into flat buffers, which one program carries: an ``all_to_all`` if each device has as
-much for each of very many, else a ``ppermute`` for each lane. So XLA is the only transport.
-``gda/layout/reshard/rounds.py`` has the lanes and the rounds.
+Pieces that stay in their process are copied there. The others go in rounds, packed into flat
+buffers, which one program carries: an ``all_to_all`` if each device has as much for each of very
+many, else a ``ppermute`` for each lane. ``gda/layout/reshard/rounds.py`` has lanes and rounds.
 """
 
 from __future__ import annotations
@@ -61,18 +60,15 @@ class Relayout:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of both layouts."""
         return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
 
     @property
     def is_local(self) -> bool:
-        """True if this process has the devices of both layouts."""
         mine = (jax.process_index(),)
         meshes: Any = sharding_of(self.array).mesh, self.over.mesh
         return all(processes_of(mesh).numbers == mine for mesh in meshes)
 
     def check(self) -> None:
-        """Raise if the array is missing in this process, or the new layout does not fit."""
         if not isinstance(self.array, jax.Array) and sharding_of(self.array).addressable_devices:
             raise ValueError(
                 "this process has devices of the mesh that the array is on, so it must give the "
@@ -97,13 +93,11 @@ class Relayout:
 
     @cached_property
     def sharding(self) -> NamedSharding:
-        """The new sharding, of the padded shape of ``target``."""
         mesh, _, kind = self.over
         kind = kind or sharding_of(self.array).memory_kind
         return named_sharding(self.target.padded_shape, mesh, self.target.spec, kind)
 
     def described(self) -> dict[str, Any]:
-        """Return the layouts, now and afterwards, as a tree that processes compare."""
         shape, dtype = self.array.shape, self.array.dtype
         now = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_of(self.array))
         layouts = {"now": now, "wanted": self.sharding}
@@ -154,8 +148,7 @@ def carry(
 def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_MovingArray]]:
     """Yield the leaves in groups of one dtype and move, so that small ones share the rounds.
 
-    A device holds the donated arrays of a group twice for a while. So a group has no more than
-    ``max_bytes`` of new blocks on a device, or it is one leaf.
+    A device holds the donated arrays of a group twice for a while, so groups are within a limit.
     """
     alike: defaultdict[Any, list[_MovingArray]] = defaultdict(list)
     for leaf in leaves:
@@ -186,12 +179,10 @@ class _MovingArray:
 
     @property
     def block_shape(self) -> Shape:
-        """The shape of the new blocks."""
         return *self.relayout.target.shard_shape, *self._key_shape
 
     @property
     def nbytes(self) -> int:
-        """The bytes of a new block."""
         return math.prod(self.block_shape) * self.dtype.itemsize
 
     @property
@@ -210,7 +201,6 @@ class _MovingArray:
 
     @property
     def key(self) -> Any:
-        """Equal for arrays that may travel together."""
         return None if self.relocation is None else self.relocation.key
 
     def blocks(self) -> dict[int, jax.Array]:
@@ -229,7 +219,6 @@ class _MovingArray:
         return blocks
 
     def result(self) -> jax.Array:
-        """Return the array of the new blocks."""
         kind = self.relayout.sharding.memory_kind
         blocks = []
         for device in self.new_devices:
@@ -254,7 +243,6 @@ class _MovingArray:
 
     @property
     def _impl(self) -> Any:
-        """The kind of the PRNG keys, which JAX tells of an array alone."""
         found: list[Any] = []
         one = jax.ShapeDtypeStruct((), self.relayout.array.dtype)
         jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one)
@@ -332,7 +320,6 @@ class _Wave:
     def _sending(
         self, exchange: Exchange, streams: Streams, this: Round
     ) -> tuple[Sent, Callable[[], list[jax.Array]]]:
-        """Return a round whose buffers are packed already, and the work that sends it."""
         sent = Sent(this, [])
         sizes = [width * this.length for width in exchange.routes.widths]
         sending = [

@@ -1,7 +1,6 @@
 """Bytes from the host of one process to the hosts of others.
 
-They travel by an all-gather among the processes that need them, through one device of each, a
-bounded number at a time; so XLA is the only transport.
+They travel by an all-gather among the processes that need them, through one device of each.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def exchange(
     """Send the parts of this process, and fill the memory of those that it gets. Communicates.
 
     ``parts`` are the same in all processes that are in any of them. ``memory_of`` returns the
-    memory of a part in this process, or ``None`` where it is not wanted. A device receives at most
-    ``max_bytes`` at a time, and at least a byte of each process.
+    memory of a part, or ``None`` where it is not wanted. A device receives ``max_bytes``.
     """
     among: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, part in enumerate(parts):
@@ -88,7 +86,6 @@ class _Sharers:
         self._flat: dict[int, Bytes | None] = {}
 
     def exchange(self, watch: FailureWatch) -> None:
-        """Send and receive all parts."""
         spans = [self._rounds_of(self._numbers[process]) for process in self._processes]
         own = self._processes.index(jax.process_index())
         rounds = itertools.islice(zip(*spans, strict=True), self._count)

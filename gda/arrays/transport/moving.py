@@ -47,7 +47,6 @@ def reshard(
     array: Any,
     mesh_or_spec: MeshLike | SpecLike,
     spec: SpecLike | None = None,
-    *,
     shape: Shape | None = None,
     max_bytes: int | None = None,
     donate: bool = False,
@@ -141,10 +140,7 @@ def _moved_by_jax(each: Relayout, name: str) -> jax.Array:
 
 
 def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:
-    """Return the array for JAX to move to ``mesh``; the data stays where it is.
-
-    JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names or sizes.
-    """
+    # JAX 0.8 cannot move an array over Explicit axes to a mesh with axes of other names or sizes.
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding) or sharding.mesh.shape == mesh.shape:
         return array
@@ -166,10 +162,7 @@ def gather(
     max_bytes: int | None = None,
     shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
-    """Return the whole value on the host of every process, or of one; see ``GlobalArray.gather``.
-
-    ``shape`` is that of the array without padding, if it has padding.
-    """
+    """Return the whole value as ``GlobalArray.gather``; ``shape`` is that without padding."""
     if is_extended(array.dtype):
         raise TypeError(
             f"NumPy has no {array.dtype}; gather the numbers of the keys: "
@@ -199,10 +192,7 @@ def _gather_into(
     watch: FailureWatch,
     max_bytes: int,
 ) -> None:
-    """Fill ``value``, of this shape, with the blocks of all processes, each sent by a holder.
-
-    ``value`` is ``None`` in a process that only sends.
-    """
+    """Fill ``value``, which is ``None`` in a process that only sends, with the blocks of all."""
     grid, me = grid_of_array(array), jax.process_index()
     shards = distinct_shards(array, grid)
     views = [grid.view(process) for process in range(jax.process_count())]

@@ -78,7 +78,6 @@ class SourceArray:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of its blocks, in the byte order of this machine."""
         return native(self.source.dtype)
 
     @property
@@ -87,12 +86,10 @@ class SourceArray:
 
     @cached_property
     def tiling(self) -> Tiling:
-        """The places of its blocks."""
         return Tiling.of_blocks(self.shape, self.block_shape)
 
     @property
     def parts(self) -> tuple[int, ...]:
-        """The number of blocks along each dimension."""
         return self.tiling.parts
 
     @property
@@ -100,7 +97,6 @@ class SourceArray:
         return math.prod(self.parts)
 
     def index(self, number: int) -> Index:
-        """Return the place of a block, with every start and stop."""
         return bounded(self.tiling.index(number), self.shape)
 
     def block(self, number: int) -> SourceBlock:

@@ -31,7 +31,6 @@ class HostStaging:
         self._sent: dict[int, tuple[Any, jax.Array]] = {}
 
     def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
-        """Return a new block, of zeros or of anything."""
         block = aligned_empty(shape, self._plain)
         if zero:
             block[...] = 0
@@ -69,11 +68,9 @@ class HostStaging:
         return into
 
     def placed(self, block: Any, device: Device) -> jax.Array:
-        """Return a block as an array on its device; nothing may be copied into it any more."""
         return jax.device_put(block.view(self._dtype), device)
 
     def sent(self, flat: Any, device: Device) -> jax.Array:
-        """Return a flat buffer as an array on its device."""
         _, array = self._sent.get(id(flat), (None, None))
         return jax.device_put(flat, device) if array is None else array
 
@@ -131,7 +128,6 @@ def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
-    """Return the sizes of a piece in a block, or in a flat buffer."""
     return sizes if buffer.ndim == len(sizes) else (math.prod(sizes),)
 
 

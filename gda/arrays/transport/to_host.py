@@ -38,17 +38,15 @@ class HostBlock(Generic[K]):
         self._guard = threading.Lock()
 
     def begin(self) -> None:
-        """Begin to copy or read it, if that can be done in the background."""
         if isinstance(self._data, SourceBlock):
             self._data.begin()
         elif not isinstance(self._data, np.ndarray | None):
             self._data.copy_to_host_async()
 
     def values(self) -> np.ndarray[Any, Any]:
-        """Return the block, read-only, when it is on the host. Any thread may ask.
+        """Return the block, read-only, when it is on the host; a block of a source is read here.
 
-        On CPU it is the memory of the device itself where NumPy can have that. A block of a source
-        is read here. If that fails, the next call tries again.
+        Any thread may ask. On CPU it is the memory of the device itself where NumPy can have that.
         """
         if isinstance(self._data, np.ndarray):
             return self._data
@@ -73,15 +71,9 @@ def host_blocks(
 ) -> Iterator[HostBlock[K]]:
     """Yield blocks in order, their copies to the host begun as far ahead as a budget allows.
 
-    A block is yielded whether its copy has arrived or not. It counts for the budget from the time
-    when its copy is begun until the caller releases it, in any order, but in the thread that
-    iterates. One that does not fit is yielded all the same when none before it is left; its copy
-    begins when ``values`` is called, so a caller that must not exceed the budget releases others
-    before that.
-
-    Args:
-      blocks: key, data and bytes of each; one is taken beyond those begun.
-      max_bytes: the budget.
+    A block, given as key, data and bytes, counts from the time when its copy is begun until the
+    caller releases it, in any order, but in the thread that iterates. One that does not fit is
+    yielded all the same when none before it is left; its copy begins when ``values`` is called.
     """
     budget = _Budget()
     coming = (HostBlock(*block, budget) for block in blocks)
@@ -110,7 +102,6 @@ def one_by_one(
 
 
 def is_host(device: Any) -> bool:
-    """Return True if the memory of a device is that of the host, of which NumPy can have views."""
     return device.platform == "cpu"
 
 

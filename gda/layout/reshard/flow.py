@@ -186,19 +186,16 @@ class Flow:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """The pieces of each target block."""
         return Pieces(tiling_of(self.source), tiling_of(self.target))
 
     @property
     def num_pieces(self) -> int:
-        """The pieces that all target devices need together."""
         return self.pieces.count * self.target.num_replicas
 
     # The bytes that each device gets.
 
     @cached_property
     def kept(self) -> IntArray:
-        """Elements of its block that each target device has already."""
         kept = np.zeros(self.target.num_devices, np.int64)
         old = np.flatnonzero(self.homes >= 0)
         kept[old] = self.pieces.overlaps(self._home_blocks[old], self.target.block_ids[old])
@@ -206,12 +203,10 @@ class Flow:
 
     @property
     def received(self) -> IntArray:
-        """Elements that each target device gets from others."""
         return tiling_of(self.target).sizes(self.target.block_ids) - self.kept
 
     @cached_property
     def near(self) -> Near:
-        """The elements that come from another device of the same process."""
         if len({*numbers_of(self.source), *numbers_of(self.target)}) == 1:
             return Near(self.received, self._requested)
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
@@ -299,7 +294,6 @@ class Flow:
 
     @cached_property
     def _requested(self) -> IntArray:
-        """The elements of each source block that other devices need."""
         blocks, old = np.arange(self.source.num_shards), self.homes >= 0
         needed = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
         return needed - summed(self._home_blocks[old], self.kept[old], len(blocks))
@@ -331,7 +325,6 @@ class Flow:
             yield PieceRun(pieces, targets, sources, is_kept, is_far)
 
     def far_pieces(self, run: PieceRun) -> FarPieces:
-        """Return the pieces of a run that are far."""
         segments = tuple(segment[run.is_far] for segment in run.pieces.segments)
         targets, sources = run.targets[run.is_far], run.sources[run.is_far]
         colours = self.lanes.colours(segments, self._requests(segments, targets))
@@ -377,7 +370,6 @@ class Flow:
         return Holding(self.source)
 
     def _groups_near(self, targets: IntArray, blocks: IntArray) -> IntArray:
-        """Return the group of a block in the process of a target device, or -1."""
         return self._holding.groups(blocks, self._ranks[targets])
 
     @cached_property

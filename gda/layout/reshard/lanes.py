@@ -61,12 +61,7 @@ class Lanes:
     # Requests and their senders.
 
     def requests(self, segments: Sequence[IntArray], replicas: IntArray) -> IntArray:
-        """Return the numbers of some requests among those to their blocks, not all consecutive.
-
-        Args:
-          segments: for each dimension the segment of each.
-          replicas: the replica id of the target device of each.
-        """
+        """Return the numbers of some requests, of which the target devices have these replicas."""
         pure, mixed = np.zeros_like(replicas), np.zeros_like(replicas)
         for dimension, segment in zip(self._dimensions, segments, strict=True):
             places = dimension.of_source.places[segment]
@@ -124,7 +119,6 @@ class Lanes:
         return math.prod(int(each.lengths.max()) for each in self._dimensions)
 
     def units(self, sizes: IntArray) -> IntArray:
-        """Return the units of pieces of these sizes."""
         return -(-sizes // self.unit)
 
     @property

@@ -3,8 +3,6 @@
 A *piece* is the overlap of a target block and a source block. Along one dimension the boundaries of
 both tilings divide it into *segments*; each is in one part of either. A piece is one segment for
 each dimension, so the pieces of a block are all combinations of the segments of its parts.
-
-Nothing here is proportional to pairs of blocks.
 """
 
 from __future__ import annotations
@@ -59,22 +57,18 @@ class Segments:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The lengths of the largest part of the source, and of the target."""
         return self.source.step, self.target.step
 
     @cached_property
     def starts(self) -> IntArray:
-        """First element of each segment, ascending."""
         return np.union1d(*(np.arange(0, self.size, step) for step in self.steps))
 
     @cached_property
     def lengths(self) -> IntArray:
-        """Elements of each segment."""
         return np.diff(self.starts, append=self.size)
 
     @property
     def count(self) -> int:
-        """The number of segments, without making them."""
         # A start of both tilings is one segment; a start is a multiple of a step below the size.
         steps = *self.steps, math.lcm(*self.steps)
         source, target, both = (-(-self.size // step) for step in steps)
@@ -93,12 +87,10 @@ class Segments:
 
     @cached_property
     def of_source(self) -> SegmentsOfParts:
-        """The segments of each part of the source."""
         return SegmentsOfParts.of(self.starts, self.source)
 
     @cached_property
     def of_target(self) -> SegmentsOfParts:
-        """The segments of each part of the target."""
         return SegmentsOfParts.of(self.starts, self.target)
 
     @cached_property
@@ -152,12 +144,10 @@ class Pieces:
 
     @property
     def num_source_blocks(self) -> int:
-        """The number of blocks of the source."""
         return math.prod(self._source.parts)
 
     @property
     def count(self) -> int:
-        """Pieces of all target blocks."""
         return math.prod(segments.count for segments in self.dimensions)
 
     @cached_property
@@ -168,14 +158,12 @@ class Pieces:
         return math.prod(min(segments.steps) for segments in self.dimensions)
 
     def counts(self, blocks: IntArray) -> IntArray:
-        """Return the number of pieces of some target blocks."""
         counts = np.ones(len(blocks), np.int64)
         for segments, column in zip(self.dimensions, self._target.columns(blocks), strict=True):
             counts *= segments.of_target.counts[column]
         return counts
 
     def listed(self, blocks: IntArray) -> Listed:
-        """Return the pieces of some target blocks."""
         counts = self.counts(blocks)
         rows = np.repeat(np.arange(len(blocks)), counts)
         # The number of each piece within its block; the segments are its digits.

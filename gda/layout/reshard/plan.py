@@ -1,15 +1,9 @@
 """The moves that change the layout of an array, and their bytes, without devices.
 
-Each target device needs its block, piece by piece; a piece is the part of it that one source block
-has. It comes from the nearest device that holds that source block:
-
-1. the target device itself, if it is one of them: such bytes are *kept*;
-2. else a device of the same process;
-3. else any of them.
-
-Several near devices of the process send equal shares, and between processes the devices that hold a
-block answer the requests to it in turn: ``docs/design/reshard.md`` has the rule, and says why the
-totals need no list of moves.
+A piece is the part of a target block that one source block has. It comes from the nearest device
+that holds it: the target device itself (such bytes are *kept*), else one of its process, else any.
+Several near devices send equal shares, and between processes the holders of a block answer the
+requests to it in turn: ``docs/design/reshard.md`` has the rule.
 """
 
 from __future__ import annotations
@@ -32,7 +26,7 @@ from gda.layout.indices import indices_of
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
-from gda.layout.text import counted, format_bytes, itemsize_error
+from gda.layout.text import counted, format_bytes
 
 
 @set_module("gda")
@@ -115,14 +109,11 @@ class ReshardPlan:
         other. Of a mesh they are ``[d.id for d in mesh.devices.flat]``.
 
     Raises:
-      TypeError: an argument is not of the kind above.
       ValueError: the global shapes differ, only one grid knows its processes and they are not
         process 0 alone, or the numbers are not one for each device, each different.
-      OverflowError: the target blocks together have 2**63 bytes or more.
 
     The totals do not list the moves, so that 65,536 devices in processes of 4 or 8 take a fraction
-    of a second, even if each sends to each. The time grows with the devices of a process:
-    ``docs/design/reshard.md``.
+    of a second, even if each sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
@@ -205,10 +196,9 @@ class ReshardPlan:
 
     @property
     def nbytes_peak_extra(self) -> int:
-        """The most bytes that any device needs beside its source block.
+        """The most bytes that any device needs beside its source block: those of its target block.
 
-        These are the bytes of its target block, which is filled while the source block is still
-        there, or 0 if every device keeps its block. Buffers of the transport are not counted.
+        0 if every device keeps its block. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
         block_bytes = math.prod(self.target.shard_shape) * self.itemsize
@@ -260,11 +250,7 @@ class ReshardPlan:
     # Move by move.
 
     def moves(self) -> Iterator[Move]:
-        """Yield every move once, sorted by target device; O(``num_moves``) in all.
-
-        The moves fill each element of every target block once. Moves within one device are
-        included, because bytes that stay may have another place in the new block.
-        """
+        """Yield every move once, sorted by target device, also those within one device."""
         if self._flow is None:
             return
         slices = [segments.slices for segments in self._flow.pieces.dimensions]
@@ -296,7 +282,6 @@ class ReshardPlan:
 
     @cached_property
     def _flow(self) -> Flow | None:
-        """The flow; None if the array has no elements."""
         if 0 in self.source.global_shape:
             return None
         source_ids, target_ids = (
@@ -357,7 +342,10 @@ def _check_itemsize(itemsize: Any) -> int:
     except TypeError:
         size = 0
     if size < 1 or isinstance(itemsize, bool):
-        raise itemsize_error(itemsize)
+        raise TypeError(
+            "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
+            f"{itemsize!r}"
+        )
     return size
 
 

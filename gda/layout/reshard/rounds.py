@@ -3,9 +3,6 @@
 The pieces that one device sends to another in a lane, of all arrays that travel together, make a
 *packet*: one stream of elements. In a round, each lane carries the next part of its streams. Its
 length is a number of *steps*: one element in the lane of the lowest digit, two in the next.
-
-All is computed alike in every process from the layouts. None lists the pieces of others, but for
-the pairs of the lanes, which a program needs once.
 """
 
 from __future__ import annotations
@@ -53,7 +50,6 @@ class MovedPiece(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of elements."""
         return math.prod(self.sizes)
 
     def parts(self, most: int) -> Iterator[MovedPiece]:
@@ -133,12 +129,10 @@ class Relocation:
 
     @cached_property
     def unit(self) -> int:
-        """The elements of a unit of this array."""
         return self._flow.lanes.unit * math.prod(self._beside)
 
     @property
     def row(self) -> int:
-        """The elements of a row of a piece, at most."""
         lengths = (int(each.lengths.max()) for each in self._flow.pieces.dimensions[1:])
         return math.prod(lengths) * math.prod(self._beside)
 
@@ -154,7 +148,6 @@ class Relocation:
         return near, far
 
     def leaving(self, process: int) -> list[FarPiece]:
-        """Return the pieces that a process sends to others."""
         return self._far(self._flow.sent_by(_positions(self._source, process)))
 
     def routes(self) -> Routes | None:
@@ -339,7 +332,6 @@ class Streams:
 
 
 def _positions(grid: ShardGrid, process: int) -> IntArray:
-    """Return the positions of the devices of a process."""
     numbers = numbers_of(grid)
     place = numbers.index(process) if process in numbers else -1
     return np.flatnonzero(ranks_of(grid) == place)

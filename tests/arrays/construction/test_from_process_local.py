@@ -61,9 +61,9 @@ def test_agrees_with_jax_on_the_same_data(case: ShardedCase) -> None:
         np.testing.assert_array_equal(ours.data, shard.data)
 
 
-@pytest.mark.parametrize("value", [3, 2.5, np.float32(1), np.array(7, np.int8), [[1, 2], [3, 4]]])
-def test_scalars_and_lists_are_data_too(auto_mesh: Mesh, value: object) -> None:
-    np.testing.assert_array_equal(np.asarray(build(value, auto_mesh, P())), value)
+def test_scalars_and_lists_are_data_too(auto_mesh: Mesh) -> None:
+    for value in [3, 2.5, np.float32(1), np.array(7, np.int8), [[1, 2], [3, 4]]]:
+        np.testing.assert_array_equal(np.asarray(build(value, auto_mesh, P())), value)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_shards_that_are_where_they_are_needed_are_used_without_a_copy(mesh: Mes
         assert not set(pointers) & set(before)
 
 
-@pytest.mark.parametrize("spec", [P("x"), P(), P("x", "y")])
+@pytest.mark.parametrize("spec", [P("x"), pytest.param(P("x", "y"), marks=pytest.mark.torture)])
 def test_a_buffer_behind_a_jax_array_may_be_filled_again(mesh: Mesh, spec: P) -> None:
     buffer = aligned_empty((64, 64), np.uint32)
     buffer[...] = 1
@@ -174,10 +174,9 @@ def test_arrays_that_are_elsewhere_are_moved(mesh: Mesh, spec: P) -> None:
     np.testing.assert_array_equal(np.asarray(build(g, mesh, spec)), np.asarray(g))
 
 
-@pytest.mark.parametrize("spec", [P(), P("x"), P(("x", "y"))])
-def test_keys(mesh: Mesh, spec: P) -> None:
+def test_keys(mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 8)
-    g = build(keys, mesh, spec)
+    g = build(keys, mesh, P("x"))
     assert g.dtype == keys.dtype
     np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
     assert build(jax.random.key(1), mesh, P()).shape == ()
@@ -306,7 +305,7 @@ def test_keys_of_several_processes() -> None:
     # Devices 0 and 1 hold the same block; each other block is held once.
     mesh = ordered_mesh([0, 1, 2, 4, 3, 5, 6, 7], {"x": 4, "y": 2})
     uneven = keys[:3]
-    for data, shape in ((uneven, None), (uneven, (4,)), (jnp.stack([*keys]), (4,))):
+    for data, shape in ((uneven, None), (uneven, (4,)), (keys, (4,))):
         g = build(data, mesh, P("x"), shape)
         assert (g.shape, g.dtype) == ((4,), keys.dtype)
         for shard in g.local_shards:

@@ -79,7 +79,7 @@ def test_every_block_is_that_of_numpy(
         ]
     expected = data.astype(options["dtype"] or data.dtype)
     for array in arrays:
-        assert is_right(array, expected)
+        np.testing.assert_array_equal(array, expected)
         whole = np.asarray(array.array)
         assert (whole[13:] == -1).all()
         assert (whole[:, 11:] == -1).all()
@@ -208,7 +208,7 @@ def test_a_file_is_read_once_by_each_process_or_by_all(monkeypatch: pytest.Monke
         return counts[-1]
 
     monkeypatch.setattr(os, "preadv", counting)
-    for spec in SPECS:
+    for spec in SPECS[::3]:
         for options in ({}, {"read_once": True}, {"read_once": True, "max_bytes": 2**17}):
             counts.clear()
             loaded = gda.load_tree(tensors, mesh, spec, **options)["w"]

@@ -35,7 +35,7 @@ from gda.testing.strategies import (
 P = PartitionSpec
 # On devices numbers are words of 1, 2 or 4 bytes: a dtype of each width and kind, beside those of
 # test_bits_of_every_kind_of_nan.
-ON_DEVICES = ["bool", "int2", "int8", "uint16", "int32", "float4_e2m1fn", "float8_e8m0fnu"]
+ON_DEVICES = ["bool", "uint16", "float4_e2m1fn"]
 # JAX 0.10 knows float6 by name, and cannot make arrays of it. Types of 64 bits have their own test.
 DTYPES = [
     *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
@@ -72,7 +72,7 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
         ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
         pytest.param("on devices", (2, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
         ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
-        ("on devices", (6000, 6), P("y")),
+        pytest.param("on devices", (6000, 6), P("y"), marks=pytest.mark.torture),
         pytest.param("all at once", (4, 2 * 5001), P("x", "y"), marks=pytest.mark.torture),
         ("all at once", (2, 3, 5000, 2), P("x", None, "y")),
     ],
@@ -88,6 +88,12 @@ SPECIAL = [0, 0x80000000, 0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7F800001, 0x7FA0
 SPECIAL += [0x7E00FE00, 0x7E017D01, 0x7FC17F81, 0xFF818000, 0x7C00FC00]
 
 
+def special(dtype: str) -> np.ndarray:
+    """Return two rows of such bits and of others, in the shape that several tests compile for."""
+    raw = np.array(SPECIAL * 2, "<u4").tobytes() + np.random.default_rng(7).bytes(8000)
+    return np.frombuffer(raw, jnp.dtype(dtype)).reshape(2, -1)
+
+
 @pytest.mark.parametrize(
     ("way", "dtypes"),
     [
@@ -95,14 +101,13 @@ SPECIAL += [0x7E00FE00, 0x7E017D01, 0x7FC17F81, 0xFF818000, 0x7C00FC00]
         pytest.param("on devices", ["float16", "float8_e4m3"], marks=pytest.mark.torture),
         ("on devices", ["complex64"]),
         # Narrower ones reach the devices of this platform as integers.
-        ("all at once", ["float32", "complex64"]),
+        ("all at once", ["complex64"]),
     ],
     indirect=["way"],
 )
 def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
-    raw = np.array(SPECIAL * 2, "<u4").tobytes() + np.random.default_rng(7).bytes(8000)
     for dtype in dtypes:
-        data = np.frombuffer(raw, jnp.dtype(dtype)).reshape(2, -1)
+        data = special(dtype)
         assert cut(data, mesh_of({"x": 2}), P("x")).fingerprint() == fingerprint_of_numpy(data)
 
 
@@ -110,7 +115,7 @@ def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
     ("shape", "dtype"),
     [
         ((1 << 20,), "int8"),
-        ((256, 5000), "complex64"),
+        pytest.param((256, 5000), "complex64", marks=pytest.mark.torture),
     ],
 )
 def test_blocks_are_not_copied(shape: tuple[int, ...], dtype: str) -> None:
@@ -146,7 +151,7 @@ def test_every_kind_of_number(way: str) -> None:
     ("way", "dtype"),
     [
         ("on devices", "int64"),
-        ("on devices", "complex128"),
+        pytest.param("on devices", "complex128", marks=pytest.mark.torture),
         ("all at once", "complex128"),
         ("by NumPy", "float64"),
     ],
@@ -224,7 +229,7 @@ def test_any_layout_is_taken_apart_as_numpy_does(
 
 @two_ways
 def test_sums_of_blocks_add_up(way: str) -> None:
-    data = batch(8, 8)
+    data = special("float32")
     g = cut(data, mesh_of({"x": 2}), P("x"))
     shards = gda.arrays.process_local.distinct_shards(g.array, g.grid)
     parts = [fp.begin_blocks({block: shards[block]}, g.grid).result() for block in range(2)]
@@ -236,15 +241,15 @@ def test_sums_of_blocks_add_up(way: str) -> None:
         index = g.grid.block_index(block)
         starts = [part.start or 0 for part in index]
         assert np.array_equal(sums, sums_of_numpy(data[index], starts))
-    assert digest_of((8, 8), "float32", whole) == g.fingerprint()
+    assert digest_of(data.shape, "float32", whole) == g.fingerprint()
 
 
 @two_ways
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
-    data = np.ones((8, 1 << 16), jnp.dtype(dtype))
+    data = special(dtype)
     expected = sums_of_numpy(data)
-    g = cut(data, mesh_of({"x": 8}), P("x"))
+    g = cut(data, mesh_of({"x": 2}), P("x"))
     pending = fp.begin(g.array)
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
     # The sums of narrow floats are made from views by NumPy. JAX copies a donated array of which
@@ -283,22 +288,19 @@ def test_a_numpy_array_has_the_fingerprint_of_the_sharded_one(auto_mesh: Mesh) -
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_all_processes_find_the_same(kind: AxisType) -> None:
+def test_all_processes_find_the_same() -> None:
     data = batch(16, 8)
     expected = fingerprint_of_numpy(data)
-    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, kind)
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, AxisType.Explicit)
     for spec in (P(), P(("y", "x")), P(None, "y")):
         assert cut(data, mesh, spec).fingerprint() == expected
     assert fingerprint(jnp.asarray(data)) == expected
 
 
 @pytest.mark.processes(4, devices=2)
-def test_processes_without_devices_of_the_mesh_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_without_devices_of_the_mesh_take_part() -> None:
     data = batch(16, 8)
     g = cut(data, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))
-    assert g.fingerprint() == fingerprint_of_numpy(data)
-    monkeypatch.setattr(fp, "SMALL", 0)
     assert g.fingerprint() == fingerprint_of_numpy(data)
 
 

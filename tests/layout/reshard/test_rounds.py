@@ -187,9 +187,9 @@ def all_to_all(count: int, others: int | None = None, per_process: int = 8) -> C
     return Case(shape, line(ROWS, *range(count)), line(COLUMNS, *ids), per_process)
 
 
-@pytest.mark.parametrize("count", [8, 32, 256])
+@pytest.mark.parametrize("count", [8, 64])
 def test_all_to_all_is_two_programs_for_any_number_of_devices(count: int) -> None:
-    even = all_to_all(count, per_process=count // 64 or 1).move().routes()
+    even = all_to_all(count, per_process=1).move().routes()
     assert (even.pairs is None) == (count > 32)
     assert len(even.widths) == (1 if count > 32 else count)
     move = all_to_all(count, count).move()
@@ -250,9 +250,9 @@ def calls_of(case: Case) -> tuple[int, int]:
 def test_the_work_of_a_process_grows_with_its_own_pieces() -> None:
     for others in (None, 64):
         few, few_boxes = calls_of(all_to_all(64, others))
-        many, many_boxes = calls_of(all_to_all(256, others and 256))
-        assert many_boxes <= 4.2 * few_boxes
-        assert many <= 5 * few
+        many, many_boxes = calls_of(all_to_all(192, others and 192))
+        assert many_boxes <= 3.2 * few_boxes
+        assert many <= 4 * few
         assert many <= 50 * many_boxes
 
 
