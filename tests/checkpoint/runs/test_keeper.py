@@ -112,7 +112,7 @@ def test_a_step_that_was_committed_by_a_program_at_its_end_is_saved_again(
     assert Run(tmp_path, every=10).resume(state_of(0))[1] == 20
 
 
-@tried("a run is killed while it saves and removes", sample=2, full=200)
+@tried("a run is killed while it saves and removes", sample=1, full=200)
 def test_a_run_that_is_killed_has_the_step_that_was_durable(
     tmp_path: Path, forks: Forks, trials: Trials
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_run_that_is_killed_has_the_step_that_was_durable(
         trials.count("killed")
 
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(2, devices=4)
 def test_processes_that_are_awaited_are_named(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
