@@ -24,10 +24,14 @@ from gda.checkpoint.reading.checked_files import (
     check_not_replaced,
     read_complete,
 )
-from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
-from gda.checkpoint.reading.chunk_sums import check_provable
-from gda.checkpoint.reading.read_once import processes_together, shared_reads
-from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.reading.chunk_parts import (
+    ArrivedChunks,
+    processes_together,
+    read_chunks,
+    shared_reads,
+    uses_of,
+)
+from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at
@@ -41,7 +45,7 @@ from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.leaves import are_keys
 from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival, NeededBlock
-from gda.trees.records.compared_fingerprints import check_fingerprints
+from gda.trees.records.compared_fingerprints import check_fingerprints, check_provable
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 

@@ -317,8 +317,8 @@ def restored(
     assert isinstance(tree["padded"], gda.PaddedArray)
     # With its padding, because each device compiles the program that cuts it off.
     blocks = [tree["padded"].array.addressable_shards, like["padded"].array.addressable_shards]
-    for got, given in zip(*blocks, strict=True):
-        np.testing.assert_array_equal(got.data, given.data)
+    for found, expected in zip(*blocks, strict=True):
+        np.testing.assert_array_equal(found.data, expected.data)
     for n, g in enumerate(tree["arrays"]):
         assert g.sharding == struct.sharding
         assert len(g.local_shards) == len(mesh.local_devices)

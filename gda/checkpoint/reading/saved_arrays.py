@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.checked_files import Files, check_not_replaced, read_complete
-from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape

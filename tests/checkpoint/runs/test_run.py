@@ -195,7 +195,6 @@ def test_a_run_goes_on_after_its_program_has_changed_the_directory(
         {"keep_best": (2, "loss", "lowest")},
         {"on_error": "ignore"},
         {"unchanged": "copy"},
-        {"max_total_bytes": 0},
         {"signals": signal.SIGTERM},
         {"save_on": [signal.SIGKILL]},
         {"compression": "gzip"},
@@ -245,21 +244,6 @@ def test_a_function_may_choose_the_steps_to_keep(tmp_path: Path) -> None:
     with Run(tmp_path, every=1, keep=lambda steps: [s for s in steps if s % 3 == 0]) as run:
         train(run, 0, 8)
     assert run.steps() == [3, 6, 8]
-
-
-def test_the_oldest_go_if_all_would_take_too_much(tmp_path: Path) -> None:
-    with Run(tmp_path, every=1, keep=4, max_total_bytes=600) as run:
-        train(run, 0, 5)  # 256 bytes each
-    assert run.steps() == [4, 5]
-
-
-def test_old_steps_go_though_a_manifest_is_damaged(tmp_path: Path) -> None:
-    with Run(tmp_path, every=1, max_total_bytes=600) as run:
-        train(run, 0, 3)
-        run.wait()
-        (tmp_path / "00000002/manifest.json").write_text("x")
-        train(run, 3, 5)
-    assert run.steps() == [4, 5]
 
 
 def test_a_step_is_removed_though_another_program_removes_it_too(
