@@ -37,7 +37,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from leaks import little_memory
-from meshes import mesh_of
+from meshes import batch, cut, mesh_of
 from trials import Trials, rarely, tried
 
 import gda
@@ -170,6 +170,21 @@ def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
         trials.count("found")
 
 
+@tried("a bit of a larger checkpoint is flipped", sample=1, full=300)
+def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
+    mesh = mesh_of({"x": 8})
+    tree = {"w": cut(batch(2048, 256), mesh, P("x")), "v": np.arange(300_000, dtype=np.int32)}
+    gda.checkpoint.save(tmp_path / "run", tree, fingerprint=False)
+    damaged = Damaged(tmp_path / "run")
+    assert len(damaged.chunks) == 9
+    for _ in range(trials.most):
+        file = trials.chance.choice(damaged.chunks)
+        whole = damaged.whole[file]
+        with damaged.changed(file, flip(whole, trials.chance.randrange(len(whole)))):
+            check_found(damaged, file, verify, functools.partial(restore, like=tree))
+        trials.count("found")
+
+
 def test_fingerprints_of_every_kind_of_array_are_recomputed(plain: Damaged) -> None:
     verify_all = functools.partial(gda.checkpoint.verify, plain.path, fingerprints=True)
     verify_all()
@@ -236,9 +251,8 @@ def test_verify_lists_all_that_is_wrong(plain: Damaged) -> None:
         assert "more" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
+def test_a_manifest_that_is_none(shared: Damaged) -> None:
+    for file, message in [
         (b"", "does not begin like a manifest of gda"),
         (b"\0" * 5000, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
@@ -256,12 +270,9 @@ def test_verify_lists_all_that_is_wrong(plain: Damaged) -> None:
         (sealed(b"null"), "the manifest is not an object"),
         (sealed(b'{"data": 1, "data": 2}'), "one object has these names twice: 'data'"),
         (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
-    ],
-    ids=lambda value: repr(value)[:40],
-)
-def test_a_manifest_that_is_none(shared: Damaged, file: bytes, message: str) -> None:
-    shared.manifest.write_bytes(file)  # which all functions read in one way
-    assert message in said_by(gda.checkpoint.inspect, shared.path)
+    ]:
+        shared.manifest.write_bytes(file)  # which all functions read in one way
+        assert message in said_by(gda.checkpoint.inspect, shared.path), file[:40]
 
 
 def test_damage_matters_where_it_is_read(plain: Damaged) -> None:
@@ -494,7 +505,7 @@ HOSTILE = [
     *each(on_leaf, "key", key_impl=[3, [], True, {}, "", "\n"]),
     *each(on_leaf, "more", pieces=[*LISTED, [], [[0] * 4]]),
     *each(on_leaf, "step", value=[3, "x", None, "", "1.5", [], "9" * 10**5]),
-    *each(on_leaf, "name", value=[3, "x", [], [1], ["a", "b"], "f", "ff", "c0af"]),
+    *each(on_leaf, "name", value=[3, None, [], ["a"], {}]),
     *[on_leaf("step", kind="bool", value=value) for value in [0, "True", None]],
     *[on_leaf("step", kind="float", value=value) for value in [1.5, "x", []]],
     on_leaf("step", kind="complex", value="1+"),
@@ -630,7 +641,7 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
 
     def edit(body: dict[str, Any]) -> None:
         leaf_at(body, "w").update(spec=f"P('x'){evil}", mesh={evil: 4})
-        leaf_at(body, "name").update(value=[evil])
+        leaf_at(body, "name").update(value=evil)
         body["about"] = {evil: evil, "saved": "x" * 10**5}
         leaf = leaf_at(body, "step")
         leaf["path"] = [evil]

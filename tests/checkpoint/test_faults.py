@@ -6,7 +6,6 @@ import functools
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from forks import (
     LIMIT,
@@ -290,43 +288,6 @@ def save_in_background(path: Path, tree: Any, **options: Any) -> None:
     gda.checkpoint.save_async(path, tree, **options).result(LIMIT)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=8m", "gda-test", str(place)]
-    try:
-        done = subprocess.run(mounting, capture_output=True, text=True)
-        reason = done.stderr
-    except FileNotFoundError as error:
-        reason = str(error)
-    if reason:
-        pytest.skip(f"no file system can be mounted here, so none is full or read-only: {reason}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = small_disk / "run"
-    gda.checkpoint.save(path, values_of(1))
-    free = shutil.disk_usage(small_disk).free
-    large = {"large": np.ones(3 * 2**20, np.float32)}
-    for save in (gda.checkpoint.save, save_in_background):
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            save(path, large, overwrite=True)
-        assert caught.value.errno == errno.ENOSPC
-        assert str(path) in str(caught.value)
-        assert "nothing was committed" in caught.value.__notes__[-1]
-        assert generation_at(path) == 1
-        assert shutil.disk_usage(small_disk).free == free
-    assert [record.message for record in caplog.records] == [
-        f"saving to {path} failed in the background: OSError: {caught.value}"
-    ]
-    check_next_save(path, 3)
-
-
 @contextlib.contextmanager
 def unprivileged() -> Iterator[None]:
     """No permissions but those that a file gives to everybody."""
@@ -394,26 +355,6 @@ def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: 
     check_refused(tmp_path, FileExistsError, *said, before=None)
     assert os.listdir(tmp_path) == ["thesis.tex"]
     assert file.read_text() == "mine"
-
-
-def test_save_succeeds_beside_files_it_cannot_remove(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-    (tmp_path / "data-0123456789abcdef").mkdir()  # of a save that died
-
-    def cannot_remove(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "rmtree" and "data-" in arguments[0]:
-            fail(errno.EACCES, arguments)
-
-    Disk(cannot_remove).install(monkeypatch.setattr)
-    gda.checkpoint.save(tmp_path, values_of(2), overwrite=True)
-    assert generation_at(tmp_path) == 2
-    messages = [record.message for record in caplog.records]
-    assert len(messages) == 2
-    assert all("is no longer used and could not be removed" in message for message in messages)
-    Disk().install(monkeypatch.setattr)
-    check_next_save(tmp_path, 3)
 
 
 def test_two_processes_save_at_once_into_one_path(tmp_path: Path, forks: Forks) -> None:
@@ -580,6 +521,9 @@ def test_a_process_that_does_not_come_is_named_in_time(shared_tmp_path: Path) ->
         gda.checkpoint.save(path, tree, overwrite=True, timeout=2)
     assert "gda.checkpoint.save (test_faults.py:" in str(caught.value)
     assert caught.value.processes == (1,)
+    assert caught.value.__notes__ == [
+        "gda: every process of the program must call save, not process 0 alone"
+    ]
     told.touch()
     assert generation_at(path) == 1
     gda.check_processes_agree(0, name="all have looked")

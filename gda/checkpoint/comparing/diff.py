@@ -104,8 +104,6 @@ def diff(
 
 
 class _DiffArgument(NamedTuple):
-    """One of the two that are compared: a path, its store and the kind of its files, or a tree."""
-
     what: Any  # a path or a tree; of other files than a checkpoint, an OpenedTree
     store: Store | None = None
     kind: FileKind | None = None
@@ -121,7 +119,6 @@ class _DiffArgument(NamedTuple):
 
 
 def _differences(given: Sequence[_DiffArgument], at: Path, *manifests: Manifest) -> Differences:
-    """Compare two sides, of which the checkpoints have these manifests."""
     by_name = FileKind.SAFETENSORS in [each.kind for each in given]
     following = iter(manifests)
 

@@ -1,9 +1,7 @@
 """The chunks that have parts of arrays on their way, and the read of a chunk into their blocks.
 
-A chunk that is one contiguous part of a block is read straight into the memory that becomes the
-array. The blocks of small arrays that share a chunk stay in the memory that the chunk was read
-into. Other chunks go through a buffer. The chunks are computed from integers, once for all arrays
-of one shape and layout.
+A chunk that is one contiguous part of a block is read into the memory that becomes the array, and
+small blocks stay in the memory of the chunk that they share. Other chunks go through a buffer.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ class Cut(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the part."""
         return shape_at(self.in_block, self.block.shape)
 
 
@@ -173,7 +170,6 @@ class ArrivedChunks:
 def read_chunks(
     files: Files, uses: dict[Chunk, list[Use]], options: Options, arrived: ArrivedChunks
 ) -> None:
-    """Read chunks, check them, and give every block its part."""
     chunks = sorted(uses)
     sizes = [files.manifest.arrays[array].nbytes_per_chunk for array, _ in chunks]
     # A thread waits for Python between two tasks, so it reads several chunks in one. Requests to an
@@ -191,7 +187,6 @@ def read_chunks(
 
 
 def _buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
-    """Return the memory, beside the blocks, that reading a chunk takes."""
     array = files.manifest.arrays[where[0]]
     is_kept = _direct(uses) is not None or _becomes_blocks(array, uses)
     return files.loading_bytes(where) + (0 if is_kept else array.nbytes_per_chunk)

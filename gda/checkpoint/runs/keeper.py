@@ -106,7 +106,6 @@ class Keeper:
         return steps
 
     def _claimed(self) -> Owner:
-        """Return the owner, which this program has become, and still is."""
         if self.owner is None:
             try:
                 self.owner = self.folder.claim(self.keeping.best)

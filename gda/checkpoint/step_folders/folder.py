@@ -1,9 +1,7 @@
 """The folder of a run: the names of its steps, their listing, and the small files in it.
 
-A step is a checkpoint in a folder whose name is its number. Beside the manifest, a step that a Run
-saved has ``begun.json``, and may have ``metrics.json``, ``held.json`` and ``damaged.json``. The
-folder itself has ``run.json``, which names the program that writes there. Nothing here
-communicates: one process calls it, and tells the others.
+A step is a checkpoint in a folder whose name is its number. Nothing here communicates: one process
+calls it, and tells the others.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
-# The first file of a step, with the run and the generation that began it.
-BEGUN = "begun.json"
-METRICS = "metrics.json"
-_RUN, _HELD, _DAMAGED = "run.json", "held.json", "damaged.json"
+# The first file of a step, with the run and the generation that began it, and those that follow.
+BEGUN, METRICS, _HELD, _DAMAGED = "begun.json", "metrics.json", "held.json", "damaged.json"
+_RUN = "run.json"  # of the folder itself: the program that writes there
 
 _REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

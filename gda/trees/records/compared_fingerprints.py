@@ -33,7 +33,6 @@ def check_provable(url: str, arrivals: Sequence[Arrival]) -> None:
 
 
 def check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
-    """Raise unless all arrays have a fingerprint."""
     lacking = [format_path(leaf.path) for leaf in leaves if leaf.fingerprint is None]
     if lacking:
         raise CorruptionError(
