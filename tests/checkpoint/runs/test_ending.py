@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from damaged import limit_sizes
+from meshes import batch
 from training import check, state_of, train
 
 import gda
@@ -81,16 +82,17 @@ def test_grace_counts_from_the_signal(tmp_path: Path) -> None:
 
 
 def test_unchanged_arrays_are_linked_but_in_the_steps_that_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "gda")
-    frozen = jnp.asarray(np.random.default_rng(0).random((512, 1024), np.float32))
+    limit_sizes(monkeypatch, 4096, 2**20, 4096)
+    frozen = jnp.asarray(batch(64, 32))
     with Run(tmp_path, every=1, keep=2, keep_every=4) as run:
         for step in range(1, 7):
             run.save(step, {"frozen": frozen, "w": jnp.full(8, step)})
         run.wait()
         lines = [each for each in caplog.messages if each.startswith("saved step")]
-        assert ["2.0 MiB linked" in each for each in lines] == [
+        assert ["8.0 KiB linked" in each for each in lines] == [
             *(False, True, True, False, True, True)  # the first, and a multiple of 4
         ]
     assert run.steps() == [4, 5, 6]
