@@ -19,7 +19,7 @@ from leaks import no_thread_is_left  # noqa: F401, of every test
 from training import check, state_of, train
 
 import gda
-from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.storage.stores.directory import FileStore
@@ -473,6 +473,26 @@ def test_a_step_that_the_old_program_completes_before_it_is_told_is_resumed(
 
     monkeypatch.setattr(RunFolder, "claim", after_a_save)
     assert new.resume(state_of(0))[1] == 10
+
+
+def test_a_program_that_was_taken_over_during_a_save_does_not_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also without metrics, which test_keeper.py has."""
+    old, _ = resumed(tmp_path, keep=1)
+    train(old, 0, 10)
+    old.wait()
+    claim, write = Run(tmp_path, every=10), FileStore.write_sealed
+
+    def taken_over(self: FileStore, name: str, payload: Any) -> int:
+        claim._keeper.own(None, True)
+        return write(self, name, payload)
+
+    monkeypatch.setattr(FileStore, "write_sealed", taken_over)
+    assert old.save(20, state_of(20))
+    with pytest.raises(SaveError, match="took over"):
+        old.wait()
+    assert claim.steps() == [10]
 
 
 def test_a_run_writes_nothing_before_it_resumes_or_saves(tmp_path: Path) -> None:
