@@ -1,13 +1,9 @@
 """Checkpoints: a tree of arrays on disk, restored onto any layout, whole or not at all.
 
-``save`` and ``save_async`` write, ``restore`` reads, ``open`` gives lazy sources; ``inspect``,
-``verify`` and ``diff`` need no device. A checkpoint is a directory, or a prefix of an object store:
-zarr v3 arrays that any tool reads, and a manifest that is written last, with size and checksum of
-every file.
+A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool reads, and
+a manifest that is written last, with size and checksum of every file.
 
-Read in this order: ``format`` (the contents of the files), ``saving`` over ``writing`` and
-``pending`` (in the background), ``restoring`` over ``reading``, ``tree_at`` (any kind of files as
-sources), ``inspecting``, ``comparing``, ``converting``.
+Read in this order: ``format``, ``saving`` over ``writing``, ``restoring`` over ``reading``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -40,8 +40,6 @@ MAX_FILE_BYTES = 5 * 2**30
 
 
 class ConvertedLeaf(NamedTuple):
-    """A leaf to be written, for people."""
-
     name: str
     type: str
     bytes_read: int

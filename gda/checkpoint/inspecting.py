@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
+from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -18,8 +21,7 @@ from gda.checkpoint.reading.checked_files import (
     load_complete,
     read_complete,
 )
-from gda.checkpoint.reading.chunk_sums import ChunkSums
-from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
@@ -32,10 +34,12 @@ from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.per_process import PerProcess
+from gda.trees.records.compared_fingerprints import check_recorded, line_of
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     PerProcessLeaf,
+    Piece,
     ValueLeaf,
     check_keys,
     flatten,
@@ -60,13 +64,6 @@ class Contents:
       nbytes: bytes of all arrays together.
       about: date of the save, versions of gda and JAX, and number of processes.
       structure: the structure of the tree, for ``shapes``.
-
-    >>> import gda, numpy as np, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     gda.checkpoint.save(folder, {'w': np.arange(4, dtype=np.int32), 'step': 1})
-    ...     contents = gda.checkpoint.inspect(folder)
-    >>> [leaf.path for leaf in contents.leaves], contents.nbytes
-    ([('step',), ('w',)], 16)
     """
 
     path: str
@@ -255,7 +252,7 @@ def contents_at(path: Any, timeout: float) -> Contents:
 
 def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
     files = Files(store, manifest)
-    sums = ChunkSums(store.url, manifest) if fingerprints else None
+    sums = _ChunkSums(store.url, manifest) if fingerprints else None
     _check_fits(files, options)
     problems: list[str] = []
     total = sum(
@@ -310,12 +307,11 @@ def _check_fits(files: Files, options: Options) -> None:
 
 
 def _checking_bytes(files: Files, where: Chunk) -> int:
-    """Return the memory that the check of a chunk takes."""
     return files.manifest.arrays[where[0]].nbytes_per_chunk + files.loading_bytes(where)
 
 
 def _checks(
-    files: Files, sums: ChunkSums | None
+    files: Files, sums: _ChunkSums | None
 ) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
     yield files.check_group, 0, files.manifest.group[0]
@@ -340,7 +336,7 @@ def _check_leaf(leaf: ArrayLeaf) -> None:
         raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
 
 
-def _check(files: Files, sums: ChunkSums | None, where: Chunk) -> None:
+def _check(files: Files, sums: _ChunkSums | None, where: Chunk) -> None:
     data = files.checked(where)
     if sums is not None:
         sums.add(where, data)
@@ -352,6 +348,49 @@ def _problems(check: Callable[[], object]) -> list[str]:
     except CorruptionError as error:
         return list(error.problems)
     return []
+
+
+class _ChunkSums:
+    """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device."""
+
+    def __init__(self, url: str, manifest: Manifest) -> None:
+        self._leaves = manifest.array_leaves
+        check_recorded(url, self._leaves)
+        self._arrays = manifest.arrays
+        self._guard = threading.Lock()
+        self._sums = [add([]) for _ in self._leaves]
+        self._alone: dict[int, int] = {}
+        self._packed: dict[Chunk, list[tuple[int, Piece]]] = {}
+        for number, leaf in enumerate(self._leaves):
+            if leaf.array is not None:
+                self._alone[leaf.array] = number
+            for piece in leaf.pieces:
+                self._packed.setdefault(manifest.chunk_of(piece), []).append((number, piece))
+
+    def add(self, where: Chunk, data: np.ndarray[Any, Any]) -> None:
+        """Add the elements of a chunk to the arrays that it belongs to; by any thread."""
+        array, chunk = where
+        if (alone := self._alone.get(array)) is not None:
+            grid = self._arrays[array].grid
+            within = data[tuple(map(slice, grid.shape_within(chunk)))]
+            parts = [(alone, within, grid.start(chunk))]
+        else:
+            parts = [
+                (number, piece.of_chunk(data), piece.start)
+                for number, piece in self._packed.get(where, ())
+            ]
+        for number, part, start in parts:
+            sums = sums_of_numpy(part, start)
+            with self._guard:
+                self._sums[number] += sums
+
+    def problems(self) -> list[str]:
+        """Return a line for each array whose fingerprint is not the one recorded."""
+        return [
+            line_of(leaf)
+            for leaf, sums in zip(self._leaves, self._sums, strict=True)
+            if digest_of(*saved_type(leaf), sums) != leaf.fingerprint
+        ]
 
 
 def _described(leaf: Leaf) -> tuple[str, str, str]:

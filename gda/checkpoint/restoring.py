@@ -24,10 +24,14 @@ from gda.checkpoint.reading.checked_files import (
     check_not_replaced,
     read_complete,
 )
-from gda.checkpoint.reading.chunk_parts import ArrivedChunks, read_chunks, uses_of
-from gda.checkpoint.reading.chunk_sums import check_provable
-from gda.checkpoint.reading.read_once import processes_together, shared_reads
-from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.reading.chunk_parts import (
+    ArrivedChunks,
+    processes_together,
+    read_chunks,
+    shared_reads,
+    uses_of,
+)
+from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at
@@ -41,7 +45,7 @@ from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.leaves import are_keys
 from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival, NeededBlock
-from gda.trees.records.compared_fingerprints import check_fingerprints
+from gda.trees.records.compared_fingerprints import check_fingerprints, check_provable
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 
@@ -50,7 +54,6 @@ MAX_BYTES = 128 * 2**20
 
 
 def _layouts_of(given: dict[str, Any]) -> Any:
-    """Return a tree for ``communicates``."""
     if given["check_fingerprint"]:
         return ()
     return [given["mesh"], given["like"]] if given["read_once"] else None
@@ -186,8 +189,7 @@ class _Restore:
     """A restore. Its methods stand in the order in which they run.
 
     All processes run them together with ``check_fingerprint``, and those of ``together`` with
-    ``read_once``; they communicate in ``_compare_calls``, ``_read_once`` and
-    ``_compare_fingerprints``.
+    ``read_once``.
     """
 
     path: Any
@@ -196,6 +198,7 @@ class _Restore:
     request: Request
     check_fingerprint: bool
     timeout: float
+    together: tuple[int, ...] = ()  # the processes that read each chunk in one of them
 
     def tree(self) -> Any:
         """Return the restored tree; begin again if another save replaces the checkpoint."""
@@ -211,7 +214,6 @@ class _Restore:
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)
         self.wanted = self.request.match(manifest)
-        self.together: tuple[int, ...] = ()  # the processes that read each chunk in one of them
         if self.options.read_once:
             self.together = processes_together(self.wanted.arrivals)
         if self.check_fingerprint:
@@ -227,7 +229,8 @@ class _Restore:
             check_not_replaced(self.store, manifest)
             raise
         if self.check_fingerprint:
-            self._compare_fingerprints()
+            source = f"the checkpoint {self.store.url}"
+            check_fingerprints(source, self.wanted.arrivals, timeout=self.timeout)
         return self.wanted.tree()
 
     def _tree_of_orbax(self) -> Any:
@@ -238,9 +241,7 @@ class _Restore:
         options = options_for(self.store, self.options, least=4)
         sizes = [each.passing_nbytes for each in wanted.arrivals]
         for group in tasks.groups_within(wanted.arrivals, sizes, options.max_bytes):
-            buffers = Buffers(sum(len(arrival.needed) for arrival in group))
-            for arrival in group:
-                arrival.allocate(buffers)
+            self._allocate(group)
             reads = [read for each in group for read in _reads(each, leaves[each.record.path])]
             tasks.run(reads, options)
             _finish(group)
@@ -323,10 +324,6 @@ class _Restore:
             read_chunks(self.files, shared.own, options, arrived)
             exchange(shared.sent, shared.memory, watch)
 
-    def _compare_fingerprints(self) -> None:
-        source = f"the checkpoint {self.store.url}"
-        check_fingerprints(source, self.wanted.arrivals, timeout=self.timeout)
-
 
 def _reads(arrival: Arrival, leaf: Any) -> Iterator[tasks.Task]:
     """Yield the reads of the blocks of an array from the leaf of an opened tree."""
@@ -346,7 +343,6 @@ def _reads(arrival: Arrival, leaf: Any) -> Iterator[tasks.Task]:
 
 
 def _finish(group: Sequence[Arrival]) -> None:
-    """Make the values from the blocks."""
     for arrival in group:
         with noting_path(arrival.record.path):
             arrival.finish()

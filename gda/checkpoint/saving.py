@@ -529,9 +529,13 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
             ) from None
     with store.lock() as is_locked:
         version = store.version(manifest_json.NAME)  # first, to detect later changes
-        committed: str | None = None
-        with contextlib.suppress(CorruptionError):  # then the data in use is unknown
-            committed = _committed(store)
+        committed: str | None = ""
+        try:
+            committed = manifest_json.load_manifest(store).data
+        except FileNotFoundError:
+            pass
+        except CorruptionError:  # then the data in use is unknown
+            committed = None
         entries = store.entries(known=committed or "")
         _check_may_be_saved_into(store, entries, overwrite)
         if _NEW in entries and not store.is_remote:
@@ -554,14 +558,6 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                     _remove(store, name)
             before = [committed] if committed in before else []
         yield _Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
-
-
-def _committed(store: Store) -> str:
-    """Return the directory of the data of the checkpoint; empty if there is none."""
-    try:
-        return manifest_json.load_manifest(store).data
-    except FileNotFoundError:
-        return ""
 
 
 def _holds_data_alone(store: Store, name: str) -> bool:

@@ -53,12 +53,7 @@ class OpenedTree(NamedTuple):
 
 
 def kind_at(store: Store) -> FileKind:
-    """Return the kind of files at a path, by their names; a checkpoint if they are of no kind.
-
-    Raises:
-      ValueError: there are several kinds.
-      OSError: the path cannot be read.
-    """
+    """Return the kind of files at a path, by their names; a checkpoint if they are of no kind."""
     kinds = _kinds_at(store)
     if len(kinds) > 1:
         raise ValueError(

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from meshes import batch, cut, mesh_of
 
 import gda
 from gda.arrays import buffers
@@ -110,7 +110,10 @@ TREES: dict[str, tuple[Any, Any]] = {
     "half a character": ({"\ud800": "\udfff"}, ...),
     "a very long key": ({LONG: np.arange(3), LONG + "2": np.arange(4)}, ...),
     "a named tuple": (Pair(1, None), {"first": 1, "second": None}),
-    "a named tuple in it": (Pair(Pair((), 2), []), {"first": {"first": (), "second": 2}}),
+    "a named tuple in it": (
+        Pair(Pair((), 2), []),
+        {"first": {"first": (), "second": 2}, "second": []},
+    ),
     "a dataclass": (Layer(None, 2.0, "b"), {"weights": None, "bias": 2.0}),
     "a dataclass without leaves": (Layer({}, optax.EmptyState()), {"weights": {}, "bias": {}}),
     "ordered": (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
@@ -118,15 +121,11 @@ TREES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_trees_without_and_with_like(tmp_path: Path, name: str) -> None:
-    tree, plain = TREES[name]
-    save(tmp_path, tree)
-    if name != "a named tuple in it":
+def test_trees_without_and_with_like(tmp_path: Path) -> None:
+    for tree, plain in TREES.values():
+        save(tmp_path, tree, overwrite=True)
         assert_same(restore(tmp_path), tree if plain is ... else plain)
-    else:
-        assert restore(tmp_path) == {**plain, "second": []}
-    assert_same(restore(tmp_path, tree), tree)
+        assert_same(restore(tmp_path, tree), tree)
 
 
 VALUES = [
@@ -291,13 +290,13 @@ def test_arrays_that_jit_lays_out(auto_mesh: Mesh, tmp_path: Path) -> None:
     tree = {"a": fold(jax.device_put(DATA, over_x)), "k": fold(jax.device_put(keys, over_x))}
     save(tmp_path, tree)
     for arguments in ({}, {"mesh": auto_mesh, "specs": P("y")}):
-        restored = restore(tmp_path, check_fingerprint=True, **arguments)
+        restored = restore(tmp_path, **arguments)
         for name, given in tree.items():
             assert restored[name].dtype == given.dtype
             assert bits(restored[name]) == bits(given)
 
 
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
     keys = jax.random.split(jax.random.key(5, impl=impl), 8)
     sharded = jax.device_put(keys, NamedSharding(mesh, P("x")))
@@ -309,17 +308,14 @@ def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
         "old": jax.random.key_data(keys[1]),
     }
     save(tmp_path, tree)
-    assert_same(restore(tmp_path, tree, check_fingerprint=True), tree)
+    assert_same(restore(tmp_path, tree), tree)
     specs = dict(zip(tree, [P(), P("y", "x"), P(("x", "y")), P("y"), P()], strict=True))
     restored = restore(tmp_path, mesh=mesh, specs=specs, check_fingerprint=True)
-    plain = restore(tmp_path, check_fingerprint=True)
+    plain = restore(tmp_path)
     for key, given in tree.items():
         for got in (restored[key], plain[key]):
             assert (got.dtype, got.shape, bits(got)) == (given.dtype, given.shape, bits(given))
         assert restored[key].sharding.is_equivalent_to(NamedSharding(mesh, specs[key]), given.ndim)
-    np.testing.assert_array_equal(
-        jax.random.normal(restored["one"]), jax.random.normal(tree["one"])
-    )
 
 
 # Onto layouts.
@@ -328,8 +324,8 @@ def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
 def test_an_array_without_memory_is_named(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = batch(512, 1024)
-    save(tmp_path, {"g": [np.ones(3, np.int8), cut(data, auto_mesh, P("x"))]})
+    tree = {"g": [np.ones(3, np.int8), cut(batch(512, 1024), auto_mesh, P("x"))]}
+    save(tmp_path, tree, fingerprint=False)
     memory = buffers.OwnedMemory
     monkeypatch.setattr(
         buffers, "OwnedMemory", lambda n, dtype: memory(n if n < 2**20 else 2**60, dtype)
@@ -340,21 +336,6 @@ def test_an_array_without_memory_is_named(
         "gda: no memory for an array of shape (512, 1024) and dtype float32, 2.0 MiB",
         "gda: at g/1 of the tree",
     ]
-
-
-# Any order and layout is in test_layouts.py.
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, kind: AxisType) -> None:
-    save(tmp_path, {"g": cut(DATA, mesh, P("x", "y")), "n": DATA[0], "k": "text"})
-    other = ordered_mesh(ORDERS["shuffled"], {"a": 2, "b": 2, "c": 2}, kind)
-    for spec in (P(), P("c", ("b", "a"))):
-        restored = restore(tmp_path, mesh=other, specs={"g": spec, "n": P()})
-        assert isinstance(restored["g"], gda.GlobalArray)
-        assert restored["g"].sharding == NamedSharding(other, spec)
-        np.testing.assert_array_equal(restored["g"], DATA)
-        assert isinstance(restored["n"], gda.GlobalArray)
-        assert restored["n"].sharding == NamedSharding(other, P())
-        assert restored["k"] == "text"
 
 
 def test_kinds_are_of_numpy_or_containers_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:

@@ -4,16 +4,14 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.checkpoint.format.manifest import ChunkGrid, chunk_shape_of
 
 
-@pytest.mark.parametrize(
-    ("block", "itemsize", "most", "expected"),
-    [
+def test_shapes_of_chunks() -> None:
+    for block, itemsize, most, expected in [
         ((4, 4), 4, 64, (4, 4)),
         ((4, 4), 4, 63, (2, 4)),
         ((6, 4), 4, 64, (3, 4)),
@@ -25,12 +23,8 @@ from gda.checkpoint.format.manifest import ChunkGrid, chunk_shape_of
         ((), 8, 1, ()),
         ((0, 5), 8, 1, (0, 5)),
         ((2**20, 2**10), 4, 2**24, (2**12, 2**10)),
-    ],
-)
-def test_shapes_of_chunks(
-    block: tuple[int, ...], itemsize: int, most: int, expected: tuple[int, ...]
-) -> None:
-    assert chunk_shape_of(block, itemsize, most) == expected
+    ]:
+        assert chunk_shape_of(block, itemsize, most) == expected
 
 
 shapes = st.lists(st.integers(1, 60), max_size=4).map(tuple)

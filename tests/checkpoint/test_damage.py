@@ -9,8 +9,7 @@ import os
 import shutil
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from leaks import little_memory
-from meshes import cut, mesh_of
-from trials import Trials, tried
+from meshes import batch, cut, mesh_of
+from trials import Trials, rarely, tried
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
@@ -117,81 +116,44 @@ def check_equal(tree: Any, expected: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, tree, expected)
 
 
-# Damage.
-
-
-def test_whole_checkpoints_pass(damaged: Damaged) -> None:
-    assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
-    check_equal(restore(damaged.path), plain_arrays(make_tree()))
-    assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
-    assert len(damaged.chunks) >= 11
-
-
 def plain_arrays(tree: Any) -> Any:
     is_array = lambda leaf: isinstance(leaf, gda.GlobalArray)  # noqa: E731
     return jax.tree.map(lambda leaf: getattr(leaf, "array", leaf), tree, is_leaf=is_array)
 
 
-def flips(damaged: Damaged, files: Iterable[Path], trials: Trials) -> Iterator[tuple[Path, bytes]]:
-    """Yield each file as it is with one bit flipped, a bit of every byte in turn."""
-    bytes_of = [(file, at) for file in sorted(files) for at in range(len(damaged.whole[file]))]
+# Damage.
+
+
+def test_whole_checkpoints_pass(damaged: Damaged) -> None:
+    unpickled: list[str] = []
+    is_over = False
+
+    def listen(event: str, _: tuple[Any, ...]) -> None:  # for good: hooks are never removed
+        if event.startswith("pickle.") and not is_over:
+            unpickled.append(event)
+
+    sys.addaudithook(listen)
+    assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
+    check_equal(restore(damaged.path), plain_arrays(make_tree()))
+    restore(damaged.path, like=make_tree())
+    is_over = True
+    assert unpickled == []  # so no code comes from a file
+    assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
+    assert len(damaged.chunks) >= 11
+
+
+@tried("a bit of a manifest, a chunk or the metadata of an array is flipped", sample=4)
+@pytest.mark.parametrize("files", ["manifest.json", "c.*", "[0-9p]*/zarr.json"])
+def test_every_flipped_byte_is_found(damaged: Damaged, files: str, trials: Trials) -> None:
+    there = [file for file in damaged.whole if file.match(files)]
+    bytes_of = [(file, at) for file in there for at in range(len(damaged.whole[file]))]
     for file, at in trials.of(bytes_of):
-        yield file, flip(damaged.whole[file], at)
+        with damaged.changed(file, flip(damaged.whole[file], at)):
+            check_found(damaged, file, restore, verify)
         trials.count("found")
 
 
-@tried("a bit of a manifest is flipped", sample=12)
-def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged, trials: Trials) -> None:
-    for number, (file, data) in enumerate(flips(plain, [plain.manifest], trials)):
-        with pytest.raises(CorruptionError, match="manifest.json"):
-            manifest_json.load(data, "manifest.json")
-        if number % 20 == 0:
-            with plain.changed(file, data):
-                check_found(plain, file, restore, verify, gda.checkpoint.inspect)
-
-
-@tried("a bit of a chunk or of the metadata of an array is flipped", sample=12)
-@pytest.mark.parametrize("files", ["c.*", "zarr.json"])
-def test_every_flipped_byte_of_an_array_is_found(
-    damaged: Damaged, files: str, trials: Trials
-) -> None:
-    for file, data in flips(damaged, damaged.data.glob(f"*/{files}"), trials):
-        with damaged.changed(file, data):
-            check_found(damaged, file, restore, verify)
-
-
-def test_fingerprints_of_every_kind_of_array_are_recomputed(damaged: Damaged) -> None:
-    def verify_all() -> None:
-        gda.checkpoint.verify(damaged.path, fingerprints=True, max_workers=4)
-
-    verify_all()
-    leaves = [leaf for leaf in damaged.body["leaves"] if "fingerprint" in leaf]
-    assert len(leaves) == 8
-    for leaf in leaves:
-        damaged.seal(on_leaf(*leaf["path"], fingerprint="0" * 16))
-        with pytest.raises(CorruptionError) as caught:
-            verify_all()
-        path = "/".join(map(str, leaf["path"]))
-        assert caught.value.problems == (
-            f"array {path} is not what was saved: its fingerprint differs",
-        )
-        damaged.seal(lambda body, leaf=leaf: leaf_at(body, *leaf["path"]).pop("fingerprint"))
-        with pytest.raises(CorruptionError, match=f"was saved without the fingerprints of {path}"):
-            verify_all()
-
-
-def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
-    group = plain.data / "zarr.json"
-    whole = plain.whole[group]
-    wrongs = [flip(whole, at) for at in range(0, len(whole), 61)]
-    for wrong in [None, whole[:-1], b" " * 2**21, *wrongs]:
-        with plain.changed(group, wrong):
-            check_found(plain, group, verify)
-    with plain.changed(group, None):
-        check_equal(restore(plain.path), plain_arrays(make_tree()))
-
-
-@tried("a file is too short, too long, empty or missing", sample=18)
+@tried("a file is too short, too long, empty or missing", sample=8)
 def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
     for file in [*damaged.data.glob("*/*"), damaged.manifest]:
@@ -208,51 +170,89 @@ def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
         trials.count("found")
 
 
-@tried("a bit of a larger checkpoint is flipped", sample=2, full=300)
+@tried("a bit of a larger checkpoint is flipped", sample=1, full=300)
 def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
     mesh = mesh_of({"x": 8})
-    g = cut(np.random.default_rng(0).random((2048, 256), np.float32), mesh, P("x"))
-    tree = {"w": g, "v": np.arange(300_000, dtype=np.int32)}
-    gda.checkpoint.save(tmp_path / "run", tree)
+    tree = {"w": cut(batch(2048, 256), mesh, P("x")), "v": np.arange(300_000, dtype=np.int32)}
+    gda.checkpoint.save(tmp_path / "run", tree, fingerprint=False)
     damaged = Damaged(tmp_path / "run")
-    chance = trials.chance
     assert len(damaged.chunks) == 9
     for _ in range(trials.most):
-        file = chance.choice(damaged.chunks)
+        file = trials.chance.choice(damaged.chunks)
         whole = damaged.whole[file]
-        with damaged.changed(file, flip(whole, chance.randrange(len(whole)))):
-            check_found(damaged, file, verify, lambda path: restore(path, mesh=mesh, specs=P()))
-            check_found(damaged, file, lambda path: gda.checkpoint.restore(path, like=tree))
+        with damaged.changed(file, flip(whole, trials.chance.randrange(len(whole)))):
+            check_found(damaged, file, verify, functools.partial(restore, like=tree))
         trials.count("found")
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_chunks_of_an_older_save_say_so(tmp_path: Path, compression: str | None) -> None:
-    save_tiny(tmp_path / "old", make_tree(1), compression)
-    save_tiny(tmp_path / "new", make_tree(), compression)
-    old, new = Damaged(tmp_path / "old"), Damaged(tmp_path / "new")
-    mixed = 0
-    for file in new.chunks:
-        other = old.whole[old.data / file.relative_to(new.data)]
-        if other == new.whole[file]:
-            continue  # the same data, which no save can tell apart
-        mixed += 1
-        with new.changed(file, other):
-            check_found(new, file, restore, verify)
-            if len(other) == len(new.whole[file]):
-                assert "is intact, but from another save" in said_by(verify, new.path)
-    assert mixed > 8
-    shutil.rmtree(new.data)
-    shutil.copytree(old.data, new.data)
+def test_fingerprints_of_every_kind_of_array_are_recomputed(plain: Damaged) -> None:
+    verify_all = functools.partial(gda.checkpoint.verify, plain.path, fingerprints=True)
+    verify_all()
+    leaves = [leaf for leaf in plain.body["leaves"] if "fingerprint" in leaf]
+    assert len(leaves) == 8
+    for leaf in leaves:
+        plain.seal(on_leaf(*leaf["path"], fingerprint="0" * 16))
+        with pytest.raises(CorruptionError) as caught:
+            verify_all()
+        path = "/".join(map(str, leaf["path"]))
+        assert caught.value.problems == (
+            f"array {path} is not what was saved: its fingerprint differs",
+        )
+    plain.seal(lambda body: leaf_at(body, "w").pop("fingerprint"))
+    with pytest.raises(CorruptionError, match="was saved without the fingerprints of w"):
+        verify_all()
+
+
+def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
+    group = plain.data / "zarr.json"
+    whole = plain.whole[group]
+    for wrong in [None, whole[:-1], b" " * 2**21, flip(whole, 61)]:
+        with plain.changed(group, wrong):
+            check_found(plain, group, verify)
+    with plain.changed(group, None):
+        check_equal(restore(plain.path), plain_arrays(make_tree()))
+
+
+def test_chunks_of_an_older_save_say_so(plain: Damaged, tmp_path: Path) -> None:
+    save_tiny(tmp_path / "old", make_tree(1))
+    old = Damaged(tmp_path / "old")
+    others = {file: old.whole[old.data / file.relative_to(plain.data)] for file in plain.chunks}
+    # Of the same data, no save can tell them apart.
+    mixed = [file for file, other in others.items() if other != plain.whole[file]]
+    assert len(mixed) > 8
+    for file in mixed[::3]:
+        with plain.changed(file, others[file]):
+            check_found(plain, file, restore, verify)
+            assert "is intact, but from another save" in said_by(verify, plain.path)
+    shutil.rmtree(plain.data)
+    shutil.copytree(old.data, plain.data)
     with pytest.raises(CorruptionError) as caught:
-        verify(new.path)
-    assert len(caught.value.problems) >= mixed
-    check_found(new, new.data, restore)
+        verify(plain.path)
+    assert len(caught.value.problems) >= len(mixed)
+    check_found(plain, plain.data, restore)
 
 
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
+def test_verify_lists_all_that_is_wrong(plain: Damaged) -> None:
+    wrong = [*plain.chunks[::2], *plain.data.glob("*/zarr.json"), plain.data / "zarr.json"]
+    for i, file in enumerate(wrong):
+        data = plain.whole[file]
+        if i % 3 == 0:
+            file.unlink()
+        else:
+            file.write_bytes(data[:-1] if i % 3 == 1 else flip(data, 0))
+    for workers in (1, 4):
+        with pytest.raises(CorruptionError) as caught:
+            gda.checkpoint.verify(plain.path, max_workers=workers)
+        problems = caught.value.problems
+        assert len(problems) == len(wrong)
+        assert list(problems) == sorted(problems)
+        for file in wrong:
+            assert sum(f" {file} " in problem for problem in problems) == 1
+        assert "more" in str(caught.value)
+
+
+def test_a_manifest_that_is_none(shared: Damaged) -> None:
+    for file, message in [
         (b"", "does not begin like a manifest of gda"),
         (b"\0" * 5000, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
@@ -270,32 +270,9 @@ def test_chunks_of_an_older_save_say_so(tmp_path: Path, compression: str | None)
         (sealed(b"null"), "the manifest is not an object"),
         (sealed(b'{"data": 1, "data": 2}'), "one object has these names twice: 'data'"),
         (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
-    ],
-    ids=lambda value: repr(value)[:40],
-)
-def test_a_manifest_that_is_none(shared: Damaged, file: bytes, message: str) -> None:
-    shared.manifest.write_bytes(file)  # which all functions read in one way
-    assert message in said_by(gda.checkpoint.inspect, shared.path)
-
-
-def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
-    assert issubclass(CorruptionError, ValueError)
-    wrong = [*damaged.chunks[::2], *damaged.data.glob("*/zarr.json"), damaged.data / "zarr.json"]
-    for i, file in enumerate(wrong):
-        data = damaged.whole[file]
-        if i % 3 == 0:
-            file.unlink()
-        else:
-            file.write_bytes(data[:-1] if i % 3 == 1 else flip(data, 0))
-    for workers in (1, 4):
-        with pytest.raises(CorruptionError) as caught:
-            gda.checkpoint.verify(damaged.path, max_workers=workers)
-        problems = caught.value.problems
-        assert len(problems) == len(wrong)
-        assert list(problems) == sorted(problems)
-        for file in wrong:
-            assert sum(f" {file} " in problem for problem in problems) == 1
-        assert "more" in str(caught.value)
+    ]:
+        shared.manifest.write_bytes(file)  # which all functions read in one way
+        assert message in said_by(gda.checkpoint.inspect, shared.path), file[:40]
 
 
 def test_damage_matters_where_it_is_read(plain: Damaged) -> None:
@@ -359,30 +336,6 @@ def test_overwritten_time_and_again(
     assert overwriting.count == (6 if is_alone else 2)
 
 
-def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
-    path = tmp_path / "run"
-    trees = [make_tree(0), make_tree(1)]
-    expected = [plain_arrays(tree) for tree in trees]
-    save_tiny(path, trees[0])
-    is_over = threading.Event()
-
-    def overwrite() -> None:
-        for number in range(1, 6):
-            gda.checkpoint.save(path, trees[number % 2], overwrite=True)
-        is_over.set()
-
-    thread = threading.Thread(target=overwrite)
-    thread.start()
-    restored = 0
-    while not is_over.is_set():
-        tree = restore(path)
-        check_equal(tree, expected[tree["step"] - 7])
-        restored += 1
-    thread.join()
-    check_equal(restore(path), expected[1])
-    assert restored
-
-
 # Not there.
 
 
@@ -417,24 +370,24 @@ def some_files(damaged: Damaged) -> list[Path]:
     return [damaged.chunks[0], damaged.chunks[-1], array / "zarr.json", damaged.manifest]
 
 
-def test_files_and_directories_may_be_links(damaged: Damaged, tmp_path: Path) -> None:
-    array = damaged.chunks[0].parent
-    for place in [*some_files(damaged), damaged.data / "zarr.json", array, damaged.data]:
+def test_files_and_directories_may_be_links(plain: Damaged, tmp_path: Path) -> None:
+    array = plain.chunks[0].parent
+    for place in [*some_files(plain), plain.data / "zarr.json", array, plain.data]:
         elsewhere = tmp_path / "elsewhere"
         place.rename(elsewhere)
         place.symlink_to(elsewhere)
-        verify(damaged.path)
-        check_equal(restore(damaged.path), plain_arrays(make_tree()))
+        verify(plain.path)
+        check_equal(restore(plain.path), plain_arrays(make_tree()))
         for target in ("/dev/zero", "/nowhere"):
             place.unlink()
             place.symlink_to(target)
-            said = said_by(verify, damaged.path)
+            said = said_by(verify, plain.path)
             assert str(place) in said
-            if target == "/nowhere" and place not in (array, damaged.data):
+            if target == "/nowhere" and place not in (array, plain.data):
                 assert f"{place} is a link to /nowhere, which is missing; fetch it" in said
         place.unlink()
         elsewhere.rename(place)
-    (tmp_path / "link").symlink_to(damaged.path)
+    (tmp_path / "link").symlink_to(plain.path)
     verify(tmp_path / "link")
 
 
@@ -491,133 +444,120 @@ def as_list(value: Any) -> Any:
     return {"list": [value]}
 
 
-def repeat_pieces(body: dict[str, Any], times: int) -> None:
-    leaf_at(body, "more")["pieces"] *= times
-
-
-def swap_leaves(body: dict[str, Any]) -> None:
-    one, other = leaf_at(body, "small", 2), leaf_at(body, "more")
-    one["path"], other["path"] = other["path"], one["path"]
-
-
 def huge(body: dict[str, Any]) -> None:
-    """An array of 1 PiB in chunks of 1 TiB."""
+    """An array of 16 TiB in chunks of 256 GiB."""
     array, leaf = array_named(body), leaf_at(body, "w")
-    array |= {"shape": [2**48], "chunk_shape": [2**38], "crc32c": "0" * 8 * 2**10}
-    leaf["shape"] = [2**48]
+    array |= {"shape": [2**42], "chunk_shape": [2**36], "crc32c": "0" * 8 * 2**6}
+    leaf["shape"] = [2**42]
+
+
+def each(edit: Callable[..., Edit], *path: str, **values: Sequence[Any]) -> list[Edit]:
+    """Return the edits that give each field each of its values."""
+    return [edit(*path, **{field: value}) for field in values for value in values[field]]
 
 
 LISTED = ["x", 1, None, [-1], [2.0], [True], [2**70]]
-NO_NAMES = ["..", "../x", "/etc", "a/b", "a\0b", "", "x\n", "x" * 200, "é"]
+NO_NAMES = ["..", "../x", "/etc", "a/b", "a\0b", "", "x\n", "x" * 200, "é", 3, None, []]
 NO_DTYPES = [
-    *("object", "O", "V8", "datetime64", "datetime64[s]", "str", "U10", "S3", "<f4", "f4", "i4,i4"),
-    *("void", "longdouble", "float128", "finfo", "iinfo", "__name__", "__doc__", "__file__"),
-    *("\ud800", "", "np", "float32\0", "int", "float", "bool_", ">f4", "generic"),
-]
-
-HOSTILE: dict[str, Edit] = {
-    **{f"data {name!r}": put(data=name) for name in [*NO_NAMES, 3, None, [], "data-ABC", "data-"]},
-    **{f"name {name!r}": on_array(name=name) for name in [*NO_NAMES, 3, None, []]},
-    **{f"dtype {name!r}": on_array(dtype=name) for name in [*NO_DTYPES, 3, None, ["float32"]]},
-    **{f"leaf dtype {name!r}": on_leaf("w", dtype=name) for name in [*NO_DTYPES, 3, "int32"]},
-    **{f"shape {value!r}": on_array(shape=value) for value in LISTED},
-    **{f"leaf shape {value!r}": on_leaf("w", shape=value) for value in LISTED},
-    **{f"chunks {value!r}": on_array(chunk_shape=value) for value in [*LISTED, [3, 4], [0, 4]]},
-    **{f"metadata {value!r}": on_array(metadata=value) for value in [*LISTED, [2**21, 1], [1]]},
-    **{f"metadata {value!r}": on_array(metadata=value) for value in ([1, 2**32], [1, 2, 3])},
-    **{f"crcs {value!r}": on_array(crc32c=value) for value in ["", "0", "x" * 64, 3, None]},
-    "crcs with blanks": on_array(crc32c="00000000" + " " * 24),
-    "crcs not ASCII": on_array(crc32c="\u0660" * 64),
-    **{f"codec {value!r}": on_array(codec=value) for value in ["gzip", "", None, 3, "zstd"]},
-    **{f"zstd {value!r}": on_array(codec="zstd", sizes=value) for value in LISTED},
-    "zstd, huge": on_array(codec="zstd", sizes=[2**41] * 8),
-    **{f"path {value!r}": on_leaf("w", path=value) for value in [3, "w", None, [1.5], [None]]},
-    **{f"path {value!r}": on_leaf("w", path=value) for value in [[True], [["w"]], [], ["half"]]},
-    **{f"path {value!r}": on_leaf("w", path=value) for value in [["x"], ["w", 0], [2**64]]},
-    "path, nested": on_leaf("w", path=nested(500)),
-    **{f"kind {value!r}": on_leaf("w", kind=value) for value in ["object", "", 3, None, "str"]},
-    **{f"array {value!r}": on_leaf("w", array=value) for value in [-1, 99, 1.0, True, "0", [0]]},
-    "array of another": on_leaf("w", array=0),
-    "no array": lambda body: leaf_at(body, "w").pop("array"),
-    **{f"key {value!r}": on_leaf("key", key_impl=value) for value in [3, [], True, {}, "", "\n"]},
-    **{f"spec {value!r}": on_leaf("w", spec=value) for value in [3, [], True, {}]},
-    **{f"mesh {value!r}": on_leaf("w", mesh=value) for value in [3, [], True, "x", {"x": "y"}]},
-    **{f"mesh {value!r}": on_leaf("w", mesh={"x": value}) for value in [-1, 1.5, True, nested(9)]},
-    **{f"print {value!r}": on_leaf("w", fingerprint=value) for value in [3, [], "", "x" * 16]},
-    "fingerprint with blanks": on_leaf("w", fingerprint=" " * 32),
-    **{f"pieces {value!r}": on_leaf("more", pieces=value) for value in [*LISTED, [], [[0] * 4]]},
-    **{f"piece of {value!r}": on_piece(0, value) for value in [-1, 99, True, "0", None, 2**70, 0]},
-    **{f"offset {value!r}": on_piece(1, value) for value in [-1, 3, 10**9, True, "0", 2.0, [0]]},
-    **{f"start {value!r}": on_piece(2, value) for value in [*LISTED, [1], [0, 0], []]},
-    **{f"extent {value!r}": on_piece(3, value) for value in [*LISTED, [1], [3], [0], [2, 1], []]},
-    "pieces, many": lambda body: repeat_pieces(body, 10**4),
-    "pieces, twice": lambda body: repeat_pieces(body, 2),
-    "leaves share a piece": lambda body: leaf_at(body, "small", 2).update(
-        pieces=leaf_at(body, "more")["pieces"]
+    *(
+        "object",
+        "O",
+        "V8",
+        "datetime64[s]",
+        "str",
+        "U10",
+        "<f4",
+        "f4",
+        "i4,i4",
+        "void",
+        "longdouble",
     ),
-    "leaves share an array": lambda body: (
+    *("finfo", "__name__", "\ud800", "", "float32\0", "int", "bool_", "generic", 3, None, ["int8"]),
+]
+OF_PIECES = [
+    [-1, 99, True, "0", None, 2**70, 0],  # the array
+    [-1, 3, 10**9, True, "0", 2.0, [0]],  # the offset
+    [*LISTED, [1], [0, 0], []],  # the start
+    [*LISTED, [1], [3], [0], [2, 1], []],  # the shape
+]
+STRUCTURES = [
+    *(0, 99, -1, "x", 1.5, True, None, [], {}, {"dict": 3}, {"dict": [[1]]}, {"set": []}),
+    *({"dict": [["w", 0], ["w", 1]]}, {"dict": [[None, 0]]}, {"list": [{"list": []}] * 10**4}),
+    *(nested(250, as_list), nested(400, as_list)),
+]
+# A field has one meaning in all records.
+HOSTILE = [
+    *each(put, data=[*NO_NAMES, "data-ABC", "data-"], structure=STRUCTURES),
+    *each(put, about=[3, [], None, {"a": []}, {"a": None}, {"a": nested(500)}]),
+    *each(put, arrays=[*LISTED, [], [[]], [{}]], leaves=[*LISTED, [], [[]], [{}]]),
+    *each(on_array, name=NO_NAMES, dtype=NO_DTYPES, shape=LISTED),
+    *each(on_array, chunk_shape=[*LISTED, [3, 4], [0, 4]], codec=["gzip", "", None, 3, "zstd"]),
+    *each(on_array, metadata=[*LISTED, [2**21, 1], [1], [1, 2**32], [1, 2, 3]]),
+    *each(on_array, crc32c=["", "0", "x" * 64, 3, None, "0" * 8 + " " * 24, "\u0660" * 64]),
+    *[on_array(codec="zstd", sizes=value) for value in LISTED],
+    *each(on_leaf, "w", dtype=["int32", 3], shape=[*LISTED, [1], []], array=[-1, 99, 1.0, True, 0]),
+    *each(on_leaf, "w", path=[3, "w", None, [1.5], [None], [True], [["w"]], [], ["half"], ["x"]]),
+    *each(on_leaf, "w", path=[["w", 0], [2**64], nested(500)], kind=["object", "", 3, None, "str"]),
+    *each(on_leaf, "w", spec=[3, [], True, {}], mesh=[3, [], True, "x", {"x": "y"}, {"x": -1}]),
+    *each(on_leaf, "w", fingerprint=[3, [], "", "x" * 16, " " * 32]),
+    *each(on_leaf, "key", key_impl=[3, [], True, {}, "", "\n"]),
+    *each(on_leaf, "more", pieces=[*LISTED, [], [[0] * 4]]),
+    *each(on_leaf, "step", value=[3, "x", None, "", "1.5", [], "9" * 10**5]),
+    *each(on_leaf, "name", value=[3, None, [], ["a"], {}]),
+    *[on_leaf("step", kind="bool", value=value) for value in [0, "True", None]],
+    *[on_leaf("step", kind="float", value=value) for value in [1.5, "x", []]],
+    on_leaf("step", kind="complex", value="1+"),
+    on_leaf("step", kind="bytes", value="0"),
+    *[on_piece(place, value) for place, values in enumerate(OF_PIECES) for value in values],
+    *[without(key) for key in ("about", "data", "group", "structure", "leaves", "arrays")],
+    *[without("arrays", 0, key) for key in ("name", "shape", "crc32c")],
+    *[without("leaves", 0, key) for key in ("path", "kind", "shape")],
+    lambda body: leaf_at(body, "w").pop("array"),
+    lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 2),
+    lambda body: leaf_at(body, "small", 2).update(pieces=leaf_at(body, "more")["pieces"]),
+    lambda body: (
         body["leaves"].append({**leaf_at(body, "w"), "path": ["again"]}),
         body["structure"]["dict"].append(["again", len(body["leaves"]) - 1]),
     ),
-    "an array of no leaf": lambda body: body["arrays"].append(
-        {**array_named(body), "name": "other"}
+    lambda body: body["arrays"].append({**array_named(body), "name": "other"}),
+    lambda body: body["arrays"].append(array_named(body)),
+    lambda body: (
+        leaf_at(body, "small", 2).update(path=["more"]),
+        next(leaf for leaf in body["leaves"] if leaf["path"] == ["more"]).update(path=["small", 2]),
     ),
-    "an array twice": lambda body: body["arrays"].append(array_named(body)),
-    "leaves changed places": swap_leaves,
-    **{f"int {value!r}": on_leaf("step", value=value) for value in [3, "x", None, "", "1.5", []]},
-    "int, long": on_leaf("step", value="9" * 10**5),
-    **{f"str {value!r}": on_leaf("name", value=value) for value in [3, "x", [], [1], ["a", "b"]]},
-    **{f"str as bytes {value!r}": on_leaf("name", value=value) for value in ["f", "ff", "c0af"]},
-    **{f"bool {value!r}": on_leaf("step", kind="bool", value=value) for value in [0, "True", None]},
-    **{f"float {value!r}": on_leaf("step", kind="float", value=value) for value in [1.5, "x", []]},
-    "complex": on_leaf("step", kind="complex", value="1+"),
-    "bytes": on_leaf("step", kind="bytes", value="0"),
-    **{
-        f"structure {value!r}": put(structure=value)
-        for value in [0, 99, -1, "x", 1.5, True, None, [], {}, {"dict": 3}, {"dict": [[1]]}]
-    },
-    **{
-        f"structure {value!r}": put(structure=value)
-        for value in [{"dict": [["w", 0], ["w", 1]]}, {"set": []}, {"dict": [[None, 0]]}]
-    },
-    "structure, twice": lambda body: body["structure"]["dict"].append(["twice", 0]),
-    "structure, one less": lambda body: body["structure"]["dict"].pop(),
-    "structure, deep": put(structure=nested(250, as_list)),
-    "structure, very deep": put(structure=nested(400, as_list)),
-    "structure, long": put(structure={"list": [{"list": []}] * 10**4}),
-    **{f"about {value!r}": put(about=value) for value in [3, [], None, {"a": []}, {"a": None}]},
-    "about, nested": put(about={"a": nested(500)}),
-    **{f"no {key}": without(key) for key in ("about", "data", "group", "structure", "leaves")},
-    "no arrays": without("arrays"),
-    **{f"no arrays' {key}": without("arrays", 0, key) for key in ("name", "shape", "crc32c")},
-    **{f"no leaves' {key}": without("leaves", 0, key) for key in ("path", "kind", "shape")},
-    **{f"arrays {value!r}": put(arrays=value) for value in [*LISTED, [], [[]], [{}]]},
-    **{f"leaves {value!r}": put(leaves=value) for value in [*LISTED, [], [[]], [{}]]},
-    "an absurd shape": on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
-    "an absurd rank": on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
-    "an absurd chunk": on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
-    "an array of which a leaf has little": lambda body: array_named(body, ".float64.0").update(
+    lambda body: body["structure"]["dict"].append(["twice", 0]),
+    lambda body: body["structure"]["dict"].pop(),
+]
+ABSURD = [
+    on_array(codec="zstd", sizes=[2**41] * 8),
+    on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
+    on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
+    on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
+    on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
+    lambda body: array_named(body, ".float64.0").update(
         shape=[2**40], chunk_shape=[2**30], crc32c="0" * 8 * 2**10
     ),
-    "nothing, absurd": on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
-    "nothing of much": lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
-    "huge": huge,
-}
+    lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 10**4),
+    lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
+    huge,
+]
 
 
 def test_hostile_manifests_are_refused(shared: Damaged) -> None:
-    for case, edit in HOSTILE.items():
+    for number, edit in enumerate([*HOSTILE, *ABSURD]):
         shared.seal(edit)
         size = shared.manifest.stat().st_size
         # Only the files contradict what is huge. All functions read a manifest in one way.
-        with little_memory(2**24 + 100 * size):
-            said = said_by(restore if case == "huge" else gda.checkpoint.inspect, shared.path)
-        assert len(said) < 3000, case
-        assert said.isprintable(), case
+        function = restore if edit is huge else gda.checkpoint.inspect
+        is_absurd = number >= len(HOSTILE)
+        with little_memory(2**24 + 100 * size) if is_absurd else contextlib.nullcontext():
+            said = said_by(function, shared.path)
+        assert len(said) < 3000, number
+        assert said.isprintable(), number
 
 
-def test_many_pieces_take_no_quadratic_time() -> None:
-    count = 2 * 10**4
+def test_the_pieces_of_a_leaf_have_each_of_its_elements_once() -> None:
+    count = 2000
     leaf = {"path": [], "kind": "numpy", "shape": [count], "dtype": "int8"}
     array = {"name": "p", "shape": [count], "chunk_shape": [count], "dtype": "int8"}
     array |= {"codec": "bytes", "metadata": [1, 1], "crc32c": "0" * 8}
@@ -639,6 +579,16 @@ def test_many_pieces_take_no_quadratic_time() -> None:
             load(wrong)
 
 
+def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
+    plain.seal(huge)
+    directory = plain.data / array_named(plain.body)["name"]
+    for number in range(63):  # all but one
+        with open(directory / f"c.{number}", "wb") as file:
+            file.truncate(2**38 + 4)
+    with little_memory():
+        assert f"{directory}/c.63 is missing" in said_by(restore, plain.path)
+
+
 def test_a_manifest_too_large_is_neither_read_nor_written(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -653,16 +603,6 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
         save_tiny(plain.path, make_tree(1), overwrite=True)
     monkeypatch.undo()
     check_equal(restore(plain.path), plain_arrays(make_tree()))
-
-
-def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
-    plain.seal(huge)
-    directory = plain.data / array_named(plain.body)["name"]
-    for number in range(1023):  # all but one
-        with open(directory / f"c.{number}", "wb") as file:
-            file.truncate(2**40 + 4)
-    with little_memory():
-        assert f"{directory}/c.1023 is missing" in said_by(restore, plain.path)
 
 
 def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
@@ -699,7 +639,7 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
 
     def edit(body: dict[str, Any]) -> None:
         leaf_at(body, "w").update(spec=f"P('x'){evil}", mesh={evil: 4})
-        leaf_at(body, "name").update(value=[evil])
+        leaf_at(body, "name").update(value=evil)
         body["about"] = {evil: evil, "saved": "x" * 10**5}
         leaf = leaf_at(body, "step")
         leaf["path"] = [evil]
@@ -714,25 +654,6 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
     assert r"\x1b[2J" in lines[-2]
     plain.chunks[0].unlink()
     assert said_by(verify, plain.path).isprintable()
-
-
-# Nothing is unpickled, and no code comes from a file.
-
-
-_unpickled: list[str] = []
-
-
-def _listen(event: str, _: tuple[Any, ...]) -> None:
-    if event.startswith("pickle."):
-        _unpickled.append(event)
-
-
-def test_nothing_is_unpickled(damaged: Damaged) -> None:
-    sys.addaudithook(_listen)
-    _unpickled.clear()
-    verify(damaged.path)
-    restore(damaged.path, like=make_tree())
-    assert _unpickled == []
 
 
 # A fuzzer.
@@ -789,13 +710,12 @@ def use(damaged: Damaged) -> None:
             else:
                 assert repr(found.pop(leaf.path)) == repr(leaf.value)
         assert not found
-    mesh = mesh_of({"x": 4, "y": 2})
-    with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
-        restore(damaged.path, mesh=mesh, specs=P())
-    with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
-        restore(damaged.path, like=make_tree())
+    for options in ({"mesh": mesh_of({"x": 4, "y": 2}), "specs": P()}, {"like": make_tree()}):
+        with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
+            restore(damaged.path, **options)
 
 
+@rarely(2)
 @given(st.data())
 def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     body = copy.deepcopy(shared.body)
@@ -818,6 +738,7 @@ def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     use(shared)
 
 
+@rarely(2)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 8),

@@ -58,22 +58,21 @@ def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(taken: Taken, tmp_path
 
 def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
     def deepen(body: dict[str, Any]) -> None:
-        node: Any = {"list": [None] * 10**6}
+        node: Any = {"list": [None] * 5 * 10**5}
         for _ in range(197):
             node = {"list": [node]}
         body["structure"] = {"dict": [*body["structure"]["dict"], ["x", node]]}
 
     damaged = saved(tmp_path, {"w": np.zeros(3)}, deepen)
     size = damaged.manifest.stat().st_size
-    for do in ("inspect", "restore"):
-        nbytes, kind, said = taken(do, tmp_path)
-        assert (kind, nbytes < 12 * size) == ("NoneType", True), (nbytes / size, said)
+    nbytes, kind, said = taken("restore", tmp_path)
+    assert (kind, nbytes < 12 * size) == ("NoneType", True), (nbytes / size, said)
 
 
 # Of other values in tests/layout/test_strict_json.py.
 @pytest.mark.parametrize(
     ("value", "size", "times"),
-    [("1e9", 8 * MIB, 24), ("[]", 24 * MIB, 3)],  # 3: the file, and its text
+    [("1e9", 4 * MIB, 24), ("[]", 24 * MIB, 3)],  # 3: the file, and its text
 )
 def test_a_manifest_of_many_values_is_not_parsed(
     taken: Taken, tmp_path: Path, value: str, size: int, times: int
@@ -117,7 +116,7 @@ BOMBS = {  # the size of the chunk, and the frame
 }
 
 
-@tried("a bomb of zstd in a chunk", sample=3)
+@tried("a bomb of zstd in a chunk", sample=1)
 def test_a_bomb_of_zstd_takes_no_memory(taken: Taken, tmp_path: Path, trials: Trials) -> None:
     for number, name in enumerate(trials.of([*BOMBS])):
         nbytes, *of_frame = BOMBS[name]
@@ -159,10 +158,9 @@ def save_chunk(path: Path, nbytes: int, frame: bytes) -> None:
 def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:
     save_chunk(tmp_path, 2**31, zstd_frame(2**31, 2**31, 20))
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 140_000
-    for max_bytes in (2**20, 2**27):
-        nbytes, kind, said = taken("verify", tmp_path, max_bytes=max_bytes)
-        assert (kind, nbytes < 16 * MIB) == ("ValueError", True), (nbytes, said)
-        assert "array w, chunk c.0: decompressing it takes 2.0 GiB, and max_bytes is" in said
+    nbytes, kind, said = taken("verify", tmp_path, max_bytes=2**27)
+    assert (kind, nbytes < 16 * MIB) == ("ValueError", True), (nbytes, said)
+    assert "array w, chunk c.0: decompressing it takes 2.0 GiB, and max_bytes is" in said
 
 
 @pytest.fixture(scope="module")
@@ -195,12 +193,12 @@ def test_no_more_than_max_bytes_are_taken_beside_the_arrays(
 def test_saved_data_does_not_stay_on_the_host(tmp_path: Path) -> None:
     # Of int4, JAX has to make a copy for NumPy also on CPU.
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
-    make = jax.jit(lambda: jnp.ones((8, 2**22), jnp.int4), out_shardings=sharding)
+    make = jax.jit(lambda: jnp.ones((8, 2**21), jnp.int4), out_shardings=sharding)
     arrays = jax.block_until_ready([make() for _ in range(4)])
     gda.checkpoint.save(tmp_path / "first", arrays[0], fingerprint=False, max_bytes=2**23)
     before = resident()
     gda.checkpoint.save(tmp_path / "others", arrays[1:], fingerprint=False, max_bytes=2**23)
-    assert resident() - before < 2**26
+    assert resident() - before < 2**25
 
 
 def test_save_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:

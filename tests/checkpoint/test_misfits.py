@@ -4,7 +4,6 @@ One error names everything that does not fit, before anything is read.
 """
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -144,37 +143,34 @@ def over_x(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P("x"))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
-        (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
-        (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
-        (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
-        (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),
-        (lambda _: {"like": {}, "missing": "omit"}, ValueError, "missing must be 'error' or 'keep"),
-        (lambda _: {"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['par"),
-        (lambda _: {"at": ["c"]}, KeyError, "c is not in the tree; the tree itself has 'a'"),
-        (lambda _: {"at": ["a", 0]}, KeyError, "a/0 is not in the tree; a has nothing"),
-        (lambda _: part({"a": DATA.astype("f2")}), TypeError, "float32, and like has float16"),
-        (lambda _: part({"k": jax.random.key(0, impl="rbg")}), ValueError, "and like has key<rbg>"),
-        (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "and like has int32, w"),
-        (lambda mesh: part(gda.abstract({"n": 0.5}, mesh, P())), ValueError, "a value of type int"),
-        (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
-        (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at b, global shape (3, "),
-        (lambda mesh: {"mesh": {"a": over_x(mesh)}}, ValueError, "mesh has nothing for b"),
-        (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "no c, which"),
-        (lambda mesh: {"mesh": mesh.abstract_mesh, "specs": P()}, TypeError, "mesh must be a jax."),
-    ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
-)
-def test_arguments_of_restore(
-    auto_mesh: Mesh, tmp_path: Path, reads: list[str], arguments: Any, error: Any, message: str
-) -> None:
+ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
+    (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
+    (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
+    (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
+    (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
+    (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),
+    (lambda _: {"like": {}, "missing": "omit"}, ValueError, "missing must be 'error' or 'keep"),
+    (lambda _: {"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['par"),
+    (lambda _: {"at": ["c"]}, KeyError, "c is not in the tree; the tree itself has 'a'"),
+    (lambda _: {"at": ["a", 0]}, KeyError, "a/0 is not in the tree; a has nothing"),
+    (lambda _: part({"a": DATA.astype("f2")}), TypeError, "float32, and like has float16"),
+    (lambda _: part({"k": jax.random.key(0, impl="rbg")}), ValueError, "and like has key<rbg>"),
+    (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "and like has int32, w"),
+    (lambda mesh: part(gda.abstract({"n": 0.5}, mesh, P())), ValueError, "a value of type int"),
+    (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
+    (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at b, global shape (3, "),
+    (lambda mesh: {"mesh": {"a": over_x(mesh)}}, ValueError, "mesh has nothing for b"),
+    (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "no c, which"),
+    (lambda mesh: {"mesh": mesh.abstract_mesh, "specs": P()}, TypeError, "mesh must be a jax."),
+]
+
+
+def test_arguments_of_restore(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
     save(tmp_path, {"a": DATA, "b": DATA[:3], "k": jax.random.key(0), "n": 2**40})
-    with pytest.raises(error) as caught:
-        restore(tmp_path, **arguments(auto_mesh))
-    assert message in str(caught.value.args[0])
+    for arguments, error, message in ARGUMENTS:
+        with pytest.raises(error) as caught:
+            restore(tmp_path, **arguments(auto_mesh))
+        assert message in str(caught.value.args[0])
     assert not reads
 
 
@@ -184,9 +180,8 @@ def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
+def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
+    cases: list[tuple[Any, str]] = [
         ({True: 1}, "the key True in True is a bool; use only strings and integers"),
         ({("a", 1): 1}, "the key ('a', 1) in ('a', 1) is a tuple"),
         ({1: 1, "a": 2}, "they must be all strings or all integers"),
@@ -197,14 +192,13 @@ def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
         ([np.zeros(2, "f4,i4")], "cannot be saved; convert it to a dtype of JAX"),
         ([np.longdouble(1)], "an array of dtype float128 cannot be saved"),
         ([jax.ShapeDtypeStruct((2,), np.float32)], "a leaf of type ShapeDtypeStruct"),
-    ],
-)
-def test_unsavable_trees_are_refused(tmp_path: Path, tree: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=re.escape(message)) as caught:
-        save(tmp_path / "run", tree)
-    if isinstance(tree, list):
-        assert "gda: at 0 of the tree" in caught.value.__notes__
-    assert not (tmp_path / "run" / "manifest.json").exists()
+    ]
+    for tree, message in cases:
+        with pytest.raises(TypeError, match=re.escape(message)) as caught:
+            save(tmp_path / "run", tree)
+        if isinstance(tree, list):
+            assert "gda: at 0 of the tree" in caught.value.__notes__
+        assert not (tmp_path / "run" / "manifest.json").exists()
 
 
 def test_two_leaves_with_one_path_and_a_tree_nested_too_deep(tmp_path: Path) -> None:
@@ -258,31 +252,6 @@ def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written
 
 
 # Processes.
-
-
-@pytest.mark.processes(2, devices=4)
-def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
-    shared_tmp_path: Path,
-) -> None:
-    path, told = shared_tmp_path / "run", shared_tmp_path / "told"
-    if jax.process_index() == 0:
-        with (
-            gda.check_processes_agree(timeout=2),
-            pytest.raises(
-                gda.LateProcessError, match="process 1 did not come within 2 s"
-            ) as caught,
-        ):
-            save(path, {"a": DATA})
-        assert caught.value.__notes__ == [
-            "gda: every process of the program must call save, not process 0 alone"
-        ]
-        assert not path.exists()
-        told.touch()
-    else:
-        while not told.exists():
-            time.sleep(0.01)
-        with pytest.raises(gda.LateProcessError):  # the next check tells who was late
-            gda.check_processes_agree(0, name="later", timeout=1)
 
 
 def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:

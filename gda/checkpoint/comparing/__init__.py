@@ -1,4 +1,1 @@
-"""Comparing two checkpoints or trees.
-
-Read in this order: ``diff``, ``diff_sides`` (the two that it compares), ``differences``.
-"""
+"""Comparing two checkpoints or trees: ``diff`` over ``differences``, the report."""

@@ -102,12 +102,7 @@ class Differences:
         return not self.are_equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the differences for JSON.
-
-        >>> import gda
-        >>> gda.checkpoint.Differences('x', 'y', num_equal=2, equal_nbytes=8).to_dict()['equal']
-        {'leaves': 2, 'nbytes': 8}
-        """
+        """Return the differences for JSON."""
         return {
             "a": self.a,
             "b": self.b,
@@ -172,7 +167,6 @@ def are_of_one_type(a: Leaf, b: Leaf) -> bool:
 def differences_of(
     names: tuple[str, str], a: Mapping[Path, Leaf], b: Mapping[Path, Leaf]
 ) -> Differences:
-    """Return the differences between two trees."""
     only_in_b = [
         LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
     ]

@@ -201,14 +201,7 @@ class StoredArray:
     ) -> StoredArray:
         """Return the array before it is written."""
         document = array_metadata(shape, chunk_shape, dtype, codec)
-        return cls(
-            name=name,
-            shape=shape,
-            chunk_shape=chunk_shape,
-            dtype=dtype,
-            codec=codec,
-            metadata=checksums.size_and_crc(document),
-        )
+        return cls(name, shape, chunk_shape, dtype, codec, checksums.size_and_crc(document))
 
     @cached_property
     def grid(self) -> ChunkGrid:
@@ -322,7 +315,6 @@ def _fill_value(stored: str) -> Any:
 
 
 def require_zstd() -> Any:
-    """Return the package for compression."""
     with of_extra("zstd compression needs zstandard"):
         import zstandard
     return zstandard

@@ -1,8 +1,6 @@
-"""The manifest as a file: JSON, sealed by its first line, and checked when it is read.
+"""The manifest as a file, written last: JSON, whose first line has size and SHA-256 of the rest.
 
-The first line has the size and the SHA-256 of the rest. The file is written last; only the files
-that it names belong to the checkpoint. Every value is checked before it is used: a manifest may be
-damaged, or hostile.
+Every value is checked before it is used: a manifest may be damaged, or hostile.
 """
 
 from __future__ import annotations
@@ -70,7 +68,6 @@ def dump(manifest: Manifest) -> bytes:
 
 
 def to_json(value: Any) -> str:
-    """Return the JSON of a value with records in it."""
     return json.dumps(value, default=_for_json, separators=(",", ":"), allow_nan=False)
 
 
@@ -209,30 +206,9 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "float": (repr, lambda text: float(_text(text))),
     "complex": (repr, lambda text: complex(_text(text))),
-    "str": (
-        lambda text: text.encode("utf-8", "surrogatepass").hex() if _is_odd(text) else [text],
-        lambda given: (
-            bytes.fromhex(given).decode("utf-8", "surrogatepass")
-            if isinstance(given, str)
-            else _one_text(given)
-        ),
-    ),
+    "str": (str, lambda text: _text(text)),
     "bytes": (bytes.hex, lambda text: bytes.fromhex(_text(text))),
 }
-
-
-def _one_text(values: Any) -> str:
-    (text,) = _list(values)
-    return _text(text)
-
-
-def _is_odd(text: str) -> bool:
-    """Return True if a string has lone surrogates, which UTF-8 does not encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 # From JSON, with every value checked.
@@ -287,7 +263,6 @@ def _fields_of(kind: type) -> list[tuple[str, str, Any, str, Callable[[Any], Any
 
 
 def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
-    """Return the reader of a list."""
 
     def read_all(values: Any) -> tuple[T, ...]:
         found: list[T] = []

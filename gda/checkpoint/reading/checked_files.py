@@ -174,7 +174,6 @@ class Files:
                 raise ValueError(f"is damaged: its CRC-32C is {found:08x}, not {crc:08x}")
 
     def check_group(self) -> None:
-        """Raise ``CorruptionError`` unless the ``zarr.json`` of the group is undamaged."""
         name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
         self._document("the group of all arrays", name, expected)
 
@@ -215,7 +214,6 @@ class Files:
                 decompress(frame, out)
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
-        """Return a chunk, checked as in ``load``."""
         array = self.manifest.arrays[where[0]]
         data = Buffers(count=1).empty(array.chunk_shape, array.dtype)
         self.load(where, data.reshape(-1).view(np.uint8))

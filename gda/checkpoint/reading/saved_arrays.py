@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.reading.checked_files import Files, check_not_replaced, read_complete
-from gda.checkpoint.step_folders.references import path_of
+from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
@@ -36,8 +36,7 @@ from gda.trees.records.recorded_tree import (
 AnyArray = np.ndarray[Any, Any]
 
 # Of chunks: the parts of an array sharded otherwise need them again, and small arrays share them.
-_CACHE_BYTES = 128 * 2**20
-_CACHE_OF_TREE_BYTES = 32 * 2**20
+_CACHE_BYTES = 32 * 2**20
 
 
 @set_module("gda.checkpoint")
@@ -90,7 +89,7 @@ def tree_of_sources(store: Store, manifest: Manifest) -> Any:
 
     PRNG keys and numbers of NumPy, which no source gives, and values of this process are read.
     """
-    chunks = ChunkCache(Files(store, manifest), _CACHE_OF_TREE_BYTES)
+    chunks = ChunkCache(Files(store, manifest))
     return unflatten(manifest.structure, [_value_of(leaf, chunks) for leaf in manifest.leaves])
 
 
@@ -122,10 +121,8 @@ class _Slot:
 
 
 class ChunkCache:
-    """The chunks of a checkpoint; those that were used last are kept."""
-
-    def __init__(self, files: Files, most_bytes: int = _CACHE_BYTES) -> None:
-        self.files, self._most_bytes = files, most_bytes
+    def __init__(self, files: Files) -> None:
+        self.files = files
         self._guard = threading.Lock()
         self._slots: OrderedDict[Chunk, _Slot] = OrderedDict()
         self._held = 0
@@ -142,7 +139,7 @@ class ChunkCache:
             if self._slots.get(where) is slot:
                 slot.nbytes = data.nbytes
                 self._held += slot.nbytes
-            while self._held > self._most_bytes:
+            while self._held > _CACHE_BYTES:
                 _, oldest = self._slots.popitem(last=False)
                 self._held -= oldest.nbytes
         return data

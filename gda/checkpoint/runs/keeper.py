@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import jax
+import numpy as np
+
 from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
-from gda.checkpoint.runs.removing import Removals, remove_later, remove_left_over
 from gda.checkpoint.saving import Save, left_by_killed_saves
 from gda.checkpoint.step_folders.folder import (
     METRICS,
@@ -26,7 +29,7 @@ from gda.checkpoint.step_folders.folder import (
     below,
     name_of,
 )
-from gda.layout.text import format_bytes, format_numbers
+from gda.layout.text import counted, format_bytes, format_numbers
 from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
 
@@ -64,7 +67,7 @@ class Keeper:
     _hooks: list[Future[Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._removals = Removals(self.folder)
+        self._removals = _Removals(self.folder)
 
     def own(self, only: int | None, resumes: bool) -> list[list[Any]]:
         """Become the owner of the folder, clean it, and return numbers and names of its steps.
@@ -73,7 +76,7 @@ class Keeper:
         not resume would save beside steps, or the folder is itself a checkpoint.
         """
         self._steps(only, resumes)
-        remove_left_over(self.folder, self._claimed())
+        _remove_left_over(self.folder, self._claimed())
         # Until it was no longer the owner, another program may have completed a step.
         return [*map(list, self._steps(only, resumes).items())]
 
@@ -103,7 +106,6 @@ class Keeper:
         return steps
 
     def _claimed(self) -> Owner:
-        """Return the owner, which this program has become, and still is."""
         if self.owner is None:
             try:
                 self.owner = self.folder.claim(self.keeping.best)
@@ -112,11 +114,11 @@ class Keeper:
                 if error.errno not in _FULL or former is None:
                     raise
                 # The files of a killed save may fill the disk.
-                remove_left_over(self.folder, former)
+                _remove_left_over(self.folder, former)
                 self.owner = self.folder.claim(self.keeping.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
-            remove_later(self.folder, self.owner, ends)
+            _remove_later(self.folder, self.owner, ends)
         return self.owner
 
     def roll_back(self, step: int, newest: int) -> bool:
@@ -124,7 +126,7 @@ class Keeper:
         if max(self.folder.complete(), default=None) != newest:
             return False
         self.folder.step(step)
-        remove_later(self.folder, self._claimed(), step)
+        _remove_later(self.folder, self._claimed(), step)
         return True
 
     def begin(self, step: StepSave, before: int | None, seconds_left: float) -> str | None:
@@ -215,3 +217,140 @@ class Keeper:
         """Wait so long for removals and the user's functions."""
         self._removals.wait(seconds)
         wait(self._hooks, seconds)
+
+
+# The removal of steps.
+
+
+class _Removals:
+    """The folders of one run that a thread removes, one after the other.
+
+    At once their steps are no longer complete. A failure is only logged.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._last: Future[Any] | None = None
+        self._waiting: set[str] = set()
+
+    def remove(self, steps: dict[int, StepFolder], owner: Owner) -> None:
+        """Make steps incomplete now, and remove their files in the background."""
+        removed = []
+        for number, folder in steps.items():
+            try:
+                self._folder.check_owner(owner)
+                self._folder.remove_manifest(folder.name)
+            except (OSError, RuntimeError, ValueError) as error:
+                log.warning("step %d of %s was not removed: %s", number, self._folder.url, error)
+                continue
+            removed.append(number)
+            self._waiting.add(folder.name)
+        if removed:
+            log.info("removed %s of %s", _steps(removed), self._folder.url)
+            names = [steps[number].name for number in removed]
+            work = partial(self._remove_rests, names)
+            self._last = in_thread("gda-remove", work, self._last)
+
+    def _remove_rests(self, names: Iterable[str]) -> None:
+        for name in names:
+            _remove_rest(self._folder, name)
+            self._waiting.discard(name)
+
+    def wait_for(self, name: str) -> None:
+        """Wait until a step is removed, which is to be saved again after a rollback."""
+        if name in self._waiting and self._last is not None:
+            wait([self._last])
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all is removed, or so long; log what is left."""
+        if self._last is not None:
+            wait([self._last], seconds)
+        if left := [*self._waiting]:
+            log.warning(
+                "%s of %s are still being removed; the next resume removes what is left",
+                counted(len(left), "folder"),
+                self._folder.url,
+            )
+
+
+def _remove_left_over(folder: RunFolder, owner: Owner) -> None:
+    """Remove what saves and removals of former programs have left, now: the disk may be full."""
+    listed = folder.listed()
+    for each in listed.values():
+        if folder.is_left_over(each, owner):
+            _remove_rest(folder, each.name)
+    for number, each in listed.items():
+        if not each.files and each.name == name_of(number):  # of a removal, killed at its end
+            with suppress(OSError):
+                os.rmdir(folder.store().join(each.name))
+
+
+def _remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
+    """Remove the steps after ``last``; a kill at any moment leaves them removed, or the intent."""
+    later = {n: each for n, each in folder.listed().items() if n > last and each.is_complete}
+    begun = time.monotonic()
+    folder.set_ends(owner, last)
+    for each in later.values():
+        folder.remove_manifest(each.name)
+    folder.set_ends(owner, None)
+    for each in later.values():
+        _remove_rest(folder, each.name)
+    log.info(
+        "rolled %s back to step %d: removed %s, in %.1f s",
+        folder.url,
+        last,
+        _steps(later) if later else "no step",
+        time.monotonic() - begun,
+    )
+
+
+def _remove_rest(folder: RunFolder, name: str) -> None:
+    try:
+        folder.remove_rest(name)
+    except Exception as error:
+        log.warning(
+            "%s/%s is no longer used and could not be removed: %s; the next resume tries again",
+            *(folder.url, name, error),
+        )
+
+
+def _steps(numbers: Iterable[int]) -> str:
+    numbers = [*numbers]
+    return f"{'step' if len(numbers) == 1 else 'steps'} {format_numbers(numbers)}"
+
+
+# Metrics: numbers that the device may still compute when the step is saved.
+
+
+def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics whose copies to the host have begun, without a wait for the device.
+
+    Raises ``TypeError`` for what is no mapping of numbers by name.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            "metrics must be a dict of numbers by name, such as {'loss': 0.5}, not "
+            f"{metrics!r:.200}"
+        )
+    kept = dict(metrics)
+    for name, value in kept.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a metric must be a text, not {name!r}")
+        if isinstance(value, jax.Array):
+            is_number = value.size == 1 and jax.numpy.isrealobj(value)
+        else:
+            is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
+        if not is_number:
+            raise TypeError(
+                f"metric {name!r} must be a real number, or an array of one, not {value!r:.200}"
+            )
+        if isinstance(value, jax.Array):
+            # A copy, because the next step may take the array itself, which is donated to it.
+            kept[name] = jax.numpy.copy(value.addressable_data(0))
+            kept[name].copy_to_host_async()
+    return kept
+
+
+def fetched(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as numbers; waits for the device."""
+    return {name: float(np.asarray(value).reshape(())) for name, value in metrics.items()}

@@ -6,11 +6,9 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from gda.checkpoint.inspecting import inspect
 from gda.checkpoint.step_folders import rules
-from gda.checkpoint.step_folders.folder import RunFolder, below
+from gda.checkpoint.step_folders.folder import RunFolder
 from gda.storage.options import check_count
-from gda.storage.stores.errors import CorruptionError
 
 Keep = int | Callable[[list[int]], Iterable[int]] | None
 
@@ -22,17 +20,16 @@ class Keeping(NamedTuple):
     every: int | None
     num_best: int
     best: tuple[str, bool] | None  # the metric, and True if the highest is best
-    most_bytes: int | None
 
     @classmethod
-    def of(cls, keep: Keep, every: int | None, best: Any, most_bytes: int | None) -> Keeping:
+    def of(cls, keep: Keep, every: int | None, best: Any) -> Keeping:
         """Return the rules; ``ValueError`` if they are wrong."""
-        counts = {"keep_every": every, "max_total_bytes": most_bytes}
-        for name, value in counts.items() if callable(keep) else [("keep", keep), *counts.items()]:
-            if value is not None:
-                check_count(value, name)
+        if keep is not None and not callable(keep):
+            check_count(keep, "keep")
+        if every is not None:
+            check_count(every, "keep_every")
         if best is None:
-            return cls(keep, every, 0, None, most_bytes)
+            return cls(keep, every, 0, None)
         parts = [*best, "min"] if isinstance(best, tuple | list) and len(best) == 2 else best
         if not (isinstance(parts, tuple | list) and len(parts) == 3 and parts[2] in ("min", "max")):
             raise ValueError(
@@ -40,15 +37,11 @@ class Keeping(NamedTuple):
                 f"(2, 'accuracy', 'max') if the highest is best, not {best!r}"
             )
         check_count(parts[0], "the number of keep_best")
-        return cls(
-            *(keep, every, operator.index(parts[0])),
-            *((str(parts[1]), parts[2] == "max"), most_bytes),
-        )
+        return cls(keep, every, operator.index(parts[0]), (str(parts[1]), parts[2] == "max"))
 
     def compared(self) -> dict[str, Any]:
         """Return what must be equal in all processes, beside ``keep``."""
-        best = {"keep_best": (self.num_best, self.best)}
-        return {"keep_every": self.every, **best, "max_total_bytes": self.most_bytes}
+        return {"keep_every": self.every, "keep_best": (self.num_best, self.best)}
 
     def is_milestone(self, step: int, before: int | None) -> bool:
         """Return True if ``every`` keeps a step after the one before."""
@@ -67,15 +60,4 @@ class Keeping(NamedTuple):
                 metric, is_highest = self.best
                 best = folder.best_first(metric, is_highest=is_highest)[: self.num_best]
             chosen = rules.kept(steps, self.keep, self.every, best)
-        if self.most_bytes is not None:
-            sizes = {n: _nbytes(below(folder.path, folders[n].name)) for n in chosen}
-            chosen = rules.within_bytes(chosen, sizes, self.most_bytes)
         return {*chosen, *held, *steps[-1:]}
-
-
-def _nbytes(path: Any) -> int:
-    """Return the bytes of the arrays of a step; 0 if its manifest is damaged."""
-    try:
-        return inspect(path).nbytes
-    except CorruptionError:
-        return 0

@@ -20,9 +20,8 @@ import jax
 
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.restoring import restore
-from gda.checkpoint.runs.keeper import Keeper, StepSave
+from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
 from gda.checkpoint.runs.keeping import Keep, Keeping
-from gda.checkpoint.runs.metrics import begun_to_fetch, fetched
 from gda.checkpoint.runs.resuming import LATE_SECONDS, read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, check_codec, in_background
 from gda.checkpoint.step_folders import rules
@@ -32,8 +31,8 @@ from gda.checkpoint.step_folders.folder import (
     below,
     checked_step,
     name_of,
+    path_of,
 )
-from gda.checkpoint.step_folders.references import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
 from gda.multihost.agreement import check_same_call, communicates
@@ -70,8 +69,6 @@ class Run:
       keep_every: with ``keep``, keep also the first step at or after each multiple of this number.
       keep_best: with ``keep``, keep also the best steps by a metric: ``(2, 'loss')`` the two with
         the lowest loss, ``(2, 'accuracy', 'max')`` the two with the highest accuracy.
-      max_total_bytes: remove the oldest of the kept steps too, until their arrays take at most so
-        many bytes together.
       signals: that announce the end of the program, in any process.
       save_on: signals after which the next call of ``save`` saves, and the training goes on.
       grace: seconds from such an announcement until the program is killed.
@@ -114,7 +111,6 @@ class Run:
         keep: Keep = None,
         keep_every: int | None = None,
         keep_best: tuple[int, str] | tuple[int, str, Literal["min", "max"]] | None = None,
-        max_total_bytes: int | None = None,
         signals: Sequence[int] = (signal.SIGTERM,),
         save_on: Sequence[int] = (),
         grace: float = 30,
@@ -134,7 +130,7 @@ class Run:
         check_codec(compression)
         _check_signals("signals", signals)
         _check_signals("save_on", save_on)
-        keeping = Keeping.of(keep, keep_every, keep_best, max_total_bytes)
+        keeping = Keeping.of(keep, keep_every, keep_best)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
         self._agreed = {"overwrite": False, "compression": compression, "fingerprint": fingerprint}

@@ -1,5 +1,1 @@
-"""The numbered steps in the folder of a run, which one process lists.
-
-Read in this order: ``rules`` (the steps to save, to keep and to call best, on integers), ``folder``
-(names, listing and small files), ``references`` (the step that ``runs/a@latest`` names).
-"""
+"""The steps in the folder of a run: ``rules`` on integers, then ``folder`` (the files)."""

@@ -1,9 +1,7 @@
 """The folder of a run: the names of its steps, their listing, and the small files in it.
 
-A step is a checkpoint in a folder whose name is its number. Beside the manifest, a step that a Run
-saved has ``begun.json``, and may have ``metrics.json``, ``held.json`` and ``damaged.json``. The
-folder itself has ``run.json``, which names the program that writes there. Nothing here
-communicates: one process calls it, and tells the others.
+A step is a checkpoint in a folder whose name is its number. Nothing here communicates: one process
+calls it, and tells the others.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
-# The first file of a step, with the run and the generation that began it.
-BEGUN = "begun.json"
-METRICS = "metrics.json"
-_RUN, _HELD, _DAMAGED = "run.json", "held.json", "damaged.json"
+# The first file of a step, with the run and the generation that began it, and those that follow.
+BEGUN, METRICS, _HELD, _DAMAGED = "begun.json", "metrics.json", "held.json", "damaged.json"
+_RUN = "run.json"  # of the folder itself: the program that writes there
 
+_REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_BYTES = 2**20  # of a small file
 
@@ -359,3 +357,39 @@ def _json(owner: Owner) -> bytes:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# The step that a path such as runs/a@latest names.
+
+
+def path_of(path: Any, timeout: float) -> Any:
+    """Return the path of the step that ``path`` names with ``@``; any other path as it is.
+
+    Raises:
+      CheckpointNotFoundError: the run has no such step.
+      ValueError: ``@best``, and the run has no rule for the best.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
+    if found is None or os.path.lexists(text):  # the name of a file may have an @
+        return path
+    folder, which = RunFolder(found[1], timeout), found[2]
+    if which == "latest":
+        step = max(folder.complete(), default=-1)
+    else:
+        step = _best(folder) if which == "best" else int(which)
+    if step < 0:
+        what = "complete step" if which == "latest" else "step with the metric of keep_best"
+        raise CheckpointNotFoundError(f"{text}: {folder.url} has no {what}")
+    return below(folder.path, folder.step(step).name)
+
+
+def _best(folder: RunFolder) -> int:
+    owner = folder.owner()
+    if owner is None or owner.best is None:
+        raise ValueError(
+            f"{folder.url}@best: the run has no metric by which a step is best; name the step, or "
+            "give its Run keep_best=(1, 'loss')"
+        )
+    metric, is_highest = owner.best
+    return next(iter(folder.best_first(metric, is_highest=is_highest)), -1)

@@ -34,17 +34,6 @@ def best_first(values: Mapping[int, float], *, is_highest: bool) -> list[int]:
     return [-step for _, step in sorted(ranked)]
 
 
-def within_bytes(kept: Collection[int], sizes: Mapping[int, int], most: int) -> set[int]:
-    """Return the newest steps that take at most so many bytes together, and always the newest."""
-    fitting, total = set(), 0
-    for step in sorted(kept, reverse=True):
-        total += sizes[step]
-        if fitting and total > most:
-            break
-        fitting.add(step)
-    return fitting
-
-
 def kept(
     steps: Collection[int], keep: int | None, keep_every: int | None, best: Collection[int]
 ) -> set[int]:

@@ -134,7 +134,6 @@ class Links:
         return f"{self.base.data}/{array.name}/{array.grid.key(chunk)}"
 
     def _link(self, leaf: SavedLeaf, block: Block) -> list[Written]:
-        """Link all files of a block, or none."""
         ours, theirs = self.writer.array_of(leaf), self._there[leaf.record.path][1]
         made: list[Written] = []
         for overlap in theirs.grid.overlaps(block.start, block.data.shape):

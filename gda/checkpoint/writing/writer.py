@@ -61,7 +61,6 @@ class Share:
 
     @cached_property
     def small(self) -> list[SavedLeaf]:
-        """The arrays that are packed."""
         return [each for each in self._arrays if each.record.nbytes < PACKED_BELOW]
 
     @cached_property
@@ -95,8 +94,6 @@ class Share:
 
 @dataclass(frozen=True, eq=False)
 class _ChunkOfLeaf:
-    """A chunk of a large leaf: a part of one of its blocks."""
-
     array: StoredArray
     host: HostBlock[Keyed[SavedLeaf]]
     overlap: Overlap
@@ -192,7 +189,6 @@ _Chunk: TypeAlias = _ChunkOfLeaf | _ChunkOfPack
 
 
 def _place_in(start: Shape, begin: Shape, shape: Shape) -> Index:
-    """Return the place of a block in its piece."""
     return within(index_at(start, shape), begin)
 
 
@@ -264,14 +260,12 @@ class Writer:
     # The arrays on disk.
 
     def array_of(self, leaf: SavedLeaf) -> StoredArray:
-        """Return the array on disk of a large leaf."""
         record = leaf.record
         name = _name_of(leaf.number, record.path)
         chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
         return StoredArray.planned(name, record.shape, chunk_shape, record.dtype, self.codec)
 
     def name(self, array: StoredArray, chunk: int) -> str:
-        """Return the name of the file of a chunk."""
         return f"{self.data}/{array.name}/{array.grid.key(chunk)}"
 
     def _packs_of(self, leaves: Iterable[SavedLeaf]) -> list[Pack]:

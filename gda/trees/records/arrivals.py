@@ -59,7 +59,6 @@ class Arrival:
 
     @property
     def needed(self) -> Sequence[NeededBlock]:
-        """Its blocks in this process."""
         if self.plan is None:
             shape = self.record.shape
             return [NeededBlock(0, (0,) * len(shape), shape)]
@@ -110,7 +109,6 @@ class Arrival:
         return jax.ShapeDtypeStruct(self.record.shape, self.dtype, sharding=sharding)
 
     def allocate(self, buffers: Buffers, but: Container[int | None] = ()) -> None:
-        """Allocate the blocks but some."""
         needed, shape, dtype = self.needed, self.block_shape, self.record.dtype
         self.blocks = [None] * len(needed)
         for number, block in enumerate(needed):
@@ -147,7 +145,6 @@ def _needed_block(
 
 
 def number_arrival(record: ArrayLeaf, dtype: np.dtype[Any]) -> Arrival:
-    """Return the arrival of a number of NumPy."""
     return Arrival(record, dtype, wrap=lambda array: array[()])
 
 

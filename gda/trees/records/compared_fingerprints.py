@@ -20,6 +20,27 @@ from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, format_path, saved_type
 
 
+def check_provable(url: str, arrivals: Sequence[Arrival]) -> None:
+    """Raise unless the fingerprints of arrays can be compared, before these are read."""
+    cast = [each.record.path for each in arrivals if each.dtype != each.record.dtype]
+    if cast:
+        paths = join_some([format_path(path) for path in cast])
+        raise ValueError(
+            f"a cast changes the fingerprint of {paths}; restore without check_fingerprint, or "
+            "without cast"
+        )
+    check_recorded(url, [each.record for each in arrivals])
+
+
+def check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
+    lacking = [format_path(leaf.path) for leaf in leaves if leaf.fingerprint is None]
+    if lacking:
+        raise CorruptionError(
+            f"{url} was saved without the fingerprints of {join_some(lacking)}; save it with "
+            "fingerprint=True to compare them"
+        )
+
+
 def check_fingerprints(
     source: str, arrivals: Sequence[Arrival], was: str = "saved", timeout: float = 600
 ) -> None:

@@ -1,12 +1,8 @@
 """The records of a tree, in a checkpoint or in the offer of another program: leaves and structure.
 
-Dicts, lists, tuples and ``None`` come back unchanged. Other nodes, such as named tuples and
-registered dataclasses, are written with name and fields. They come back as dicts by field, or as
-an ``OrderedDict`` if the fields are strings and integers, because a file must not make Python load
-a class. With ``like`` a restore gives the tree its classes.
-
 The structure is JSON: of a leaf its number; of ``None`` it is ``null``; of a node ``{"dict": [[key,
 node], ...]}``, or with ``"list"``, ``"tuple"`` or ``"node"``, the last with ``"class"`` beside it.
+A node of a class comes back as a dict, because a file must not make Python load a class.
 """
 
 from __future__ import annotations
@@ -169,7 +165,6 @@ class RecordedTree:
 
     @property
     def array_leaves(self) -> list[ArrayLeaf]:
-        """The leaves that are arrays."""
         return [leaf for leaf in self.leaves if isinstance(leaf, ArrayLeaf)]
 
     def leaves_at(self, at: Path) -> dict[Path, Leaf]:
@@ -205,12 +200,10 @@ def key_ndim(impl: str | None) -> int:
 
 
 def key_dtype(impl: str) -> Any:
-    """Return the dtype of keys of an implementation."""
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
 def _key_data(impl: str) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of the data of one key."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
 
 

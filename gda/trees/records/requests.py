@@ -71,7 +71,6 @@ class Request:
     merge: Callable[[list[Any], int], Sequence[Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Raise unless the arguments fit each other."""
         self.at = checked_path(self.at)
         if isinstance(self.like, Mesh | Sharding):
             raise TypeError(
@@ -310,7 +309,6 @@ def _leaves_like(
 
 
 def _kept_leaf(like: Any) -> Any:
-    """Return a leaf of ``like`` that is not recorded."""
     array = held_by(like)
     is_deleted = isinstance(array, jax.Array) and array.is_deleted()
     if is_deleted or isinstance(array, jax.ShapeDtypeStruct):

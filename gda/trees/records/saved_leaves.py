@@ -86,12 +86,10 @@ class SavedLeaf(NamedTuple):
 
     @property
     def is_source(self) -> bool:
-        """True if its blocks are read."""
         return isinstance(self.own, SourceArray)
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that this process writes."""
         return sum(math.prod(b.data.shape) for b in self.blocks) * self.record.dtype.itemsize
 
     def begin_sums(self) -> PendingSums:

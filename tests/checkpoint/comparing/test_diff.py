@@ -294,13 +294,6 @@ def test_one_of_both_is_a_checkpoint(tmp_path: Path) -> None:
         diff(A, tmp_path / "none")
 
 
-def test_damage_is_named(saved: Callable[..., Path]) -> None:
-    a, b = saved(A), saved(B)
-    (b / "manifest.json").write_bytes(b"{}")
-    with pytest.raises(gda.checkpoint.CorruptionError, match="does not begin like a manifest"):
-        diff(a, b)
-
-
 def test_a_notebook_shows_differences_and_contents_as_tables(tmp_path: Path) -> None:
     tree = {"w": np.zeros((2, 3), np.float32), "step": 7}
     save(tmp_path, tree)

@@ -177,7 +177,7 @@ def train_and_kill(training: Training, number: int, trials: Trials) -> None:
     trials.count("ended in time" if how == "SIGTERM" else "resumed")
 
 
-@tried("a process, all or the launcher of a training are killed", sample=2, full=60)
+@tried("a process, all or the launcher of a training are killed", sample=1, full=60)
 def test_a_training_that_is_killed_loses_no_step_and_no_bit(tmp_path: Path, trials: Trials) -> None:
     training = Training(tmp_path)
     for number in trials.of(range(60)):

@@ -101,7 +101,7 @@ def test_an_error_of_the_store_is_no_damage(
     assert Run(tmp_path, every=100).resume(state_of(0))[1] == 300
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("reads_once", [False, True])
 def test_damage_that_one_process_sees_is_damage_for_all(
     shared_tmp_path: Path, caplog: pytest.LogCaptureFixture, reads_once: bool
@@ -122,7 +122,7 @@ def test_damage_that_one_process_sees_is_damage_for_all(
     assert any("step 300 is damaged and was set aside" in each for each in caplog.messages)
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_a_file_that_one_process_sees_late_is_no_damage(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_file_that_one_process_sees_late_is_no_damage(
     assert not list(shared_tmp_path.glob("*damaged*"))
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_folders_of_each_process_are_refused(
     tmp_path: Path, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,7 @@ def test_folders_of_each_process_are_refused(
     assert "process 1 cannot see" in str(error.value)
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_a_background_failure_of_one_process_is_raised_in_all_at_the_same_step(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_background_failure_of_one_process_is_raised_in_all_at_the_same_step(
     check(state, step)
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_processes_that_save_different_steps_are_told(shared_tmp_path: Path) -> None:
     run = Run(shared_tmp_path, every=100)
     with pytest.raises(gda.DisagreementError, match="save of step 10[01]"):
@@ -199,7 +199,7 @@ def test_processes_that_save_different_steps_are_told(shared_tmp_path: Path) -> 
     assert run.steps() == []
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_rules_that_differ_between_processes_are_named(shared_tmp_path: Path) -> None:
     run = Run(shared_tmp_path, every=100, keep=1 + jax.process_index())
     with pytest.raises(gda.DisagreementError, match="process 0: keep 1, process 1: 2"):
@@ -207,7 +207,7 @@ def test_rules_that_differ_between_processes_are_named(shared_tmp_path: Path) ->
     assert not [*shared_tmp_path.iterdir()]
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_a_training_may_go_on_in_all_processes_after_any_error_of_one(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +224,7 @@ def test_a_training_may_go_on_in_all_processes_after_any_error_of_one(
     assert run.steps() == [300]
 
 
-@pytest.mark.processes(2, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_a_base_that_one_process_cannot_read_is_told_to_all(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.checkpoint.step_folders.rules import best_first, is_due, kept, milestones, within_bytes
+from gda.checkpoint.step_folders.rules import best_first, is_due, kept, milestones
 
 STEPS = st.sets(st.integers(0, 400), max_size=12)
 EVERY = st.integers(1, 60)
@@ -64,17 +64,6 @@ def test_removal_after_each_step_keeps_what_one_look_at_all_would(
         best = best_first(values, is_highest=False)[:num_best]
         assert there == kept(all_steps, keep, every, best)
         assert all_steps[-1] in there
-
-
-@given(STEPS, st.integers(1, 100))
-def test_the_oldest_do_not_fit(steps: set[int], most: int) -> None:
-    sizes = {step: step % 7 * 10 for step in steps}
-    fitting = within_bytes(steps, sizes, most)
-    assert not steps or max(steps) in fitting
-    assert fitting == {s for s in steps if s >= min(fitting, default=0)}
-    assert sum(sizes[s] for s in fitting) <= most or len(fitting) == 1
-    older = sorted(steps - fitting)
-    assert not older or sum(sizes[s] for s in {*fitting, older[-1]}) > most
 
 
 def test_no_rule_keeps_all_without_a_number_to_keep() -> None:

@@ -120,27 +120,28 @@ def test_a_checkpoint_may_be_the_base_of_the_one_that_replaces_it(
     check_holds(tmp_path, tree_at(2, mesh))
 
 
-DIFFERENT: dict[str, Callable[[jax.Array], Any]] = {
-    "one element": lambda x: x.at[-1, -1].add(1),
-    "the first element": lambda x: x.at[0, 0].add(1),
-    "its shape": lambda x: x.reshape(32, 16),
-    "its dtype": lambda x: x.view(np.int32),
-    "its chunks": lambda x: jax.device_put(
-        np.asarray(x), NamedSharding(x.sharding.mesh, P(None, "y"))
-    ),
+def plus(at: tuple[int, int]) -> np.ndarray:
+    changed = FROZEN.copy()
+    changed[at] += 1
+    return changed
+
+
+DIFFERENT: dict[str, tuple[np.ndarray, P]] = {
+    "one element": (plus((-1, -1)), P("x")),
+    "the first element": (plus((0, 0)), P("x")),
+    "its shape": (FROZEN.reshape(32, 16), P("x")),
+    "its dtype": (FROZEN.view(np.int32), P("x")),
+    "its chunks": (FROZEN, P(None, "y")),
 }
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_an_array_of_which_anything_changed_is_written(
-    auto_mesh: Mesh, tmp_path: Path, what: str
-) -> None:
-    frozen = jax.device_put(FROZEN, NamedSharding(auto_mesh, P("x")))
-    checkpoint.save(tmp_path / "1", {"w": frozen})
-    tree = {"w": DIFFERENT[what](frozen)}
-    checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
-    assert linked_in(tmp_path / "2") == set()
-    check_holds(tmp_path / "2", tree)
+def test_an_array_of_which_anything_changed_is_written(auto_mesh: Mesh, tmp_path: Path) -> None:
+    checkpoint.save(tmp_path / "1", {"w": cut(FROZEN, auto_mesh, P("x"))})
+    for name, (data, spec) in DIFFERENT.items():
+        tree = {"w": cut(data, auto_mesh, spec)}
+        checkpoint.save(tmp_path / name, tree, base=tmp_path / "1")
+        assert linked_in(tmp_path / name) == set(), name
+        check_holds(tmp_path / name, tree)
 
 
 def test_sources_other_codecs_and_arrays_without_a_fingerprint_are_written(
@@ -158,7 +159,7 @@ def test_sources_other_codecs_and_arrays_without_a_fingerprint_are_written(
         checkpoint.verify(tmp_path / f"{number}", fingerprints=number != 4)
 
 
-ERRORS = {errno.EMLINK: 5, errno.EPERM: 0, errno.EXDEV: 0, errno.ENOSYS: 0, errno.EOPNOTSUPP: 0}
+ERRORS = {errno.EMLINK: 5, errno.ENOSYS: 0}
 
 
 @pytest.mark.parametrize(("number", "after"), ERRORS.items(), ids=map(errno.errorcode.get, ERRORS))
@@ -347,7 +348,7 @@ class Dead(BaseException):
     """The file system of a process that has ended."""
 
 
-@tried("a process ends at a step of a save with a base", sample=3)
+@tried("a process ends at a step of a save with a base", sample=1)
 def test_a_save_that_dies_leaves_its_base_whole(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
