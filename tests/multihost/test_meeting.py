@@ -89,25 +89,22 @@ def test_a_first_array_does_not_hide_where_a_process_waits() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("group", [(1, 2, 3), (0, 1)])
-def test_processes_that_wait_for_each_other_are_told_so(group: tuple[int, ...]) -> None:
-    mine, what = ((0, 1, 2, 3), "of all") if jax.process_index() != 1 else (group, "of some")
-    for _ in range(2):
-        with pytest.raises(gda.DisagreementError) as caught:
-            meet(b"", join, kind="test", what=what, timeout=60, processes=mine)
-        message = str(caught.value)
-        assert "the processes are at different places: process " in message
-        assert "process 1 waits at of some for process" in message
-        assert "waits at of all for processes 0-3" in message
-    # All are in step again, in both groups.
-    meet(b"", join, kind="test", what="of all", timeout=60)
-    if jax.process_index() in group:
-        meet(b"", join, kind="test", what="of some", timeout=60, processes=group)
-
-
-@pytest.mark.processes(4, devices=2)
-def test_processes_at_different_places_are_told_so() -> None:
-    kind = "lunch" if jax.process_index() == 1 else "dinner"
+def test_processes_that_wait_for_each_other_are_told_so() -> None:
+    me, everybody = jax.process_index(), (0, 1, 2, 3)
+    for group in ((1, 2, 3), (0, 1)):
+        mine, what = (group, "of some") if me == 1 else (everybody, "of all")
+        for _ in range(2):
+            with pytest.raises(gda.DisagreementError) as caught:
+                meet(b"", join, kind="test", what=what, timeout=60, processes=mine)
+            message = str(caught.value)
+            assert "the processes are at different places: process " in message
+            assert "process 1 waits at of some for process" in message
+            assert "waits at of all for processes 0-3" in message
+        # All are in step again, in both groups.
+        meet(b"", join, kind="test", what="of all", timeout=60)
+        if me in group:
+            meet(b"", join, kind="test", what="of some", timeout=60, processes=group)
+    kind = "lunch" if me == 1 else "dinner"
     with pytest.raises(gda.DisagreementError) as caught:
         meet(b"", join, kind=kind, what=f"a place for {kind}", timeout=50)
     assert str(caught.value).endswith(
@@ -150,17 +147,18 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("refuser", [0, 2])
-def test_those_that_make_another_call_pass_over_a_refused_one(refuser: int) -> None:
-    if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
-    meet(b"", join, kind="test", what="another call", timeout=50)
-    if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
-    else:
-        with pytest.raises(gda.DisagreementError, match="failed: a reason"):
-            meet(b"", join, kind="test", what="a call", timeout=50)
-    meet(b"", join, kind="test", what="in step again", timeout=50)
+def test_those_that_make_another_call_pass_over_a_refused_one() -> None:
+    for refuser in (0, 2):
+        is_refuser = jax.process_index() == refuser
+        if is_refuser:
+            meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+        meet(b"", join, kind="test", what="another call", timeout=50)
+        if is_refuser:
+            meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+        else:
+            with pytest.raises(gda.DisagreementError, match="failed: a reason"):
+                meet(b"", join, kind="test", what="a call", timeout=50)
+        meet(b"", join, kind="test", what="in step again", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)

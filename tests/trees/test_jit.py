@@ -286,17 +286,6 @@ def test_axes_of_size_1_beyond_the_dimensions_of_a_result() -> None:
 # gda.constrain.
 
 
-def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> None:
-    g = make(mesh)
-    moved = gda.constrain(g, P(None, "x"))
-    assert (type(moved), moved.spec) == (gda.GlobalArray, P(None, "x"))
-    np.testing.assert_array_equal(moved, DATA)
-    assert isinstance(gda.constrain(g.array, [None, "x"]), jax.Array)
-    assert gda.constrain(g, iter(["y"])).grid.spec == ("y",)
-    inside = jax.jit(lambda g: gda.constrain(g, P(None, "x")))(g)
-    assert (type(inside), inside.spec) == (gda.GlobalArray, P(None, "x"))
-
-
 def test_constrain_explains_misfits(mesh: Mesh) -> None:
     deleted = make(mesh)
     deleted.delete()
@@ -334,6 +323,8 @@ def test_constrain_shards_every_array_of_a_tree(mesh: Mesh) -> None:
 
     moved = gda.constrain(tree, specs)
     check(moved)
+    np.testing.assert_array_equal(moved["w"], DATA)
+    assert gda.constrain(g, iter(["y"])).grid.spec == ("y",)
     assert moved["b"] is g
     check(jax.jit(lambda tree: gda.constrain(tree, specs))(tree))
     spread = gda.constrain([jnp.asarray(DATA)], P("x"), mesh=mesh)
@@ -404,7 +395,6 @@ def test_functions_with_a_gradient_of_their_own_take_containers(mesh: Mesh) -> N
             found = jax.jit(jax.grad(loss))(g)
             assert type(found) is gda.GlobalArray
             np.testing.assert_allclose(found, expected, rtol=1e-5)
-        np.testing.assert_array_equal(jax.grad(lambda g: doubled(g).sum())(g), 2)
 
 
 def test_vmap_scan_cond_and_eval_shape(mesh: Mesh) -> None:
@@ -449,7 +439,6 @@ def test_a_jitted_constant_is_usable() -> None:
     g = gda.jit(lambda: jnp.arange(3.0))()
     assert (g.spec, len(g.local_shards)) == (P(), 1)
     np.testing.assert_array_equal(g.local_data(0), [0, 1, 2])
-    np.testing.assert_array_equal(jax.jit(lambda g: g * 2)(g), [0, 2, 4])
 
 
 # Trees and other people's code.
@@ -485,8 +474,7 @@ def test_a_masked_state_goes_in_and_out_of_jit(auto_mesh: Mesh) -> None:
     assert type(state.inner_state[0].trace["b"].array) is optax.MaskedNode
     decay = jax.tree.map(lambda x: 0.5, params)
     decayed = gda.jit(lambda params, decay: jax.tree.map(jnp.multiply, params, decay))
-    for tree in (decayed(params, decay), jax.tree.map(jnp.multiply, params, decay)):
-        np.testing.assert_array_equal(tree["b"], np.asarray(params["b"]) * 0.5)
+    np.testing.assert_array_equal(decayed(params, decay)["b"], np.asarray(params["b"]) * 0.5)
 
 
 def test_an_exported_function_takes_and_gives_containers(mesh: Mesh) -> None:

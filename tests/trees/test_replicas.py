@@ -75,7 +75,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_one_device_that_differs(mesh: Mesh) -> None:
     w = cut(batch(8, 8), mesh, P(None, "y"))
-    assert gda.check_replicas_agree({"w": w}) is None
+    assert gda.check_replicas_agree({"layers": [{"w": w}], "b": w}) is None
     with pytest.raises(gda.ReplicaMismatchError) as raised:
         gda.check_replicas_agree({"layers": [{"w": flipped(w, 3, 17, 30)}], "b": w})
     assert str(raised.value) == (
@@ -92,25 +92,24 @@ def test_one_device_that_differs(mesh: Mesh) -> None:
 
 
 def test_several_in_the_minority_and_no_majority(auto_mesh: Mesh) -> None:
-    w = cut(batch(8), auto_mesh, P("x"))
+    w, b = cut(batch(8), auto_mesh, P("x")), cut(batch(4), auto_mesh, P())
     with pytest.raises(gda.ReplicaMismatchError) as raised:
-        gda.check_replicas_agree(flipped(w, 5))
+        gda.check_replicas_agree([flipped(w, 5), b])
     assert str(raised.value) == (
-        "the replicas of 1 of 1 array differ:\n"
+        "the replicas of 1 of 2 arrays differ:\n"
         "1 array, between devices of one process: a missing sum or mean over an axis of the mesh, "
-        "or faults of devices. block [4:6] of shape (2,): device 4 (process 0) and device 5 "
+        "or faults of devices. at 0, block [4:6] of shape (2,): device 4 (process 0) and device 5 "
         "(process 0) have different bits, and there is no majority"
     )
     assert raised.value.mismatches[0].minority == ()
-    b = cut(batch(4), auto_mesh, P())
-    with pytest.raises(
-        gda.ReplicaMismatchError, match="device 1 .* and device 6 .* each have"
-    ) as e:
-        gda.check_replicas_agree(flipped(flipped(b, 1), 6, bit=5))
-    assert e.value.mismatches[0].minority == (1, 6)
-    with pytest.raises(gda.ReplicaMismatchError, match=r"devices 1, 6 \(process 0\) have") as e:
-        gda.check_replicas_agree(flipped(flipped(b, 1), 6))
-    assert e.value.mismatches[0].groups == ((1, 6), (0, 2, 3, 4, 5, 7))
+    for other, said in [
+        (flipped(flipped(b, 1), 6, bit=5), r"device 1 .* and device 6 .* each have"),
+        (flipped(flipped(b, 1), 6), r"devices 1, 6 \(process 0\) have"),
+    ]:
+        with pytest.raises(gda.ReplicaMismatchError, match=said) as raised:
+            gda.check_replicas_agree([w, other])
+        assert raised.value.mismatches[0].minority == (1, 6)
+    assert raised.value.mismatches[0].groups == ((1, 6), (0, 2, 3, 4, 5, 7))
 
 
 def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) -> None:
@@ -143,12 +142,12 @@ def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
         "name": "model",
         "none": None,
     }
-    gda.check_replicas_agree(tree)
-    assert repr(gda.check_replicas_agree(tree, wait=False)) == "ReplicaCheck(3 replicated arrays)"
     pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
-    host = {"host": jax.device_put(batch(8, 8), pinned), "w": cut(batch(8), mesh, P("y"))}
+    tree["host"] = jax.device_put(batch(8, 8), pinned)
     with jax.set_mesh(mesh), jax.disable_jit(), jax.transfer_guard("disallow"):
-        gda.check_replicas_agree(host)
+        check = gda.check_replicas_agree(tree, wait=False)
+    assert repr(check) == "ReplicaCheck(4 replicated arrays)"
+    check.result()
     changed = tree | {"scalar": flipped(tree["scalar"], 2), "keys": flipped(tree["keys"], 4, 1, 63)}
     assert differences(changed) == {
         ("keys", (0,)): ((4,), (0, 2, 6)),
