@@ -178,15 +178,11 @@ def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
     axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(named)} axes")]
     if isinstance(mesh, AbstractMesh):
         return axes
-    ids = [device.id for device in mesh.devices.flat]
-    return [*axes, ("device order", _shortened(ids))]
-
-
-def _shortened(ids: list[int]) -> str:
-    text = ", ".join(map(str, ids))
-    if len(text) <= 200:
-        return text
-    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
+    order = ", ".join([str(device.id) for device in mesh.devices.flat])
+    if len(order) > 200:
+        digest = sha256(order.encode()).hexdigest()[:12]
+        order = f"{order[:90]} ... {order[-60:]} (sha256 {digest})"
+    return [*axes, ("device order", order)]
 
 
 def _spec_text(spec: Any) -> str:

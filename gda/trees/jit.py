@@ -25,7 +25,6 @@ from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
-from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.multihost.agreement import communicates
 from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
@@ -154,7 +153,8 @@ def jit(
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
                 raise
-            if over is None or not _names_every_result(out_specs):
+            named = jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has)
+            if over is None or None in named:
                 error.add_note(
                     "gda.jit: with out_specs for every result the compiler chooses layouts inside"
                 )
@@ -163,8 +163,6 @@ def jit(
         if is_ambiguous:
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
-            if mesh is not None:
-                _map_specs(_check_rank, out_specs, result, "out_specs")
             result = _map_specs(partial(_constrained, mesh=over), out_specs, result, "out_specs")
         return _contained(result, empty)
 
@@ -291,22 +289,6 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
         return named_sharding((0,) * rank, mesh, entries if is_exact else short)
 
     return jax.tree.map(sharding, specs, is_leaf=SPECS_OR_NONE.has)
-
-
-def _check_rank(x: Any, spec: SpecLike) -> None:
-    """Raise ``ValueError`` if a spec has more entries than a result has dimensions."""
-    shape = jax.numpy.shape(held_by(x))
-    check_spec(spec, shape)
-    if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
-        raise ValueError(
-            f"{format_spec(spec)} has {counted(len(tuple(spec)), 'entry', 'entries')}, and the "
-            f"result has the shape {shape}. With mesh=, results have the spec exactly as written; "
-            "omit the last entries"
-        )
-
-
-def _names_every_result(out_specs: Any) -> bool:
-    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has))
 
 
 def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:

@@ -5,7 +5,7 @@ They match by key, not by class, so that a dict matches a dataclass of the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -56,7 +56,10 @@ def pairs_of(
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
         return
     children = _children(tree)
-    others = _of_group(other, children) if is_group(other) else _children(other)
+    if is_group(other):
+        others = {name: ((), other[str(name)]) for name in children if str(name) in other}
+    else:
+        others = _children(other)
     parting = (keys, tree, other)
     for name, (below, child) in children.items():
         path = (*keys, *below)
@@ -251,10 +254,6 @@ def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
     if len(set(names)) < len(names):  # a class may give several the same name
         names = range(len(names))
     return dict(zip(names, below, strict=True))
-
-
-def _of_group(group: Any, names: Iterable[Any]) -> dict[Any, tuple[Keys, Any]]:
-    return {name: ((), group[str(name)]) for name in names if str(name) in group}
 
 
 def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:

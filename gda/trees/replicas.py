@@ -167,8 +167,6 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> params = gda.load_tree({'w': np.ones((8, 2)), 'b': np.ones(8)}, mesh, P('x'))
     >>> gda.check_replicas_agree(params)
-    >>> pending = gda.check_replicas_agree(params, wait=False)
-    >>> pending.result()
     """
     if is_leaf(tree) and not (is_array(tree) or is_value(tree) or isinstance(tree, np.ndarray)):
         raise kind_error(tree, "check an array, or a tree that has some")

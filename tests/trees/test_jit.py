@@ -122,7 +122,7 @@ def test_a_mesh_may_be_given_where_no_argument_has_one(mesh: Mesh) -> None:
         assert gda.jit(lambda x: x + 1, out_specs=P("x"))(make(mesh)).grid.spec == ("x",)
     # Surplus Nones are dropped only without a mesh.
     assert gda.jit(jnp.sum, out_specs=P(None))(make(mesh)).grid.spec == ()
-    with pytest.raises(ValueError, match=r"P\(None\) has 1 entry, .* shape \(\).* omit the last"):
+    with pytest.raises(ValueError, match="outputs .* incompatible with its sharding"):
         gda.jit(jnp.sum, out_specs=P(None), mesh=mesh)(make(mesh))
 
 
@@ -277,10 +277,8 @@ def test_axes_of_size_1_beyond_the_dimensions_of_a_result() -> None:
     assert (loss.spec, float(loss.array)) == (P(), float(DATA.sum()))
     # With mesh= a spec comes back as it was written, and JAX does not take this one.
     assert gda.jit(lambda x: x + 1, out_specs=spec, mesh=mesh)(g).spec == spec
-    message = r"spec P\(\('a', 'b'\)\) has 1 entry, but global shape \(\) has 0 dimensions"
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match="outputs .* incompatible with its sharding"):
         gda.jit(jnp.sum, out_specs=spec, mesh=mesh)(g)
-    assert caught.value.__notes__[0] == "gda.jit: while applying out_specs"
 
 
 # gda.constrain.

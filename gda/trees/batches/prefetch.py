@@ -122,12 +122,6 @@ class Prefetched(Iterator[Any]):
     """The iterator that ``gda.prefetch`` returns, for one thread to use.
 
     As a context manager it closes itself at the end of the block.
-
-    >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
-    >>> with gda.prefetch([np.zeros(8)], mesh, jax.sharding.PartitionSpec('data')) as batches:
-    ...     next(batches).shape
-    (8,)
     """
 
     def __init__(
