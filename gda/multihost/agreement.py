@@ -1,8 +1,7 @@
 """Checks that all processes have the same arrays, and the errors if they do not.
 
-Processes that build one array with different shapes get wrong sums silently, and other
-disagreements hang. A check compares descriptions before that. It goes through ``meeting``, without
-devices: first the digests of the descriptions, then, if these differ, one description of each kind.
+A check goes through ``meeting``, without devices: first the digests of the descriptions, then, if
+these differ, one description of each kind.
 """
 
 from __future__ import annotations
@@ -67,13 +66,10 @@ def communicates(
 ) -> Callable[[FunctionT], FunctionT]:
     """Make a function a part of its first meeting from its first line.
 
-    So an error before the meeting, such as that of an argument, is told to the other processes:
-    those in the same call raise a ``DisagreementError`` with it. The process that failed raises it
-    at once.
-
-    ``among`` takes the arguments by name, and returns a tree of the meshes, shardings and arrays of
-    the call, or ``None`` if the call does not communicate. The error is told to the processes of
-    all of these, or, if there are none, as where the mesh itself is wrong, to all of the program.
+    An error before the meeting, such as that of an argument, is told to the other processes, which
+    raise a ``DisagreementError`` with it in the same call. ``among`` takes the arguments by name,
+    and returns a tree of the meshes, shardings and arrays whose processes hear of it, without any
+    of them all; or ``None`` if the call does not communicate.
     """
 
     def decorate(function: FunctionT) -> FunctionT:
@@ -102,10 +98,7 @@ def communicates(
 
 
 def if_checked(layouts: str = "mesh", option: str = "") -> Callable[[dict[str, Any]], Any]:
-    """Return ``among`` for a function that communicates to check, or if an option is given.
-
-    ``layouts`` is the name of the argument that has the layouts.
-    """
+    """Return ``among`` for a function that communicates to check, or if an option is given."""
     return lambda given: [given[layouts]] if given.get(option) or checks_are_on() else None
 
 
@@ -154,40 +147,34 @@ def check_processes_agree(
     """Check that every process has the same tree, and the same values and program.
 
     Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
-    communicates through JAX's coordination service, not through devices, so that a disagreement
-    never hangs. Every process must call it, in the same order of checks. It takes a few
-    milliseconds, or no time in a program of one process.
+    communicates through JAX's coordination service, so that a disagreement never hangs, in a few
+    milliseconds. Every process must call it, in the same order of checks.
 
-    With none of the three it is a context, which checks nothing unless it is entered: inside ``with
-    gda.check_processes_agree():`` every constructor checks. One with a callback compares shape,
-    dtype, mesh and spec over the processes of the mesh before it reads. After building, all
-    constructors, those of trees too, compare their results, so that all processes hear of a failure
-    in one at once; ``from_array``, which only wraps, does not. Functions that communicate, such as
-    ``gather`` and ``reshard``, check in any case, and wait longer outside such a block. Only the
-    main thread checks: other threads may run in another order in each process. A process that
-    failed raises its own exception. The environment variable ``GDA_CHECK_AGREEMENT=1`` switches
-    this on for the whole program, and ``0`` off; the launcher and the pytest plugin switch it on.
+    With none of the three it is a context: inside ``with gda.check_processes_agree():`` every
+    constructor checks. One with a callback compares shape, dtype, mesh and spec over the processes
+    of the mesh before it reads. After building, all constructors but ``from_array`` compare their
+    results, so that all processes hear of a failure in one at once. Functions that communicate
+    check in any case, and wait longer outside such a block. Only the main thread checks: others
+    may run in another order in each process. The environment
+    variable ``GDA_CHECK_AGREEMENT=1`` switches this on for the whole program, and ``0`` off; the
+    launcher and the pytest plugin switch it on.
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
-        shardings, meshes, specs and scalars. Meshes are compared by axes, sizes and order of
-        devices.
+        shardings, meshes, specs and scalars. Meshes are compared with their order of devices.
       values: a tree of numbers, strings, ``None`` and small arrays, such as the hyperparameters, to
-        compare by value, static fields included. Functions are compared by their names, other
-        objects by their ``repr``.
-      program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared: with it
-        every number that a step has taken from outside, such as a learning rate. The order of
-        devices is not in it: pass the arguments as ``tree``.
+        compare by value. Functions are compared by their names, other objects by their ``repr``.
+      program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared, with
+        every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes, slow reads included; by default the
         environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
       DisagreementError: the processes differ. It names the processes in the minority, the first
-        paths and fields, of programs the first line, in some 1,000 characters at most. It is a
-        ``ValueError``.
+        paths and fields, and of programs the first line.
       LateProcessError: a process did not come in time. It names that process, its last check and
-        the check where the others wait. It is a ``TimeoutError``.
+        the check where the others wait.
       ConnectionError: process 0, which runs the service, has ended.
       TypeError: ``program`` is not lowered; or ``values`` has an array with parts in other
         processes, or an object whose ``repr`` does not say what is in it.
@@ -205,7 +192,7 @@ def check_processes_agree(
         return checking_agreement(timeout=timeout)
     if not isinstance(program, Lowered | None):
         raise TypeError(
-            f"program is of type {type(program).__name__}; pass a lowered function, as "
+            f"program is a {type(program).__name__}; pass a lowered function, as "
             "program=jax.jit(step).lower(*args)"
         )
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
@@ -237,10 +224,7 @@ def checking_agreement(
 def checked(
     name: str, *, reads: bool = True
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
-    """Make a constructor check what it builds, and its arguments first if it ``reads`` long.
-
-    With ``pad=True`` it is the constructor of a ``PaddedArray``.
-    """
+    """Make a constructor check what it builds, and its arguments first if it ``reads`` long."""
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
         signature = inspect.signature(construct)
@@ -283,11 +267,10 @@ def together(
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    First each does all that it can alone, by ``prepare``, and the processes compare what
-    ``request`` describes of it. Then ``work`` takes what was prepared, and they compare what
-    ``outcome`` describes. If checks are off, they compare the request only if ``work``
-    ``communicates``, and both only if they are to do so ``always``. Checks inside ``work`` are off,
-    because they would repeat this one. ``prepare`` or ``work`` must reject a mesh that is none.
+    First each does what it can alone, by ``prepare``, and they compare the ``request`` for it. Then
+    ``work`` takes what was prepared, and they compare the ``outcome``. If checks are off, they
+    compare the request only if ``work`` ``communicates``, and both only ``always``. Checks inside
+    ``work`` are off. ``prepare`` or ``work`` must reject a mesh that is none.
     """
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
@@ -325,9 +308,7 @@ def check_same_call(
     """Check that some processes, by default all, make the same call of a function.
 
     A function that communicates begins with this check or ``done_by_all``, also where checks are
-    off: with other arguments in one process, it would wait in vain, or give wrong results silently.
-    It is decorated with ``communicates``, for the errors that come before. Afterwards the arrays of
-    the tree are computed; see ``wait_for_arrays``.
+    off, and is decorated with ``communicates``. Afterwards the arrays of the tree are computed.
     """
     # Here, so that an error is told at once; in a program of one process, nothing is described.
     fields = call_fields(tree, arguments) if jax.process_count() > 1 else {}
@@ -344,8 +325,7 @@ def _compare(
 def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:
     """Wait for the arrays of a tree, which some processes, by default all, may compute together.
 
-    A function that reads them waits so before it reads: a read would not notice that another
-    process has ended, and would never return. This raises a ``LateProcessError`` then.
+    Raises a ``LateProcessError`` if one has ended, where a read of them would never return.
     """
     everybody = tuple(range(jax.process_count()))
     if not everybody[1:]:
@@ -376,9 +356,8 @@ def done_by_all(
 ) -> T:
     """Return the result of ``work``, after some processes, by default all, have done theirs.
 
-    Raises a ``DisagreementError`` in all of them if they describe the outcome in different ways,
-    also where checks are off, or if the work of another process failed. ``label`` is the name that
-    the user gave to this call. By default it waits long for the others if checks are off.
+    All raise a ``DisagreementError`` if their outcomes differ or the work of one failed, also where
+    checks are off; it then waits long by default. ``label`` is the user's name for this call.
     """
     _check_joined()
     everybody = tuple(range(jax.process_count()))
@@ -417,10 +396,7 @@ def done_by_all(
 
 @contextmanager
 def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
-    """Watch some processes that work together, until all of the work here is done.
-
-    If one of them fails or ends, all raise; see ``FailureWatch``.
-    """
+    """Watch some processes that work together; if one fails or ends, all raise."""
     watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
     with watch.called():
         yield watch

@@ -1,7 +1,6 @@
 """Bytes from every process to every process, through one device of each.
 
-``jax.experimental.multihost_utils.process_allgather`` puts the data on every device of a process
-and communicates with all processes; this needs room on one device and can omit processes.
+Unlike JAX's ``process_allgather`` it needs room on one device, and can omit processes.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 def all_gather(data: Bytes, processes: tuple[int, ...]) -> Bytes:
     """Return the bytes of all ``processes``, in that order: uint8 ``[len(processes), size]``.
 
-    Communicates: each of ``processes``, and no other, must call it with data of the same size. For
-    a moment, one device of each holds the whole result.
+    Communicates: each of ``processes``, and no other, must call it with data of the same size.
     """
     mesh, sharding, replicate = _through_leads(processes)
     mine = data.reshape(1, -1)

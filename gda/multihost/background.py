@@ -13,10 +13,9 @@ _LOOK_EVERY = 0.5  # seconds
 
 
 def in_thread(name: str, work: Callable[[], T], after: Future[Any] | None = None) -> Future[T]:
-    """Begin some work in a thread of this name, which first waits for the end of other work.
+    """Begin some work in a daemon thread, which first waits for the end of other work.
 
-    The thread is a daemon, because work that waits for a dead process may never end. At exit, where
-    Python since 3.12 starts no thread, the caller does the work itself.
+    At exit, where Python since 3.12 starts no thread, the caller does the work itself.
     """
     future = Future[T]()
 
@@ -38,7 +37,6 @@ def in_thread(name: str, work: Callable[[], T], after: Future[Any] | None = None
 
 
 def wait_and_look(future: Future[Any], look: Callable[[], object]) -> None:
-    """Wait until the work is done; look around now and then, until ``look`` raises."""
     while not is_done(future):
         look()
 

@@ -1,9 +1,7 @@
 """The only access of gda to private parts of JAX, above all to its coordination service.
 
-The service is a key-value store and barriers with a timeout. It starts with
-``jax.distributed.initialize`` and runs in process 0. It needs no devices, so processes that
-disagree over arrays can still communicate through it. If a version of JAX has moved a part, its
-function logs the loss once.
+The service, a key-value store and barriers with a timeout, runs in process 0 and needs no devices.
+If a version of JAX has moved a part, its function logs the loss once.
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ def service() -> Service | None:
 
 
 def short_name(value: object) -> str:
-    """Return a short part of a key for a value with a long repr, the same in all processes."""
+    """Return a part of a key for a value with a long repr."""
     return sha256(repr(value).encode()).hexdigest()[:16]
 
 
@@ -103,8 +101,7 @@ def has_backends() -> bool:
 def listen_on(address: str) -> None:
     """Let CPU collectives listen on an address, in a process that has not used its devices yet.
 
-    By default gloo, their transport, listens on the address of the machine's name: other machines
-    may reach it there, and if the name has no address, no device can be used.
+    By default gloo listens on that of the machine's name, which others may reach, or none has.
     """
     try:
         from jax._src import distributed, xla_bridge

@@ -45,10 +45,7 @@ def leaf_path(keys: Sequence[Any], within: str = "") -> str:
 
 
 def structure_by_leaf(description: Description) -> Description:
-    """Return the structure of a tree, if its text is long by the leaves that stand behind a part.
-
-    Trees of equal leaves can differ in the nodes alone, such as in the rate of a layer.
-    """
+    """Return the structure of a tree, if its text is long by the leaves that follow each part."""
     text = description.get(STRUCTURE, "")
     if len(text) <= _SHORT_STRUCTURE:
         return {STRUCTURE: text.replace(_LEAF, "*")}
@@ -123,7 +120,7 @@ def _value_text(value: Any) -> str:
         if is_tracer(value) or not value.is_fully_addressable:
             raise TypeError(
                 f"values has a {typed_shape(value.dtype, value.shape)} that this process cannot "
-                "read whole; compare what several processes hold with gda.check_replicas_agree"
+                "read whole; compare such arrays with gda.check_replicas_agree"
             )
         is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
         value = np.asarray(jax.random.key_data(value) if is_key else value)
@@ -181,15 +178,11 @@ def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
     axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(named)} axes")]
     if isinstance(mesh, AbstractMesh):
         return axes
-    ids = [device.id for device in mesh.devices.flat]
-    return [*axes, ("device order", _shortened(ids))]
-
-
-def _shortened(ids: list[int]) -> str:
-    text = ", ".join(map(str, ids))
-    if len(text) <= 200:
-        return text
-    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
+    order = ", ".join([str(device.id) for device in mesh.devices.flat])
+    if len(order) > 200:
+        digest = sha256(order.encode()).hexdigest()[:12]
+        order = f"{order[:90]} ... {order[-60:]} (sha256 {digest})"
+    return [*axes, ("device order", order)]
 
 
 def _spec_text(spec: Any) -> str:

@@ -1,15 +1,12 @@
 """Ending in time: a signal in one process becomes the same answer in all, at the same call.
 
-JAX's own ``reached_preemption_sync_point`` is True once, for one step number, which a loop may pass
-over; it raises if its service is off; it hears SIGTERM alone, and not if another library has
-replaced its handler. The way below serves in all of these cases. JAX is asked only for a SIGTERM
+JAX's own ``reached_preemption_sync_point`` is True for one step number, which a loop may pass over,
+and hears SIGTERM alone, until another library replaces its handler. It is asked only for a SIGTERM
 that came before gda had its handler, with a count of calls in place of steps.
 
-Its protocol is that of JAX's service, with calls of ``check`` in place of step numbers. A process
-that got a signal announces it. Then a thread of each process holds further calls back, and tells
-how many have begun. When all have told, the answer is True at the call after the highest number,
-which no process has begun. Only threads wait for each other, so a process that computes, or waits
-in a collective, keeps none waiting.
+A process that got a signal announces it. Then a thread of each process holds further calls back,
+and tells how many have begun. When all have told, the answer is True at the call after the highest
+number, which no process has begun. Only threads wait for each other, and no process that computes.
 """
 
 from __future__ import annotations
@@ -65,10 +62,8 @@ class _Notice(NamedTuple):
 class Ending:
     """The end of a program, which a signal announces to one of its processes or to several.
 
-    All processes make it in the same order, and call ``check`` equally often. Make it in the main
-    thread: Python handles signals there alone, and elsewhere a warning says that this process hears
-    none. A handler that the program had before is called too. While it is open, JAX's preemption
-    service does not hear these signals.
+    All processes make it in the same order, in the main thread, and call ``check`` equally often. A
+    handler that the program had before is called too, but not that of JAX's preemption service.
 
     Args:
       signals: the signals that end the program.
@@ -168,10 +163,7 @@ class Ending:
 
 
 class _Listener:
-    """The calls of this process, and the thread that agrees with those of the others.
-
-    The thread waits for an announcement, at no cost, until an end or until JAX stops its service.
-    """
+    """The calls of this process, and the thread that agrees with those of the others."""
 
     def __init__(self, service: Service, folder: str, take: Callable[[int], list[_Notice]]) -> None:
         self._service, self._folder, self._take = service, folder, take
@@ -286,12 +278,13 @@ class _Handler:
             return
         if not self._was_replaced:
             self._was_replaced = True
+            is_python = address == self._address
             _log.warning(
                 "%s has replaced gda's handler of %s. A signal that came before this call may be "
                 "lost; from now on gda hears it again%s",
-                _place(found) if address == self._address else _file_of(address),
+                _place(found) if is_python else getattr(found, "name", "code in C"),
                 signal_name(self._number),
-                ", and calls that handler too" if address == self._address else "",
+                ", and calls that handler too" if is_python else "",
             )
         signal.signal(self._number, self._handle)
         if found is not self._handle:
@@ -333,10 +326,7 @@ _jax_heard = False
 
 
 def _is_heard_by_jax() -> bool:
-    """Return True from the call on at which JAX tells all processes that one got SIGTERM.
-
-    JAX hears it from ``jax.distributed.initialize`` on, until gda has its handler.
-    """
+    """Return True from the call on at which JAX tells all processes that one got SIGTERM."""
     global _jax_heard
     with suppress(RuntimeError):  # its service is off
         _jax_heard = _jax_heard or reached_preemption_sync_point(next(_calls))
@@ -344,10 +334,7 @@ def _is_heard_by_jax() -> bool:
 
 
 class _Action:
-    """The system's record of the handler of a signal, a ``struct sigaction``.
-
-    ``signal.getsignal`` does not see a handler in C, and names one that is no longer there.
-    """
+    """The system's record of a handler, ``struct sigaction``: Python's own omits those in C."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -365,34 +352,12 @@ class _Action:
         _libc.sigaction(self._number, self._record, None)
 
 
-class _Symbol(ctypes.Structure):
-    _fields_ = (
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("name", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
-
-
-def _file_of(address: int | None) -> str:
-    """Return the library that has an address, or the default that it stands for."""
-    if address in (None, 1):
-        return "the system's default" if address is None else "code that ignores the signal"
-    symbol = _Symbol()
-    found = _libc.dladdr(ctypes.c_void_p(address), ctypes.byref(symbol))
-    return os.path.basename(symbol.file).decode() if found and symbol.file else "code in C"
-
-
 def _place(handler: Any) -> str:
     return f"{getattr(handler, '__module__', '')}.{getattr(handler, '__qualname__', handler)}"
 
 
 def _text(notices: Sequence[_Notice]) -> str:
-    """Return the processes and their signals.
-
-    >>> _text([_Notice(0, "SIGTERM", True, 5.0), _Notice(2, "SIGTERM", True, 6.5)])
-    'processes 0, 2 got SIGTERM'
-    """
+    """Return the processes and their signals, such as ``processes 0, 2 got SIGTERM``."""
     processes: dict[str, set[int]] = {}
     for notice in notices:
         processes.setdefault(notice.name, set()).add(notice.process)

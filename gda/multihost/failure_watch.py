@@ -1,9 +1,8 @@
 """A watch over processes that work together, in which a failure of one ends the others too.
 
 A collective waits for a process that failed or died, and names none. So a process that waits for
-its devices looks, now and then, for a process of its machine that has ended, and for an *alarm*: a
-key of the coordination service that a failed process has written. Then each posts its state; a
-process that posts none is the one to look at.
+its devices looks for a process of its machine that has ended, and for an *alarm*: a key that a
+failed process has written. Then each posts its state; one that posts none is the one to look at.
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ class _TransportError(Exception):
 
 
 class FailureWatch:
-    """A watch over the processes that do a piece of work together.
+    """A watch over ``processes``, which ascend and make one for the same works in the same order.
 
-    Every process of ``processes``, which ascend, must make one, for the same works in the same
-    order. After an alarm it waits ``timeout`` seconds for the states of the others.
+    After an alarm it waits ``timeout`` seconds for the states of the others.
     """
 
     def __init__(self, what: str, processes: tuple[int, ...], timeout: float) -> None:
@@ -70,9 +68,8 @@ class FailureWatch:
             yield
         except _AlarmError:
             self._raise_alarm("")
-            raise self._explained() or DisagreementError(
-                f"{self._what}: another process failed"
-            ) from None
+            other = DisagreementError(f"{self._what}: another process failed")
+            raise self._explained() or other from None
         except _TransportError as failure:
             # The cause may be a process that died: the transport cannot tell.
             error: BaseException = failure.__cause__ or failure
@@ -101,10 +98,7 @@ class FailureWatch:
     def in_turn(
         self, works: Iterable[tuple[K, Callable[[], T]]], use: Callable[[K, T], object]
     ) -> None:
-        """Do works in order, and call ``use`` with the key and the result of each.
-
-        While one is used, the next is under way. Not a generator, which would keep the result.
-        """
+        """Do works in order, and ``use`` the key and the result of each while the next is done."""
         last: tuple[K, Future[T]] | None = None
         for key, work in works:
             arriving = self.begin(work)
@@ -115,7 +109,6 @@ class FailureWatch:
             use(last[0], self.result(last[1]))
 
     def all_gather(self, data: Bytes) -> Bytes:
-        """Return the bytes of all processes; see ``all_gather``."""
         return self.result(self.begin(lambda: all_gather(data, self._processes)))
 
     def _look(self) -> None:
@@ -197,18 +190,15 @@ class FailureWatch:
             for process, (number, failure) in sorted(states.items())
             if number == self._number and failure and process != jax.process_index()
         ]
-        return (
-            DisagreementError(f"{self._what}: {join_some(failures, MOST_CHARACTERS)}")
-            if failures
-            else None
-        )
+        if not failures:
+            return None
+        return DisagreementError(f"{self._what}: {join_some(failures, MOST_CHARACTERS)}")
 
 
 def watched(work: Callable[[], T], what: str, processes: tuple[int, ...]) -> T:
     """Return the result of work that waits for devices, on which some processes compute together.
 
-    It raises a ``LateProcessError`` if one of them has ended meanwhile, or the error of the work.
-    ``what`` is the name of the work in messages.
+    Raises a ``LateProcessError`` if one of them has ended meanwhile, or the error of the work.
     """
     service = coordination.service()
     if service is None or len(processes) < 2:

@@ -1,10 +1,9 @@
 """A meeting of processes: each brings a payload, one decides, and all hear the same decision.
 
-Through JAX's coordination service a meeting never hangs: every process raises an error with the
-numbers of late processes. A meeting costs each process three small messages, for any number of
-processes; only its first process reads all payloads. While it waits, a process looks at the places
-of others: one that has ended, or that waits elsewhere for this one, will not come. A process that
-fails before it comes refuses the meeting, and goes on.
+A meeting never hangs: every process raises an error with the numbers of late processes. It costs
+each process three small messages; only its first process reads all payloads. While it waits, a
+process looks at the places of others: one that has ended, or that waits elsewhere for this one,
+will not come. A process that fails before it comes refuses the meeting, and goes on.
 """
 
 from __future__ import annotations
@@ -62,15 +61,10 @@ class DisagreementError(ValueError):
     Every process raises it, with the same message.
 
     >>> import gda
-    >>> def may_go_on(params):
-    ...     try:
-    ...         gda.check_processes_agree(params, name='params')
-    ...     except gda.DisagreementError as error:
-    ...         print(error)  # such as: at w, process 1: shape (16,), process 0: (8,)
-    ...         return False
-    ...     return True
-    >>> may_go_on({'w': 1.0})
-    True
+    >>> try:
+    ...     gda.check_processes_agree({'w': 1.0}, name='params')
+    ... except gda.DisagreementError as error:
+    ...     print(error)  # such as: at w, process 1: shape (16,), process 0: (8,)
     """
 
 
@@ -141,8 +135,7 @@ def meet(
 def refuse(reason: str, *, what: str, processes: tuple[int, ...]) -> None:
     """Let the next meeting of ``processes`` fail, in place of coming to it; does not wait for them.
 
-    The others raise a ``DisagreementError`` with the reason, now or when they come. Those that come
-    for another call pass over this meeting to the next one.
+    The others raise the reason when they come; those of another call pass over this meeting.
     """
     if processes[1:] and jax.process_index() in processes:
         meeting = _next_meeting(processes, what, timeout=0)
@@ -184,9 +177,8 @@ def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Mee
     service = coordination.service()
     if service is None:
         raise RuntimeError(
-            f"{what}: JAX has {jax.process_count()} processes, and gda does not find its "
-            "coordination service, through which they meet. Call gda.launch.initialize() or "
-            "jax.distributed.initialize() first"
+            f"{what}: JAX has {jax.process_count()} processes, and no coordination service through "
+            "which they meet. Call gda.launch.initialize() or jax.distributed.initialize() first"
         )
     thread = threading.current_thread().name
     _held[thread, processes] += 1
@@ -215,18 +207,14 @@ class _Meeting:
         return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, decide: Decide) -> bytes:
-        """Return the decision; give up a moment after the timeout, whatever the service does.
-
-        Its calls have no timeout of their own if its process is stopped, so this thread makes none.
-        """
+        """Return the decision; give up a moment after the timeout, also if process 0 is stopped."""
         limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
 
         def answer(future: Future[T]) -> T:
             if not wait([future], max(0, limit - time.monotonic())).done:
                 raise LateProcessError(
-                    f"{self.what}: process 0 did not answer within {self.timeout:g} s. It runs the "
-                    "service through which processes meet: it is stopped, or cannot be reached. "
-                    "Look for the reason on its machine",
+                    f"{self.what}: process 0 did not answer within {self.timeout:g} s: it is "
+                    "stopped, or cannot be reached. Look for the reason on its machine",
                     [0],
                 )
             return future.result()
@@ -336,8 +324,7 @@ class _Meeting:
     def _taken_in(self, failure: _FailedMeeting) -> Exception:
         """Return the error, after counting the meetings that fail with this one as held.
 
-        If this process makes another call than those that met here, it came too late for that call,
-        or did not make it. So it passes over this meeting, and is in step again.
+        A process that makes another call than those that met here passes over this meeting.
         """
         if _call_of(self.what) not in failure.calls:
             raise _PassedError(failure.message)
@@ -425,11 +412,7 @@ class _Meeting:
 
 
 class _FailedMeeting(NamedTuple):
-    """The error that ends a meeting in all of its processes.
-
-    ``calls`` are the calls that met. ``also`` has processes and number of each meeting that fails
-    for the same reason.
-    """
+    """The error that ends a meeting of some calls, and ``also`` others: processes and number."""
 
     message: str
     is_late: bool
@@ -447,8 +430,8 @@ class _FailedMeeting(NamedTuple):
 def _release(service: coordination.Service, group: str, number: int) -> None:
     """Let those that wait at the barrier of a meeting, and those that come to it, leave it at once.
 
-    It fails because this process, which has not come, waits there for itself alone. Otherwise their
-    threads would wait on, and JAX ends a program whose threads wait in it.
+    It fails because this process waits there for itself alone. JAX ends a program whose threads
+    wait in its service.
     """
     with contextlib.suppress(Exception):
         service.barrier(f"{_FOLDER}/{group}/{number}", 0.001, [jax.process_index()])
@@ -460,14 +443,10 @@ def _wait_for_answers(work: Callable[[], None]) -> None:
 
 
 # Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
-# may wait for this one. Hooks of the program that are registered later are called first, and may
-# communicate.
+# may wait for this one.
 @atexit.register
 def _refuse_all() -> None:
-    """Tell the others that this process ends, and keep none waiting.
-
-    The service ends with process 0. So process 0 waits a moment for the others to hear, and to end.
-    """
+    """Tell the others that this process ends; process 0 waits a moment for them to hear it."""
     service = coordination.service()
     if service is None or not coordination.has_backends():
         return
@@ -496,13 +475,9 @@ os.register_at_fork(after_in_child=_leave)
 
 
 def _call_of(what: str) -> str:
-    """Return the text of a place without the line of the program, which may be another.
-
-    The meeting at the end of a call is of that call: it may be the only one.
-    """
+    """Return the call of a place: without the line of the program, which may be another."""
     return (what.rpartition(" (")[0] or what).removeprefix(END_OF)
 
 
 def _group_of(thread: str, processes: tuple[int, ...]) -> str:
-    """Return a short name for the meetings of some processes in threads of this name."""
     return coordination.short_name((thread, processes))

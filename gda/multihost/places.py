@@ -1,9 +1,8 @@
 """The place of each process, for the others to see, and the processes that have ended.
 
-A process posts its place when it constructs its first array, and before it waits for others: the
-function, the meeting, its machine and its process id. So another process on that machine learns at
-once that it has ended. On other machines JAX learns it, after ``heartbeat_timeout_seconds``, and
-then ends the program. A process that exits says so.
+A process posts its place when it constructs its first array, and before it waits for others. So
+another process on its machine learns at once that it has ended; on other machines JAX learns it,
+after ``heartbeat_timeout_seconds``, and then ends the program. A process that exits says so.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ _ENDS = "gda/multihost/end/"
 
 
 class Place(NamedTuple):
-    """The last place of a process.
-
-    ``group`` and ``number`` are those of the meeting that it came to, empty after a failure, and
-    ``processes`` are those that meet there. ``machine`` is an empty text if that is unknown.
-    """
+    """The last place of a process, with its meeting, if that has not failed, and its machine."""
 
     what: str
     group: str = ""
@@ -53,7 +48,6 @@ def introduce() -> None:
 
 
 def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
-    """Post the place of this process."""
     are_all = len(place.processes) == jax.process_count()
     fields = place._replace(machine=machine(), pid=os.getpid())._asdict()
     fields |= {"processes": "all" if are_all else place.processes}  # they may be many
@@ -75,10 +69,7 @@ def places(service: Service, process: int | None = None) -> dict[int, Place]:
 
 
 def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) -> dict[int, str]:
-    """Return the processes that have ended or exit, as far as this machine can tell.
-
-    The value of each is its last error, or an empty text if that is unknown.
-    """
+    """Return the processes that have ended, as far as this machine knows, with their errors."""
     errors = {int(key.split("/")[-2]): error for key, error in service.list(_ENDS).items()}
     return {
         process: errors.get(process, b"").decode()
@@ -89,7 +80,6 @@ def ended(service: Service, places: dict[int, Place], processes: Iterable[int]) 
 
 
 def text_of_end(gone: dict[int, str]) -> str:
-    """Return how some processes have ended."""
     errors = "; ".join(dict.fromkeys(filter(None, gone.values())))
     return f"ended after {errors}" if errors else "ended"
 

@@ -18,11 +18,9 @@ T = TypeVar("T")
 
 
 class Done(NamedTuple, Generic[T]):
-    """A step that all processes have done.
+    """A step that all have done: the result of ``work`` here, and that of ``decide``.
 
-    ``mine`` is the result of ``work`` in this process, and ``decision`` that of ``decide``, in
-    every process. ``parts`` are the results of ``share`` in the process that decided, elsewhere
-    empty.
+    ``parts`` are the results of ``share`` in the process that decided, elsewhere empty.
     """
 
     mine: T
@@ -44,17 +42,13 @@ def all_do(
 ) -> Done[T]:
     """Do the part of this process, wait for the others, and hear the decision on all parts.
 
-    Communicates as ``meet`` does, and raises its errors. An error of ``work``, ``share`` or
-    ``decide`` is raised in the process where it occurred, and in the others an error that names it.
+    Communicates and raises as ``meet``. An error of ``work``, ``share`` or ``decide`` is raised
+    where it occurred, and in the other processes an error of class ``failed`` that names it.
 
     Args:
       share: turns the result of ``work`` into a value of JSON for the process that decides.
-      decide: called in one process with these values by process. It returns a value of JSON, for
-        all processes; if it raises, the step fails.
-      kind: of the step; by default ``what``.
-      failed: the class of error in a process whose own work did not fail.
-      shared: classes of errors that all processes raise as the failed one does, so that callers
-        can catch them.
+      decide: called in one process with these values by process; returns a value of JSON for all.
+      shared: classes of errors that all processes raise as the failed one does.
     """
     parts: list[Any] = []
     errors: list[Exception] = []

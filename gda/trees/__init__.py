@@ -1,10 +1,8 @@
 """Whole trees of arrays.
 
-Read in this order: ``leaves`` (their paths), ``matching`` (the spec or the target for every leaf),
-``load`` (sources to trees), ``written_blocks`` (those that this process writes), ``files`` (trees
-to targets and safetensors), ``plain`` (without containers), ``digests`` (fingerprints), ``jit``
-(with ``constrain``), ``resharding`` (to other meshes), ``replicas`` (a check that they hold the
-same bits), ``batches`` (each host's part to global arrays, ahead of the step), ``layouts`` (a table
-of them), ``live_arrays`` (``memory``: all live arrays by name), ``records`` (of trees that are
-saved or offered).
+In this order: ``leaves`` (their paths), ``matching`` (the spec or the target for every leaf),
+``load`` (from sources), ``written_blocks``, ``files`` (to targets and safetensors), ``plain``
+(without containers), ``digests`` (fingerprints), ``jit``, ``resharding`` (to other meshes),
+``replicas`` (they hold the same bits), ``batches``, ``layouts`` (a table), ``live_arrays``
+(``memory``), ``records`` (of trees that are saved or offered).
 """

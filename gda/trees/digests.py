@@ -36,9 +36,7 @@ def fingerprint(tree: Any) -> Any:
 
     A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
     and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
-    device, makes no copy, reads a memory map in pieces and never communicates.
-    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
-    together.
+    device, and reads a memory map in pieces. See ``GlobalArray.fingerprint``.
 
     Of a tree it returns the same tree with the fingerprint of each array, which ``==`` compares
     with that of another run. If processes share arrays, it communicates once for the whole tree.
@@ -97,7 +95,6 @@ def _layouts_of(tree: Any) -> Any:
 
 
 def _is_shared(array: Any) -> bool:
-    """Return True if several processes hold parts of an array."""
     if is_tracer(array) or not isinstance(array, jax.Array) or array.is_fully_addressable:
         return False
     mesh: Any = sharding_of(array).mesh

@@ -25,7 +25,6 @@ from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
-from gda.layout.text import counted
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.multihost.agreement import communicates
 from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
@@ -78,11 +77,9 @@ def jit(
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
 
     The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
-    that it returns comes out as a ``GlobalArray``. A ``PaddedArray`` stays one inside, because
-    ``mask()`` and ``filled(value)`` are used there, and comes out as one. The result is one
-    ``jax.jit`` function, with its ``lower``, ``eval_shape`` and ``clear_cache``. Wrapping happens
-    while tracing, so a call costs as much as ``jax.jit`` of the same tree. May be used as a
-    decorator.
+    that it returns, also a loss, comes out as a ``GlobalArray``. A ``PaddedArray`` stays one inside
+    and comes out as one. The result is one ``jax.jit`` function, with its ``lower``, ``eval_shape``
+    and ``clear_cache``; a call costs as much. May be used as a decorator.
 
     Args:
       fun: the function.
@@ -100,15 +97,11 @@ def jit(
 
     Over Explicit axes JAX refuses an operation if its layout is ambiguous. If ``out_specs`` names
     every result, gda then traces the body again with Auto axes, and the compiler chooses the
-    layouts inside. If no argument is on the mesh, JAX learns the devices from ``mesh`` and
-    ``out_specs`` together.
+    layouts inside.
 
-    All results are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
-    ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
-
-    To call the lowered function with containers, lower it with containers: ``f.lower(g)``, or
-    without data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
-    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with plain shapes, it takes arrays.
+    Write ``gda.jit(jax.grad(loss))``: JAX refuses ``jax.grad(gda.jit(loss))``. To call the lowered
+    function with containers, lower it with containers: ``f.lower(g)``, or without data
+    ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))``.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -160,7 +153,8 @@ def jit(
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
                 raise
-            if over is None or not _names_every_result(out_specs):
+            named = jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has)
+            if over is None or None in named:
                 error.add_note(
                     "gda.jit: with out_specs for every result the compiler chooses layouts inside"
                 )
@@ -169,8 +163,6 @@ def jit(
         if is_ambiguous:
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
-            if mesh is not None:
-                _map_specs(_check_rank, out_specs, result, "out_specs")
             result = _map_specs(partial(_constrained, mesh=over), out_specs, result, "out_specs")
         return _contained(result, empty)
 
@@ -233,10 +225,7 @@ def _plain(tree: Any) -> Any:
 
 
 def _empty_contents(tree: Any) -> set[Any]:
-    """Return the structures of nodes without leaves that are in containers, as of ``MaskedNode``.
-
-    ``None`` is none of them, because it stands for many things.
-    """
+    """Return the structures of nodes without leaves, as ``MaskedNode``, that are in containers."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, GlobalArray))
     contents = [node.array for node in nodes if isinstance(node, GlobalArray)]
     return {
@@ -247,11 +236,7 @@ def _empty_contents(tree: Any) -> set[Any]:
 
 
 def _contained(result: Any, empty: set[Any]) -> Any:
-    """Return a result with a container for every array.
-
-    Nodes that came in containers as ``empty`` have theirs again, so that a state which a step takes
-    and returns keeps its structure.
-    """
+    """Return a result with a container for every array and node that came ``empty`` in one."""
 
     def is_empty(node: Any) -> bool:
         return bool(empty) and jax.tree.structure(node) in empty
@@ -293,10 +278,7 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
 
 
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
-    """Return the sharding of each spec: as written, or without surplus entries.
-
-    The rank of an array is not known here; the short form of a spec fits the lowest.
-    """
+    """Return the sharding of each spec: as written, or in the short form, which fits any rank."""
 
     def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
         if spec is None:
@@ -309,24 +291,7 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
     return jax.tree.map(sharding, specs, is_leaf=SPECS_OR_NONE.has)
 
 
-def _check_rank(x: Any, spec: SpecLike) -> None:
-    """Raise ``ValueError`` if a spec has more entries than a result has dimensions."""
-    shape = jax.numpy.shape(held_by(x))
-    check_spec(spec, shape)
-    if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
-        raise ValueError(
-            f"{format_spec(spec)} has {counted(len(tuple(spec)), 'entry', 'entries')}, and the "
-            f"result has the shape {shape}. With mesh=, results have the spec exactly as written; "
-            "omit the last entries"
-        )
-
-
-def _names_every_result(out_specs: Any) -> bool:
-    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has))
-
-
 def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
-    """Return the mesh that specs in this trace are over."""
     if mesh is not None:
         return mesh
     for leaf in jax.tree.leaves(tree):
@@ -338,8 +303,7 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     if not ambient.empty:
         return ambient
     raise ValueError(
-        "there is no mesh for the specs: no argument is sharded over one. Pass mesh=, or call "
-        "under jax.set_mesh(mesh)"
+        "there is no mesh for the specs: no argument is over one. Pass mesh=, or use jax.set_mesh"
     )
 
 
@@ -423,12 +387,10 @@ def _traced_as_auto(
 ) -> Any:
     """Trace ``fun`` with all axes as Auto axes; other leaves than arrays pass through."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    traced = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
 
-    def of_arrays(*arrays: Any) -> Any:
-        merged = list(leaves)
-        for i, array in zip(traced, arrays, strict=True):
-            merged[i] = array
+    def of_arrays(arrays: dict[int, Any]) -> Any:
+        merged = (arrays.get(i, leaf) for i, leaf in enumerate(leaves))
         args, kwargs = jax.tree.unflatten(treedef, merged)
         result = _plain(fun(*args, **kwargs))
         _map_specs(partial(_layout, mesh=mesh), out_specs, result, "out_specs")
@@ -437,4 +399,4 @@ def _traced_as_auto(
     as_auto = jax.sharding.auto_axes(
         of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs, is_exact=False)
     )
-    return as_auto(*(leaves[i] for i in traced))
+    return as_auto(traced)

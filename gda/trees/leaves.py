@@ -27,18 +27,12 @@ T = TypeVar("T")
 
 
 def is_container(node: object) -> bool:
-    """Return True if a node of a tree is a container of an array, or of its shape.
-
-    Around anything else a container is an inert node of the tree, as a list is.
-    """
+    """Return True for a container of an array; around anything else it is a node as a list is."""
     return isinstance(node, Container) and not node._is_inert
 
 
 def opened(tree: Any, kind: type[Container] = Container) -> Any:
-    """Return the tree with the content of each inert container in its place.
-
-    Functions of trees put labels, specs and nodes of other libraries into containers.
-    """
+    """Return the tree with the content of each inert container, such as a spec, in its place."""
 
     def is_kind(node: object) -> bool:
         return isinstance(node, kind)
@@ -53,15 +47,11 @@ def opened(tree: Any, kind: type[Container] = Container) -> Any:
 
 
 def is_array(leaf: object) -> bool:
-    """Return True if a leaf is an array of JAX or a container."""
     return isinstance(leaf, Container | jax.Array)
 
 
 def is_value(leaf: object) -> bool:
-    """Return True if a leaf is a number, a string, ``None`` or a ``PerProcess``, and no array.
-
-    Functions of trees leave such leaves as they are, without a spec.
-    """
+    """Return True for a leaf that functions of trees leave as it is, without a spec."""
     return leaf is None or isinstance(
         leaf, int | float | complex | str | bytes | np.generic | PerProcess
     )
@@ -102,7 +92,6 @@ def is_leaf(node: object) -> bool:
 
 
 def held_by(leaf: Any) -> Any:
-    """Return the array in a container, or the leaf itself."""
     return leaf.array if isinstance(leaf, Container) else leaf
 
 
@@ -157,7 +146,6 @@ def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None
 
 
 def note_function(error: Exception, leaf: object) -> None:
-    """Add advice to the error of a leaf that is a function."""
     if callable(leaf):
         error.add_note("gda: of a module of equinox pass eqx.filter(model, eqx.is_array)")
 

@@ -5,7 +5,7 @@ They match by key, not by class, so that a dict matches a dataclass of the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -49,14 +49,17 @@ def pairs_of(
 ) -> Iterator[Pair]:
     """Yield a pair for every leaf of ``tree``, in order, and for every surplus leaf of ``other``.
 
-    ``other`` may have mappings that JAX does not know, whose surplus leaves are ignored.
-    ``covers(node, value)`` is True if the value is for all leaves of the node.
+    ``covers(node, value)`` is True if the value is for all leaves of the node. Surplus leaves in
+    mappings that JAX does not know are ignored.
     """
     if covers(tree, other):
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
         return
     children = _children(tree)
-    others = _of_group(other, children) if is_group(other) else _children(other)
+    if is_group(other):
+        others = {name: ((), other[str(name)]) for name in children if str(name) in other}
+    else:
+        others = _children(other)
     parting = (keys, tree, other)
     for name, (below, child) in children.items():
         path = (*keys, *below)
@@ -73,8 +76,7 @@ def pairs_of(
 def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> None:
     """Raise ``ValueError`` that names all leaves without a partner, if there are any.
 
-    ``name`` is the argument that is the other tree, which ``must``, for instance, be a prefix of
-    the tree. The ``hint`` is for ``None`` in it.
+    ``name`` is the argument that is the other tree; the ``hint`` is for ``None`` in it.
     """
     partings = [pair.parting for pair in pairs if pair.parting is not None]
     if not partings:
@@ -113,10 +115,7 @@ SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
 class EntryKind(NamedTuple):
-    """The leaves that a tree of specs may have.
-
-    Without ``NoneType`` among the classes, ``None`` is only for subtrees without leaves.
-    """
+    """The leaves that a tree of specs may have."""
 
     name: str  # of the class, for messages
     classes: tuple[type, ...]
@@ -152,10 +151,7 @@ class Prefix(NamedTuple):
     pairs: list[Pair]  # each leaf with its entry, and those without a partner
 
     def of_each_leaf(self) -> list[Any]:
-        """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree.
-
-        A value that is no array needs none: without one, it has ``None``.
-        """
+        """Return the entry of each leaf, of which values need none; or raise ``ValueError``."""
         hint = f"; write {self.kind.written.format('')} for replicated arrays"
         of_arrays = [pair for pair in self.pairs if not is_value(pair.leaf)]
         check_match(of_arrays, self.name, "be a prefix of the tree that it is for", hint)
@@ -163,10 +159,7 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(tree: Any, specs: Any, name: str, kind: EntryKind = SPECS) -> Prefix:
-    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``.
-
-    The entries may be in containers, as ``jax.tree.map(spec_of, params)`` returns them.
-    """
+    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``."""
     specs = opened(specs)
     check_kind(specs, name, kind)
     return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
@@ -193,14 +186,12 @@ def specs_per_leaf(
 ) -> Prefix:
     """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
 
-    A function ``specs`` is not called for values that are no arrays. Other arguments and
-    errors are those of ``load_tree``. ``shaped`` returns the leaf that a function ``specs`` sees,
-    or ``None`` to skip it. ``name`` is the argument that is ``specs``.
+    Arguments and errors are those of ``load_tree``. ``shaped`` returns the leaf that a function
+    ``specs`` sees, or ``None`` to skip it. ``name`` is the argument that is ``specs``.
     """
     if specs is not None and mesh is None:
         raise TypeError(
-            f"{name} {specs!r:.80} was given without a mesh; pass the mesh too, or a NamedSharding "
-            "in place of both"
+            f"{name} {specs!r:.80} was given without a mesh; pass the mesh too, or a NamedSharding"
         )
     over: Any = mesh
     if isinstance(mesh, MESHES) == (specs is None):
@@ -230,7 +221,7 @@ def mesh_and_spec_of(
 ) -> tuple[Any, PartitionSpec | None]:
     """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``.
 
-    It is a sharding too for a leaf in another memory than the default: it stays in that.
+    It is a sharding too for a leaf that stays in another memory than the default.
     """
     if not isinstance(found, PartitionSpec):
         return found, None
@@ -265,17 +256,12 @@ def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
     return dict(zip(names, below, strict=True))
 
 
-def _of_group(group: Any, names: Iterable[Any]) -> dict[Any, tuple[Keys, Any]]:
-    return {name: ((), group[str(name)]) for name in names if str(name) in group}
-
-
 def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_container)[0]
     return [((*keys, *rest), leaf) for rest, leaf in below]
 
 
 def _node_text(node: Any) -> str:
-    """Return a text for a node, without its children."""
     kind = type(node).__name__
     if is_container(node):
         return f"a {kind}"
@@ -291,13 +277,9 @@ def _node_text(node: Any) -> str:
 
 
 def makes_plain(plain: bool | None, mesh: Any, pad: bool) -> bool:
-    """Return True if a call that makes arrays returns ``jax.Array``s.
-
-    By default it does so if shardings are given in place of mesh and specs.
-    """
+    """Return True if a call makes ``jax.Array``s: by default, if shardings are given."""
     if plain and pad:
         raise ValueError(
-            "plain=True and pad=True exclude each other: no jax.Array has the shape of a "
-            "PaddedArray. Omit one, or choose specs that divide"
+            "plain=True and pad=True exclude each other: no jax.Array has the shape of a padded one"
         )
     return not (pad or mesh is None or isinstance(mesh, Mesh)) if plain is None else plain

@@ -25,11 +25,10 @@ class PerProcess:
     """A leaf of a saved tree that each process has by itself, such as the state of its data loader.
 
     ``save`` and ``save_async`` copy the value when they are called, and write it into a file of its
-    process. ``restore`` gives each process its own, as a ``PerProcess``. In ``like``, the value of
-    a ``PerProcess`` does not matter. If the number of processes has changed, ``restore`` needs
-    ``merge``. Functions of trees take it for one leaf, and leave it as it is; ``gda.offer`` and
-    ``gda.pull`` refuse it. Two are equal if their values have equal bytes in a file: the types of
-    numbers count, and NaN is equal to itself.
+    process. ``restore`` gives each process its own, as a ``PerProcess``. In ``like``, its value
+    does not matter. If the number of processes has changed, ``restore`` needs ``merge``. Functions
+    of trees leave it as it is; ``gda.offer`` and ``gda.pull`` refuse it. Two are equal if their
+    values have equal bytes in a file.
 
     Args:
       value: ``None``, a number, a string, bytes, a NumPy array or number with a dtype of JAX; or a

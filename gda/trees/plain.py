@@ -25,8 +25,8 @@ def to_numpy(tree: Any) -> Any:
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which come without padding, and
-        ``jax.Array``s. This process must hold every block of each. Other leaves stay as they are,
-        and so do PRNG keys, which NumPy does not have: they come as a ``jax.Array`` of keys.
+        ``jax.Array``s. This process must hold every block of each. PRNG keys come as a
+        ``jax.Array``, and other leaves stay as they are.
 
     Returns:
       a tree of NumPy arrays as ``numpy.asarray`` returns them: read-only, and on CPU possibly the

@@ -145,20 +145,18 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     count.
 
     If several processes hold parts of an array, all of these must call it with the same tree; it
-    communicates once for the whole tree. Others need not. If each array is in one process, it never
-    communicates. It copies blocks of up to 16,384 elements for a moment, at most 32 MiB of them at
-    a time, larger blocks with padding, and on CPU floats below 32 bits.
+    communicates once for the whole tree. It copies small blocks for a moment, at most 32 MiB of
+    them at a time, larger blocks with padding, and on CPU floats below 32 bits.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,
         such as NumPy arrays and numbers, are ignored; so are arrays without replicas.
-      wait: with ``False``, return a ``ReplicaCheck`` after starting the sums. This does not wait
-        for the arrays to be computed, and later they may be donated or deleted.
+      wait: with ``False``, return a ``ReplicaCheck`` after starting the sums. It waits for nothing,
+        and the arrays may be donated or deleted afterwards.
 
     Raises:
       ReplicaMismatchError: replicas differ. It has a line for each kind of difference, with the
-        number of arrays, the likely cause and the first blocks and devices. All processes that hold
-        parts of the array raise it.
+        number of arrays, the likely cause and the first blocks and devices.
       DisagreementError: the processes have different trees, or the check failed in another one.
       LateProcessError: a process did not come. It is a ``TimeoutError``.
       RuntimeError: an array was deleted or donated.
@@ -169,8 +167,6 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> params = gda.load_tree({'w': np.ones((8, 2)), 'b': np.ones(8)}, mesh, P('x'))
     >>> gda.check_replicas_agree(params)
-    >>> pending = gda.check_replicas_agree(params, wait=False)
-    >>> pending.result()
     """
     if is_leaf(tree) and not (is_array(tree) or is_value(tree) or isinstance(tree, np.ndarray)):
         raise kind_error(tree, "check an array, or a tree that has some")
@@ -224,15 +220,13 @@ class ReplicaCheck:
 
     @public
     def result(self) -> None:
-        """Wait, and compare; the errors are those of ``check_replicas_agree``.
+        """Wait, and compare, once; the errors are those of ``check_replicas_agree``.
 
-        If several processes hold parts of an array, it communicates: all of these must call it at
-        the same place of the program. After they have compared, a later call does not.
+        If several processes hold parts of an array, all of these must call it.
         """
         self._compare_as(_NAME, self._processes, {})
 
     def _compare_as(self, name: str, processes: tuple[int, ...], fields: Description) -> None:
-        """Compare, as a call of the function ``name`` of some processes, with fields of its own."""
         if self._mismatches is None:
             if jax.process_index() in processes:
                 mine = done_by_all(
@@ -353,7 +347,6 @@ def _message(mismatches: list[ReplicaMismatch], num_arrays: int) -> str:
 
 
 def _kind_of(mismatch: ReplicaMismatch) -> object:
-    """Return a value that is equal for mismatches that seem to have one cause."""
     if _is_between_processes(mismatch):
         return mismatch.minority and mismatch.processes[:-1]
     return mismatch.minority if len(mismatch.minority) == 1 else "devices"
@@ -393,7 +386,6 @@ def _first_holders(grid: ShardGrid) -> IntArray:
 
 
 def _layout_of(number: int, leaf: Any) -> _Replicated | None:
-    """Return the layout of a leaf; ``None`` for a leaf that is no array."""
     if not is_array(leaf):
         return None
     array = real(held_by(leaf))

@@ -41,8 +41,7 @@ def reshard_tree(
     with a device in the old or the new meshes must call it with the same tree; others need not.
 
     An uncommitted array, such as the count of optax, a PRNG key or any ``jnp.asarray(x)``, is in
-    each process an array of its own. The processes compare the values, which must be equal, and
-    each places its devices' blocks of the array in the new mesh from the value that it has.
+    each process an array of its own, and must have the same value in all.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``, of which each stays what
@@ -96,9 +95,7 @@ def reshard_tree(
         moved = reshard_all(moving, "gda.reshard_tree", max_bytes, donate, [*copies])
     except DisagreementError as error:
         error.add_note(
-            "gda: reshard_tree moves arrays that all processes know in one layout, and places "
-            "uncommitted arrays from the copy of each process. An array that each process put on a "
-            "device of its own is neither: place it before, with "
+            "gda: an array that each process put on a device of its own must be placed first, by "
             "gda.load_tree(array, mesh, spec, plain=True)"
         )
         raise
@@ -119,8 +116,7 @@ def reshard_tree(
 def _is_a_copy(each: Relayout, is_shared: bool) -> bool:
     """Return True if every process made this array by itself, such as the count of optax.
 
-    ``is_shared`` is true if the tree has arrays of several processes. In a tree without them, a
-    process that is not in the new mesh has arrays of its own.
+    In a tree that no processes share, one that is not in the new mesh has arrays of its own.
     """
     array = each.array
     if jax.process_count() == 1 or not isinstance(array, jax.Array) or array.committed:
@@ -149,7 +145,6 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _contained_like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
-    """Return an array in a container of the kind of ``leaf``, if that is one."""
     if is_padded:
         return PaddedArray(array, leaf.shape)
     return leaf._with_array(array) if is_container(leaf) else array

@@ -1,7 +1,6 @@
 """The blocks of arrays and sources that this process writes: over all processes, every block once.
 
-Processes share replicated blocks out, array after array, so that process 0 does not write all of
-them. The blocks of a source, which every process can read, are shared out too. A process that
+Processes share replicated blocks, and those of a source, out, array after array. A process that
 offers arrays to another program has the blocks that it holds, in place of those that it writes.
 """
 
@@ -54,12 +53,10 @@ class WrittenArray:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The blocks that this process writes."""
         return tuple(self.indices)
 
     @property
     def shape(self) -> Shape:
-        """Its sizes without padding."""
         return self.array.shape if self.grid is None else self.grid.global_shape
 
     @property
@@ -87,10 +84,7 @@ class WrittenArray:
         return self.array.parts if isinstance(self.array, SourceArray) else grid.parts
 
     def writers(self) -> IntArray:
-        """Return the process that writes each block that has elements, in the shape of the parts.
-
-        Not of a NumPy array.
-        """
+        """Return the process that writes each block that has elements; not of a NumPy array."""
         if isinstance(self.array, SourceArray):
             writers = writers_of(self.array.num_blocks, jax.process_count(), self.turn)
             return writers.reshape(self.parts)
@@ -104,8 +98,7 @@ class WrittenArray:
     def blocks(self) -> dict[int, BlockData]:
         """Return the data of each block of ``numbers``: a view if it is in memory of the host.
 
-        While such a view lives, a step to which the array is donated copies the block instead, and
-        after a deletion the memory stays. Waits for an array that CPUs are computing.
+        While a view lives, a step to which the array is donated copies the block instead.
         """
         array, devices = self.array, self.devices
         if isinstance(array, SourceArray):
@@ -134,9 +127,8 @@ def written_arrays(
 ) -> list[WrittenArray]:
     """Return the blocks of the arrays of a tree that this process writes; copies nothing.
 
-    With ``are_copies``, arrays on the devices of one process are the same in all processes, so that
-    one writes them. Otherwise each writes its own. With ``are_held``, a process has all the blocks
-    that its devices hold, also where others hold them too.
+    With ``are_copies``, one process writes an array that all have on devices of their own. With
+    ``are_held``, a process has all the blocks that its devices hold.
     """
     shardings = [getattr(array, "sharding", None) for array in arrays]
     # All processes have the same mesh; an array without one is local to its process.
@@ -196,7 +188,6 @@ def _plan_of(array: Any, grid: ShardGrid, turn: int, are_held: bool) -> _OwnBloc
 
 
 def _first_of(data: BlockData, shape: Shape) -> BlockData:
-    """Return a block without its padding."""
     if isinstance(data, np.ndarray):
         return data[tuple(map(slice, shape))]
     assert not isinstance(data, SourceBlock)

@@ -18,20 +18,19 @@ def line() -> Mesh:
     return Mesh(np.array(jax.devices()), ("x",))
 
 
-def test_specs_that_mean_the_same_are_the_same() -> None:
+def test_the_same_layouts_have_one_description() -> None:
     mesh = line()
     texts = [describe(NamedSharding(mesh, spec)) for spec in (P("x"), P("x", None), P(("x",)))]
     assert texts[0] == texts[1] == texts[2]
     assert describe(NamedSharding(mesh, P(None, "x"))) != texts[0]
-
-
-def test_a_container_is_described_by_its_own_path() -> None:
-    g = gda.GlobalArray.from_callback((8,), line(), P("x"), lambda _: np.zeros(1))
+    g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda _: np.zeros(1))
     assert describe({"w": g})["w", "shape"] == "(8,)"
-
-
-def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
+    # An array of one device has no mesh to compare.
     assert {field for _, field in describe(jnp.zeros(3))} == {"shape", "dtype", "structure"}
+    devices = np.array(jax.devices()).reshape(4, 2)
+    kinds = [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)]
+    meshes = [Mesh(devices, ("x", "y"), axis_types=kind) for kind in kinds]
+    assert describe(meshes[0]) != describe(meshes[1])
 
 
 # The same in every process.
@@ -56,10 +55,3 @@ def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
     assert stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
     named = types.SimpleNamespace(frozen={"b", "a", "c"})
     assert stable_text(named) == "namespace(frozen={'a', 'b', 'c'})"
-
-
-def test_axis_types_are_compared_axis_by_axis() -> None:
-    devices = np.array(jax.devices()).reshape(4, 2)
-    kinds = [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)]
-    meshes = [Mesh(devices, ("x", "y"), axis_types=kind) for kind in kinds]
-    assert describe(meshes[0]) != describe(meshes[1])

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from subprocess import CompletedProcess
 
-import pytest
 from running import python
 
 from gda.launch.children import Port
@@ -43,12 +42,10 @@ def run_both(program: str) -> list[CompletedProcess[str]]:
         return [*threads.map(run, range(2))]
 
 
-@pytest.mark.parametrize("ends", [0, 1])
-def test_an_error_that_ends_one_process_ends_the_others_with_its_name_and_reason(ends: int) -> None:
-    done = run_both(program(ends, "raise ValueError('no data')"))
-    assert "ValueError: no data" in done[ends].stderr
-    said = f"process {ends} ended after ValueError: no data"
-    assert said in done[1 - ends].stderr
+def test_an_error_that_ends_one_process_ends_the_others_with_its_name_and_reason() -> None:
+    done = run_both(program(0, "raise ValueError('no data')"))
+    assert "ValueError: no data" in done[0].stderr
+    assert "process 0 ended after ValueError: no data" in done[1].stderr
     assert [each.returncode for each in done] == [1, 1]
 
 
@@ -68,7 +65,7 @@ def test_exit_hooks_of_the_program_may_communicate() -> None:
 
 
 STOPPED = """
-import gda.launch, os, signal
+import gda.launch, os, signal, time
 gda.launch.initialize()
 import jax
 from gda.multihost import coordination
@@ -80,7 +77,7 @@ else:
     pid = int(service.get("pid", 60))
     os.kill(pid, signal.SIGSTOP)
     while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
-        pass
+        time.sleep(0.01)
     try:
         gda.check_processes_agree(0, timeout=1)
     except gda.LateProcessError as error:

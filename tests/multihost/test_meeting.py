@@ -18,16 +18,23 @@ def join(payloads: dict[int, bytes]) -> bytes:
     return json.dumps({i: payload.decode() for i, payload in sorted(payloads.items())}).encode()
 
 
-def test_one_process_judges_for_itself() -> None:
-    assert meet(b"mine", join, kind="test", what="here", timeout=50) == b'{"0": "mine"}'
-
-
 @pytest.mark.processes(4, devices=2)
-def test_verdict_of_one_process_reaches_all() -> None:
+def test_decision_of_one_process_reaches_all() -> None:
+    me = jax.process_index()
     for turn in range(3):
-        mine = f"{jax.process_index()} in {turn}".encode()
+        mine = f"{me} in {turn}".encode()
         decision = meet(mine, join, kind="test", what="test", timeout=50)
         assert json.loads(decision) == {str(i): f"{i} in {turn}" for i in range(4)}
+    # Some meet without the others, and one by itself.
+    for some in ((1, 3) if me % 2 else (0, 2), (me,)):
+        decision = meet(b"%d" % me, join, kind="test", what="some", timeout=50, processes=some)
+        assert json.loads(decision) == {str(i): str(i) for i in some}
+    # Payloads may be large or empty.
+    mine = b"x" * (5_000_000 if me == 3 else 0)
+    decision = meet(
+        mine, lambda payloads: str(len(payloads[3])).encode(), kind="test", what="large", timeout=30
+    )
+    assert decision == b"5000000"
 
 
 @pytest.mark.processes(2, devices=4)
@@ -41,23 +48,6 @@ def test_all_meet_where_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> 
     mine = str(jax.process_index()).encode()
     decision = meet(mine, join, kind="test", what="test", timeout=50)
     assert json.loads(decision) == {str(i): str(i) for i in range(2)}
-
-
-@pytest.mark.processes(4, devices=2)
-def test_some_meet_without_the_others() -> None:
-    pair = (1, 3) if jax.process_index() % 2 else (0, 2)
-    mine = str(jax.process_index()).encode()
-    decision = meet(mine, join, kind="test", what="pair", timeout=50, processes=pair)
-    assert json.loads(decision) == {str(i): str(i) for i in pair}
-
-
-@pytest.mark.processes(4, devices=2)
-def test_payloads_may_be_large_or_empty() -> None:
-    mine = b"x" * (20_000_000 if jax.process_index() == 3 else 0)
-    decision = meet(
-        mine, lambda payloads: str(len(payloads[3])).encode(), kind="test", what="large", timeout=30
-    )
-    assert decision == b"20000000"
 
 
 @pytest.mark.processes(4, devices=2)
@@ -99,25 +89,22 @@ def test_a_first_array_does_not_hide_where_a_process_waits() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("group", [(1, 2, 3), (0, 1)])
-def test_processes_that_wait_for_each_other_are_told_so(group: tuple[int, ...]) -> None:
-    mine, what = ((0, 1, 2, 3), "of all") if jax.process_index() != 1 else (group, "of some")
-    for _ in range(2):
-        with pytest.raises(gda.DisagreementError) as caught:
-            meet(b"", join, kind="test", what=what, timeout=60, processes=mine)
-        message = str(caught.value)
-        assert "the processes are at different places: process " in message
-        assert "process 1 waits at of some for process" in message
-        assert "waits at of all for processes 0-3" in message
-    # All are in step again, in both groups.
-    meet(b"", join, kind="test", what="of all", timeout=60)
-    if jax.process_index() in group:
-        meet(b"", join, kind="test", what="of some", timeout=60, processes=group)
-
-
-@pytest.mark.processes(4, devices=2)
-def test_processes_at_different_places_are_told_so() -> None:
-    kind = "lunch" if jax.process_index() == 1 else "dinner"
+def test_processes_that_wait_for_each_other_are_told_so() -> None:
+    me, everybody = jax.process_index(), (0, 1, 2, 3)
+    for group in ((1, 2, 3), (0, 1)):
+        mine, what = (group, "of some") if me == 1 else (everybody, "of all")
+        for _ in range(2):
+            with pytest.raises(gda.DisagreementError) as caught:
+                meet(b"", join, kind="test", what=what, timeout=60, processes=mine)
+            message = str(caught.value)
+            assert "the processes are at different places: process " in message
+            assert "process 1 waits at of some for process" in message
+            assert "waits at of all for processes 0-3" in message
+        # All are in step again, in both groups.
+        meet(b"", join, kind="test", what="of all", timeout=60)
+        if me in group:
+            meet(b"", join, kind="test", what="of some", timeout=60, processes=group)
+    kind = "lunch" if me == 1 else "dinner"
     with pytest.raises(gda.DisagreementError) as caught:
         meet(b"", join, kind=kind, what=f"a place for {kind}", timeout=50)
     assert str(caught.value).endswith(
@@ -144,14 +131,13 @@ def test_nothing_is_left_of_the_meetings_of_a_save(tmp_path: Path) -> None:
 @pytest.mark.processes(2, devices=4)
 def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
     what = "a call (program.py:3)"
-    if jax.process_index() == 1:
-        for reason in ("the first reason", "the second reason"):
+    for reason in ("the first reason", "the second reason"):
+        if jax.process_index() == 1:
             meeting.refuse(reason, what=what, processes=(0, 1))
-    else:
-        for reason in ("the first reason", "the second reason"):
-            with pytest.raises(gda.DisagreementError) as caught:
-                meet(b"", join, kind="test", what="a call (program.py:5)", timeout=50)
-            assert str(caught.value) == f"{what}: process 1 failed: {reason}"
+            continue
+        with pytest.raises(gda.DisagreementError) as caught:
+            meet(b"", join, kind="test", what="a call (program.py:5)", timeout=50)
+        assert str(caught.value) == f"{what}: process 1 failed: {reason}"
     meet(b"", join, kind="test", what="in step again", timeout=50)
     if jax.process_index() == 0:
         service, group = coordination.service(), meeting._group_of("MainThread", (0, 1))
@@ -161,17 +147,18 @@ def test_a_process_that_has_refused_is_in_step_with_those_that_hear() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("refuser", [0, 2])
-def test_those_that_make_another_call_pass_over_a_refused_one(refuser: int) -> None:
-    if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
-    meet(b"", join, kind="test", what="another call", timeout=50)
-    if jax.process_index() == refuser:
-        meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
-    else:
-        with pytest.raises(gda.DisagreementError, match="failed: a reason"):
-            meet(b"", join, kind="test", what="a call", timeout=50)
-    meet(b"", join, kind="test", what="in step again", timeout=50)
+def test_those_that_make_another_call_pass_over_a_refused_one() -> None:
+    for refuser in (0, 2):
+        is_refuser = jax.process_index() == refuser
+        if is_refuser:
+            meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+        meet(b"", join, kind="test", what="another call", timeout=50)
+        if is_refuser:
+            meeting.refuse("a reason", what="a call", processes=(0, 1, 2, 3))
+        else:
+            with pytest.raises(gda.DisagreementError, match="failed: a reason"):
+                meet(b"", join, kind="test", what="a call", timeout=50)
+        meet(b"", join, kind="test", what="in step again", timeout=50)
 
 
 @pytest.mark.processes(2, devices=4)

@@ -4,7 +4,7 @@ import gc
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -56,41 +56,33 @@ def test_arrays_of_trees_have_their_paths(mesh: Mesh) -> None:
     padded = gda.PaddedArray.from_array(batch(5), mesh, P("x"))
     params = {"layers": [{"w": w, "b": b}], "p": padded, "step": 3, "host": DATA, "none": None}
     rows = rows_of(gda.memory(params=params, opt=(jnp.zeros(4),)))
-    assert rows == {
-        "params/layers/0/w": (
-            *(("params/layers/0/w",), 1, (8, 6), "float32"),
-            *("P('x', 'y') on x=4,y=2", None, 192, 24),
-        ),
-        "params/layers/0/b": (
-            *(("params/layers/0/b",), 1, (8, 6), "float32"),
-            *("P('x') on x=4,y=2", None, 384, 48),
-        ),
-        "params/p": (*(("params/p",), 1, (8,), "float32", "P('x') on x=4,y=2", None, 64, 8),),
-        "opt/0": (("opt/0",), 1, (4,), "float32", "CPU 0", None, 16, 16),
+    assert {name: row[2:] for name, row in rows.items()} == {
+        "params/layers/0/w": ((8, 6), "float32", "P('x', 'y') on x=4,y=2", None, 192, 24),
+        "params/layers/0/b": ((8, 6), "float32", "P('x') on x=4,y=2", None, 384, 48),
+        "params/p": ((8,), "float32", "P('x') on x=4,y=2", None, 64, 8),
+        "opt/0": ((4,), "float32", "CPU 0", None, 16, 16),
     }
 
 
-def test_unnamed_arrays_are_grouped_with_their_number(mesh: Mesh) -> None:
+def test_unnamed_arrays_are_grouped_and_sums_agree(mesh: Mesh) -> None:
     shape = (8, 314)  # of no other test
     kept = [put(mesh, P("x"), np.full(shape, i)) for i in range(3)] + [jnp.ones(shape)]
-    found = [row for row in gda.memory(w=kept[0]).arrays if row.shape == shape]
+    report = gda.memory(w=kept[0])
     each = 8 * 314 * 4
-    assert [(row.label, row.layout, row.nbytes, row.nbytes_per_device) for row in found] == [
+    assert [
+        (row.label, row.layout, row.nbytes, row.nbytes_per_device)
+        for row in report.arrays
+        if row.shape == shape
+    ] == [
         ("2 unnamed", "P('x') on x=4,y=2", 4 * each, 4 * each // 8),
         ("w", "P('x') on x=4,y=2", 2 * each, 2 * each // 8),
         ("1 unnamed", "CPU 0", each, each),
     ]
-
-
-def test_the_largest_come_first_and_sums_agree(mesh: Mesh) -> None:
-    tree = [put(mesh, P("x"), batch(8, size)) for size in (3, 50, 7)]
-    report = gda.memory(tree=tree)
     sizes = [row.nbytes for row in report.arrays]
-    assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == report.nbytes == sum(each.nbytes for each in report.devices)
-    for each in report.devices:
-        assert sum(each.by_tree.values()) == each.nbytes
-        assert each.by_tree["tree"] == 4 * 2 * (3 + 50 + 7)
+    for device in report.devices:
+        assert sum(device.by_tree.values()) == device.nbytes
+        assert device.by_tree["w"] == each // 4
     assert [each.device for each in report.devices] == [f"CPU {i}" for i in range(8)]
 
 
@@ -113,18 +105,16 @@ def put_back(array: jax.Array) -> jax.Array:
     return jax.device_put(renamed(array), array.sharding)
 
 
-@pytest.mark.parametrize("share", [renamed, rebuilt, put_back])
-def test_arrays_that_share_all_buffers_are_one(
-    mesh: Mesh, share: Callable[[jax.Array], jax.Array]
-) -> None:
+def test_arrays_that_share_all_buffers_are_one(mesh: Mesh) -> None:
     w = put(mesh, P("x"))
     before = gda.memory(w=w)
-    other = share(w)
-    assert other is not w
-    both = gda.memory(w=[w, w], other=gda.GlobalArray.from_array(other))
-    assert rows_of(both)["w/0 = w/1 = other"].nbytes == 384
-    unnamed = gda.memory(w=w)
-    assert both.nbytes == unnamed.nbytes == before.nbytes
+    for share in (renamed, rebuilt, put_back):
+        other = share(w)
+        assert other is not w
+        both = gda.memory(w=[w, w], other=gda.GlobalArray.from_array(other))
+        assert rows_of(both)["w/0 = w/1 = other"].nbytes == 384
+        assert both.nbytes == gda.memory(w=w).nbytes == before.nbytes
+        del other, both
 
 
 def test_shards_are_part_of_their_array(mesh: Mesh) -> None:
@@ -144,15 +134,6 @@ def test_shards_are_part_of_their_array(mesh: Mesh) -> None:
     )
 
 
-def test_measuring_keeps_no_array(mesh: Mesh) -> None:
-    arrays = [put(mesh, P("x"))]
-    report = gda.memory(arrays=arrays)
-    kept = weakref.ref(arrays[0])
-    del arrays
-    assert kept() is None
-    assert len(rows_of(report)) == 1
-
-
 def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     w, kept = put(mesh, P("x")), put(mesh, P("x"))
     w.delete()
@@ -160,12 +141,6 @@ def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     assert report.deleted == ("params/w", "ema")
     assert rows_of(report).keys() == {"params/kept"}
     assert "deleted or donated: params/w; ema" in str(report)
-
-
-def test_types_below_a_byte_count_as_the_device_packs_them(mesh: Mesh) -> None:
-    w = jax.device_put(jnp.zeros((8, 6), "int4"), NamedSharding(mesh, P("x")))
-    (row,) = rows_of(gda.memory(w=w)).values()
-    assert (row.nbytes, row.nbytes_per_device) == (8 * 6 // 2 * 2, 2 * 6 // 2)
 
 
 def test_kinds_of_memory_are_apart(mesh: Mesh) -> None:
@@ -186,30 +161,20 @@ def test_odd_arrays(mesh: Mesh) -> None:
         "keys": jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("x"))),
         "int4": jnp.zeros(7, jnp.int4),
         "empty": put(mesh, P("x"), np.zeros((0, 3), np.float32)),
-        "scalar": jnp.float32(1),
         "replicated": put(mesh, P()),
     }
     rows = rows_of(gda.memory(t=tree))
-    assert {name: row.nbytes for name, row in rows.items()} == {
-        "t/keys": 128,
-        "t/int4": 4,
-        "t/empty": 0,
-        "t/scalar": 4,
-        "t/replicated": 8 * 192,
-    }
+    sizes = {"t/keys": 128, "t/int4": 4, "t/empty": 0, "t/replicated": 8 * 192}
+    assert {name: row.nbytes for name, row in rows.items()} == sizes
     assert rows["t/keys"].dtype == "uint32"
-    with jax.enable_x64(True):
-        assert rows_of(gda.memory(x=jnp.zeros(3, "float64")))["x"].nbytes == 24
 
 
 # Many processes.
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
-    mesh = mesh_of({"x": 4, "y": 2}, kind)
-    w = cut(batch(8, 1000), mesh, P("x", "y"))
+def test_a_process_counts_its_own_devices() -> None:
+    w = cut(batch(8, 1000), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     report = gda.memory(w=w)
     process = jax.process_index()
     assert rows_of(report)["w"].nbytes == 16000
@@ -218,10 +183,6 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
         f"CPU {device.id}" for device in jax.local_devices()
     ]
     assert f"of process {process} of 2" in report.headline
-    shards = [shard.data for shard in w.array.addressable_shards]
-    again = gda.memory(w=w, shards=shards)
-    assert again.nbytes == report.nbytes
-    assert rows_of(again)["shards/0"].nbytes == 0
 
 
 # Mistakes, and places where it must work.
@@ -236,8 +197,7 @@ def test_a_traced_array_is_refused(mesh: Mesh) -> None:
             gda.explaining_oom(params=w)
         return w
 
-    step(put(mesh, P("x")))
-    step(cut(DATA, mesh, P("x")))
+    step.eval_shape(cut(DATA, mesh, P("x")))
 
 
 def test_it_adds_nothing_to_a_program(mesh: Mesh) -> None:
@@ -248,23 +208,12 @@ def test_it_adds_nothing_to_a_program(mesh: Mesh) -> None:
         assert "arrays/0 = arrays/3" in rows_of(gda.memory(arrays=arrays))
         return x + 1
 
-    jaxpr = jax.make_jaxpr(step)(jnp.ones(4))
+    jaxpr = jax.make_jaxpr(step)(np.ones(4))
     assert [str(equation.primitive) for equation in jaxpr.eqns] == ["add"]
-    jax.vmap(step)(jnp.ones(4))
-    jax.grad(lambda x: step(x).sum())(jnp.ones(4))
+    jax.eval_shape(jax.vmap(step), np.ones(4))
+    jax.eval_shape(jax.shard_map(step, mesh=mesh, in_specs=P("x"), out_specs=P("x")), arrays[0])
     with jax.set_mesh(mesh):
         step(jnp.ones(4))
-
-
-def test_inside_shard_map(mesh: Mesh) -> None:
-    w = put(mesh, P("x"))
-    other = renamed(w)
-
-    def block(x: jax.Array) -> jax.Array:
-        assert rows_of(gda.memory(w=w, other=other)).keys() == {"w = other"}
-        return x
-
-    jax.shard_map(block, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(w)
 
 
 # The error of a device that is out of memory.
@@ -272,9 +221,11 @@ def test_inside_shard_map(mesh: Mesh) -> None:
 
 def note_of_exhaustion(explaining: AbstractContextManager[None]) -> str:
     """Exhaust the memory of a device; return the note that the error gets."""
-    with pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught:  # noqa: SIM117
-        with explaining:
-            jnp.zeros((2**23, 2**23)).block_until_ready()
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
+        explaining,
+    ):
+        jnp.zeros((2**23, 2**23)).block_until_ready()
     (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
     return note
 
@@ -321,15 +272,12 @@ def test_an_array_that_did_not_fit_is_not_listed() -> None:
     assert [row.nbytes for row in gda.memory(failed=failed).arrays if row.names] == [0]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError("RESOURCE_EXHAUSTED"), jax.errors.JaxRuntimeError("INTERNAL"), KeyboardInterrupt()],
-)
-def test_other_errors_are_untouched(error: BaseException) -> None:
-    with pytest.raises(type(error)) as caught, gda.explaining_oom():
-        raise error
-    assert caught.value is error
-    assert not hasattr(error, "__notes__")
+def test_other_errors_are_untouched() -> None:
+    for error in (ValueError("RESOURCE_EXHAUSTED"), jax.errors.JaxRuntimeError("INTERNAL")):
+        with pytest.raises(type(error)) as caught, gda.explaining_oom():
+            raise error
+        assert caught.value is error
+        assert not hasattr(error, "__notes__")
     with gda.explaining_oom(x=jnp.ones(3)) as result:
         assert result is None
 
@@ -349,12 +297,9 @@ def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
 
 
 def test_a_failing_table_does_not_replace_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise RuntimeError("on purpose")
-
-    monkeypatch.setattr(live_arrays, "_report", fail)
+    monkeypatch.setattr(live_arrays, "_report", None)
     note = note_of_exhaustion(gda.explaining_oom())
-    assert note == "gda: no table of the memory, because of RuntimeError: on purpose"
+    assert note.startswith("gda: no table of the memory, because of TypeError: ")
 
 
 def test_the_report_is_json(mesh: Mesh) -> None:

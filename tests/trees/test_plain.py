@@ -39,6 +39,12 @@ def kinds(tree: Any) -> list[str]:
     return [kind_of(leaf) for leaf in leaves_of(tree)]
 
 
+def without_keys(tree: Any) -> list[Any]:
+    """Return the leaves, with the data of keys."""
+    arrays = jax.tree.leaves(tree)
+    return [jax.random.key_data(leaf) if kind_of(leaf) == "keys" else leaf for leaf in arrays]
+
+
 # Trees of training programs.
 
 
@@ -78,33 +84,28 @@ def test_states_of_libraries_go_through_everything(
 ) -> None:
     given = make()
     expected = ["GlobalArray" if kind == "array" and not plain else kind for kind in kinds(given)]
-    digests = jax.tree.leaves(gda.fingerprint(given))
+    plain_given = without_keys(given)
 
     def check(tree: Any, kinds_of_it: list[str] = expected) -> Any:
         assert kinds(tree) == kinds_of_it
         assert jax.tree.structure(gda.to_jax(tree)) == jax.tree.structure(given)
-        assert jax.tree.leaves(gda.fingerprint(tree)) == digests
+        same = jax.tree.map(np.array_equal, *map(gda.to_numpy, (without_keys(tree), plain_given)))
+        assert all(jax.tree.leaves(same))
         return tree
 
-    placed = check(gda.load_tree(given, MESH, P(), plain=plain))
-    check(gda.reshard_tree(placed, TWO, P()))
+    placed = check(gda.load_tree(given, TWO, P(), plain=plain))
+    check(gda.reshard_tree(placed, ordered_mesh([1, 0], {"z": 2}), P()))
     check(gda.constrain(placed, P()))
     check(gda.to_jax(placed), kinds(given))
     check(gda.to_numpy(placed), ["ndarray" if kind == "array" else kind for kind in kinds(given)])
-    check(*gda.prefetch([given], MESH, P(), plain=plain))
+    check(*gda.prefetch([given], TWO, P(), plain=plain))
     gda.check_replicas_agree(placed)
+    assert jax.tree.leaves(gda.fingerprint(placed)) == jax.tree.leaves(gda.fingerprint(given))
     gda.checkpoint.save(tmp_path, placed)
     check(gda.checkpoint.restore(tmp_path, placed))
-    check(gda.checkpoint.restore(tmp_path, placed, mesh=TWO, specs=P(), plain=True), kinds(given))
 
 
 # Numbers, strings and None.
-
-
-@pytest.fixture(scope="module")
-def folder() -> Any:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
 
 
 def restored(tree: Any, mesh: Mesh, specs: Any, folder: Path) -> Any:
@@ -121,7 +122,7 @@ WAYS: dict[str, Callable[[Any, Any, Path], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_values_stay_and_need_no_spec(way: Any, folder: Path) -> None:
+def test_values_stay_and_need_no_spec(way: Any, tmp_path: Path) -> None:
     arrays = {"w": jnp.asarray(DATA), "key": KEYS}
     tree = {"values": VALUES, **arrays}
     asked = []
@@ -130,14 +131,8 @@ def test_values_stay_and_need_no_spec(way: Any, folder: Path) -> None:
         asked.append((path, leaf.shape))
         return P("y")
 
-    for specs in (
-        P("y"),
-        {"values": P("y"), "w": P("y"), "key": P("y")},
-        {"values": None, "w": P("y"), "key": P("y")},
-        {"w": P("y"), "key": P("y")},
-        by_function,
-    ):
-        made = way(tree, specs, folder)
+    for specs in (P("y"), {"values": None, "w": P("y"), "key": P("y")}, by_function):
+        made = way(tree, specs, tmp_path)
         assert [type(each) for each in made["values"]][:7] == [type(each) for each in VALUES][:7]
         assert made["values"] == VALUES
         assert tuple(made["w"].sharding.spec) == tuple(made["key"].sharding.spec) == ("y",)
@@ -145,7 +140,7 @@ def test_values_stay_and_need_no_spec(way: Any, folder: Path) -> None:
         assert np.array_equal(*map(jax.random.key_data, (made["key"], KEYS)))
     assert asked == [("key", (6,)), ("w", (8, 4))]
     with pytest.raises(ValueError, match=r"nothing for w\b"):
-        way(tree, {"values": P(), "key": P()}, folder)
+        way(tree, {"values": P(), "key": P()}, tmp_path)
 
 
 def test_values_stay_in_functions_without_specs() -> None:
@@ -162,16 +157,19 @@ def test_values_stay_in_functions_without_specs() -> None:
 
 
 def test_keys_get_the_layout_of_the_keys() -> None:
-    for source, kind in ((KEYS, "keys"), (gda.GlobalArray.from_array(KEYS), "GlobalArray")):
-        for given in ((MESH, P("y")), (NamedSharding(MESH, P("y")),)):
-            made = gda.load_tree({"key": source}, *given, dtype="bfloat16")["key"]
-            assert kind_of(made) == (kind if len(given) == 2 else "keys")
-            assert (made.shape, made.dtype) == (KEYS.shape, KEYS.dtype)
-            assert {shard.data.shape for shard in made.addressable_shards} == {(3,)}
-            assert gda.fingerprint(made) == gda.fingerprint(KEYS)
+    contained = gda.GlobalArray.from_array(KEYS)
+    for source, layout, kind in (
+        (KEYS, (MESH, P("y")), "keys"),
+        (contained, (MESH, P("y")), "GlobalArray"),
+        (contained, (NamedSharding(MESH, P("y")),), "keys"),
+    ):
+        made = gda.load_tree({"key": source}, *layout, dtype="bfloat16")["key"]
+        assert kind_of(made) == kind
+        assert (made.shape, made.dtype) == (KEYS.shape, KEYS.dtype)
+        assert {shard.data.shape for shard in made.addressable_shards} == {(3,)}
+        assert gda.fingerprint(made) == gda.fingerprint(KEYS)
     padded = gda.load_tree(KEYS, MESH, P("x"), pad=True)
     assert (padded.shape, padded.array.shape) == ((6,), (8,))
-    assert gda.fingerprint(padded) == gda.fingerprint(KEYS)
     with pytest.raises(ValueError, match=r"dimension 0 of size 6 is sharded 4 ways") as caught:
         gda.load_tree({"key": KEYS}, MESH, P("x"))
     assert caught.value.__notes__ == ["gda: at key of the tree"]
@@ -284,7 +282,9 @@ def test_fingerprints_find_the_leaf_that_differs() -> None:
         "key": gda.fingerprint(KEYS),
         "step": 3,
     }
-    tree["g"] = tree["g"].array.at[3, 2].add(1)
+    other = DATA.copy()
+    other[3, 2] += 1
+    tree["g"] = cut(other, MESH, P("x"))
     changed = gda.fingerprint(tree)
     assert [name for name in digests if changed[name] != digests[name]] == ["g"]
     deleted = cut(DATA, MESH, P("x"))
@@ -349,20 +349,18 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
         gda.checkpoint.restore(path, specs={"a": P("x")})
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda tree: gda.abstract(tree, MESH, P()),
-        lambda tree: gda.load_tree(tree, MESH, P()),
-        lambda tree: gda.reshard_tree(tree, MESH, lambda path, leaf: P()),
-        lambda tree: gda.fingerprint(tree),
-        lambda tree: gda.checkpoint.save("never-written", tree),
-    ],
-)
-def test_a_function_in_a_module_of_equinox_is_named_with_advice(call: Callable) -> None:
-    with pytest.raises(TypeError, match="function") as caught:
-        call({"activation": jax.nn.gelu, "w": jnp.ones(8)})
-    assert sorted(caught.value.__notes__) == [
-        "gda: at activation of the tree",
-        "gda: of a module of equinox pass eqx.filter(model, eqx.is_array)",
-    ]
+def test_a_function_in_a_module_of_equinox_is_named_with_advice() -> None:
+    tree = {"activation": jax.nn.gelu, "w": jnp.ones(8)}
+    for call in (
+        lambda: gda.abstract(tree, MESH, P()),
+        lambda: gda.load_tree(tree, MESH, P()),
+        lambda: gda.reshard_tree(tree, MESH, lambda path, leaf: P()),
+        lambda: gda.fingerprint(tree),
+        lambda: gda.checkpoint.save("never-written", tree),
+    ):
+        with pytest.raises(TypeError, match="function") as caught:
+            call()
+        assert sorted(caught.value.__notes__) == [
+            "gda: at activation of the tree",
+            "gda: of a module of equinox pass eqx.filter(model, eqx.is_array)",
+        ]

@@ -17,10 +17,7 @@ from gda.arrays.transport import carrying
 
 MODEL = {
     "table": batch(50, 4),
-    "layers": [
-        {"w": batch(8, 8) + 100, "b": batch(8).astype(ml_dtypes.bfloat16)},
-        {"w": batch(8, 8) + 200, "b": batch(8).astype(ml_dtypes.bfloat16)},
-    ],
+    "layers": [{"b": batch(8).astype(ml_dtypes.bfloat16)}],
     "mask": batch(24) % 3 == 0,
     "step": np.array(7, np.int32),
 }
@@ -92,15 +89,6 @@ def test_every_leaf_keeps_its_kind(mesh: Mesh) -> None:
     assert specs_of(moved) == [P("z"), P("z")]
 
 
-def test_a_mesh_that_does_not_divide_makes_padded_arrays_if_asked(mesh: Mesh) -> None:
-    tree = {"even": cut(batch(9, 8), mesh, P(None, "x")), "odd": cut(batch(8), mesh, P("x")).array}
-    moved = gda.reshard_tree(tree, ordered_mesh([5, 0, 2], {"z": 3}), P("z"), pad=True)
-    assert type(moved["even"]) is gda.GlobalArray
-    assert type(moved["odd"]) is gda.PaddedArray
-    assert moved["odd"].padded_shape == (9,)
-    check_equal(moved, {"even": batch(9, 8), "odd": batch(8)})
-
-
 def test_an_error_names_the_path_and_nothing_has_moved(mesh: Mesh) -> None:
     tree = {"even": cut(batch(8), mesh, P("x")), "odd": cut(batch(4), mesh, P("x"))}
     for bad, error, text in [
@@ -119,14 +107,15 @@ def test_an_error_names_the_path_and_nothing_has_moved(mesh: Mesh) -> None:
 
 
 def test_donated_arrays_are_deleted(mesh: Mesh) -> None:
-    data = {"w": batch(8, 4), "odd": batch(7)}
-    for max_bytes in (None, 1):
-        tree = padded(data, mesh, P("x"))
-        moved = gda.reshard_tree(
-            tree, ordered_mesh([6, 1], {"z": 2}), P("z"), max_bytes=max_bytes, donate=True
-        )
-        assert all(leaf.is_deleted() for leaf in tree.values())
-        check_equal(moved, data)
+    data = {"w": batch(9, 8), "even": batch(8), "odd": batch(7)}
+    tree = padded(data, mesh, {"w": P(None, "x"), "even": P("x"), "odd": P("x")})
+    # A mesh that does not divide makes padded arrays if asked.
+    new = ordered_mesh([6, 1, 2], {"z": 3})
+    moved = gda.reshard_tree(tree, new, P("z"), pad=True, max_bytes=1, donate=True)
+    assert all(leaf.is_deleted() for leaf in tree.values())
+    assert (type(moved["w"]), type(moved["even"])) == (gda.GlobalArray, gda.PaddedArray)
+    assert moved["even"].padded_shape == (9,)
+    check_equal(moved, data)
 
 
 # Several processes.
@@ -144,10 +133,10 @@ def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
     )
     moved = gda.reshard_tree(model, six, rows)
     assert jax.tree.structure(moved) == jax.tree.structure(model)
-    assert moved["layers"][0]["w"].padded_shape == (12, 8)
+    assert moved["layers"][0]["b"].padded_shape == (12,)
     assert len(moved["table"].local_shards) == (1 if jax.process_index() in (1, 3) else 2)
     check_equal(moved)
-    back = gda.reshard_tree(moved, eight, rows, max_bytes=64, donate=True)
+    back = gda.reshard_tree(moved, eight, rows, max_bytes=256, donate=True)
     check_equal(back)
     assert back["table"].fingerprint() == gda.fingerprint(MODEL["table"])
 
@@ -171,12 +160,11 @@ def test_a_process_without_the_arrays_gives_their_layouts() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("donate", [False, True])
-def test_a_training_state_moves_with_the_arrays_that_each_process_made(donate: bool) -> None:
+def test_a_training_state_moves_with_the_arrays_that_each_process_made() -> None:
     mesh, key = ordered_mesh(range(8), {"x": 8}), jax.random.key(3)
     data = {"w": batch(8, 4), "odd": batch(7)}
-    # To all devices, to some of both processes, and to some of one.
-    for order in ([*range(7, -1, -1)], [6, 0, 2], [5, 4])[: 3 if donate else 1]:
+    # To some devices of both processes, and to some of one.
+    for donate, order in [(False, [6, 0, 2]), (True, [5, 4])]:
         params = {"w": cut(data["w"], mesh, P("x")).array, "odd": jnp.asarray(data["odd"])}
         state = optax.adam(1e-3).init(params)
         tree = {"params": params, "adam": state, "key": jax.random.clone(key), "step": 3}
@@ -192,6 +180,11 @@ def test_a_training_state_moves_with_the_arrays_that_each_process_made(donate: b
             assert np.array_equal(*map(jax.random.key_data, (shard.data, key)))
         arrays = [*jax.tree.leaves(params), *jax.tree.leaves(state), tree["key"]]
         assert all(array.is_deleted() is donate for array in arrays)
+    # An array that one process made moves to another.
+    w: Any = jax.ShapeDtypeStruct((8,), np.float32, sharding=SingleDeviceSharding(jax.devices()[0]))
+    if jax.process_index() == 0:
+        w = jnp.asarray(batch(8))
+    check_equal(gda.reshard_tree({"w": w}, ordered_mesh([6, 4], {"z": 2}), P("z")), {"w": batch(8)})
 
 
 @pytest.mark.processes(4, devices=2)
@@ -210,17 +203,6 @@ def test_arrays_that_processes_made_must_be_equal_and_uncommitted() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_an_array_that_one_process_made_moves_to_another() -> None:
-    sampler = ordered_mesh([6, 4], {"z": 2})
-    here = SingleDeviceSharding(jax.devices()[0])
-    w: Any = jax.ShapeDtypeStruct((8,), np.float32, sharding=here)
-    if jax.process_index() == 0:
-        w = jnp.asarray(batch(8))
-        assert not w.committed
-    check_equal(gda.reshard_tree({"w": w}, sampler, P("z")), {"w": batch(8)})
-
-
-@pytest.mark.processes(4, devices=2)
 def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[Any] = []
     sending = carrying._Wave._sending
@@ -231,7 +213,7 @@ def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(carrying._Wave, "_sending", counted)
     before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
-    data = {f"layer{number}": batch(10, 9) + number for number in range(10)}
+    data = {f"layer{number}": batch(10, 9) + number for number in range(4)}
 
     def rounds_for(tree: dict[str, np.ndarray]) -> int:
         rounds.clear()

@@ -47,11 +47,9 @@ def host_local_array_to_global_array(
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
 
     Each leaf is built by ``GlobalArray.from_process_local``. An array that is global already, with
-    parts in other processes, is returned unchanged, whatever its mesh and spec.
-
-    Communicates between processes only to check that they agree, with ``check_replicas`` or
-    inside ``with gda.check_processes_agree()``: then all processes of the mesh must call it. Call
-    it outside ``jit``.
+    parts in other processes, is returned unchanged. Communicates only to check that processes
+    agree, with ``check_replicas`` or inside ``with gda.check_processes_agree()``: then all
+    processes of the mesh must call it.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
@@ -90,14 +88,11 @@ def host_local_array_to_global_array(
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
-    Each is the distinct blocks of this process side by side, on their devices, over
-    ``global_mesh.local_mesh``; nothing is copied. If the devices of this process do not form a
-    subcube of the mesh, it is over a mesh of them with an axis ``'dim0'`` for dimension 0 if it is
-    sharded, and so on, and an axis ``'replica'``. An array that only this process holds is returned
-    unchanged.
-
-    An array with another layout than ``pspecs`` is first moved by ``GlobalArray.reshard``, which
-    communicates: then all processes of the mesh must call this.
+    Each is the distinct blocks of this process side by side, over ``global_mesh.local_mesh``;
+    nothing is copied. If the devices of this process form no subcube of the mesh, it is over a mesh
+    of them with an axis ``'dim0'`` for a sharded dimension 0, and so on, and an axis ``'replica'``.
+    An array that only this process holds is returned unchanged. One with another layout is first
+    moved by ``GlobalArray.reshard``, which communicates: all processes of the mesh must call this.
 
     Args:
       global_inputs: a pytree of ``GlobalArray``s and ``jax.Array``s, PRNG keys too.
@@ -119,8 +114,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     def local(array: jax.Array, spec: PartitionSpec) -> jax.Array:
         return array if array.is_fully_addressable else local_array_of(array, global_mesh, spec)
 
-    arrays = _moved(global_inputs, global_mesh, pspecs)
-    return map_with_specs(local, arrays, pspecs, "pspecs")
+    return map_with_specs(local, _moved(global_inputs, global_mesh, pspecs), pspecs, "pspecs")
 
 
 @communicates("reshard", lambda given: [given["tree"]])
