@@ -348,11 +348,12 @@ def connected_to(offer: gda.Offer, token: str | None = "secret") -> Connection:
         *[
             ({"ask": "pieces", "version": 1, "pieces": [piece]}, "ValueError", said)
             for piece, said in [
-                ([1, [0, 0], [1, 1]], "not enough values"),
+                ([2, [0, 0], [1, 1]], "wrong question: TypeError"),
                 ([9, [0, 0], [1, 1], "float32"], "has no array 9"),
                 ([1, [], [], "float32"], "has no array 1"),
                 ([2, [2**61, 0], [1, 1], "float32"], "holds no block"),
-                ([2, [-1, 0], [1, 1], "float32"], "got [2, [-1, 0], [1, 1], 'float32'] as a piece"),
+                ([2, [-1, 0], [1, 1], "float32"], "got [(-1, 0), (1, 1)] as a piece of blocks"),
+                ([2, [0], [1], "float32"], "got [(0,), (1,)] as a piece of blocks"),
                 ([2, [0, 0], [1, 1], "object"], "wrong question: TypeError"),
                 ([2, [0, 0], [1, 1], "int8"], "casts no float32 to int8"),
                 ([0, [0], [1], "float32"], "casts no int64 to float32"),
