@@ -123,33 +123,6 @@ def source_of_node(node: Mapped) -> Source:
     return _AsyncViewSource(node) if node.is_async else _ViewSource(node)
 
 
-def bits_of(source: Source, dtype: np.dtype[Any]) -> Source:
-    """Return a source of the bits of another, as numbers of a dtype of as many bytes."""
-    return (_AsyncBits if isinstance(source, AsyncSource) else _Bits)(source, dtype)
-
-
-class _Bits(Source):
-    """The bits of a view as numbers of another dtype."""
-
-    def __init__(self, source: Any, dtype: np.dtype[Any]) -> None:
-        self._source, self.dtype = source, dtype
-        self.shape, self.chunks = source.shape, source.chunks
-        self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
-        self.is_local = source.is_local
-
-    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
-        out = empty(self.dtype)
-        self._source.read(index, out.view)
-        return out
-
-
-class _AsyncBits(_Bits, AsyncSource):
-    """The same of a view that reads concurrently."""
-
-    def begin(self, index: Index, out: _Memory) -> Future:
-        return self._source.begin(index, out.view(self._source.dtype))
-
-
 class _ViewSource(Source):
     """The reader of a view."""
 
