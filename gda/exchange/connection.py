@@ -33,7 +33,7 @@ BlockAs = tuple[Elements, np.dtype[Any]]  # a block, and the dtype in which it i
 Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
 
 # With its version: programs of different versions of gda must not misunderstand each other.
-_GREETING = b"gda offer 2\n"
+_GREETING = b"gda offer 3\n"
 _NONCE_BYTES = 32  # as many as an HMAC
 _LENGTH_BYTES = 4
 _LOOK_EVERY = 0.25  # seconds
@@ -390,7 +390,8 @@ def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[BlockAs]]:
     small: list[BlockAs] = []
     nbytes = 0
     for block, dtype in blocks:
-        for part in _parts(block, block.dtype == dtype):
+        is_small = 0 < block.nbytes <= _PART_BYTES
+        for part in (block,) if is_small else _parts(block, block.dtype == dtype):
             if small and nbytes + part.nbytes > _PART_BYTES:
                 yield small
                 small, nbytes = [], 0

@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -86,24 +86,27 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def piece(self, number: Any, start: Any, shape: Any, dtype: Any) -> PieceToSend:
-        """Return the piece that a question names; ``ValueError`` unless one block here has it."""
-        is_number = type(number) is int and 0 <= number < len(self.leaves)
-        leaf = self.leaves[number] if is_number else None
-        if not isinstance(leaf, SavedLeaf):
-            raise ValueError(f"has no array {number!r:.80}")
-        start = tuple(start)
-        at = _piece_in_block(start, tuple(shape), dtype, leaf.block_shape)
-        data = self._data[number].get(at.first)
-        if data is None or any(map(operator.gt, at.stops, data.shape)):
-            raise ValueError(f"holds no block of array {number} with the piece at {start} {shape}")
-        if not isinstance(data, np.ndarray):
-            # In place of the pinned memory that an accelerator has copied the block to.
-            data = self._data[number][at.first] = on_host(data)
-        block = data[at.place]
-        if at.dtype != block.dtype:
-            _check_cast(leaf, start, block, at.dtype)
-        return PieceToSend(start, block, at.dtype)
+    def pieces(self, numbers: Any, start: Any, shape: Any, dtype: Any) -> Iterator[PieceToSend]:
+        """Yield a piece of each of some leaves; ``ValueError`` unless one block here has it."""
+        start, shape = tuple(start), tuple(shape)
+        for number in numbers:
+            is_number = type(number) is int and 0 <= number < len(self.leaves)
+            leaf = self.leaves[number] if is_number else None
+            if not isinstance(leaf, SavedLeaf):
+                raise ValueError(f"has no array {number!r:.80}")
+            at = _piece_in_block(start, shape, dtype, leaf.block_shape)
+            data = self._data[number].get(at.first)
+            if data is None or any(map(operator.gt, at.stops, data.shape)):
+                raise ValueError(
+                    f"holds no block of array {number} with the piece at {start} {shape}"
+                )
+            if not isinstance(data, np.ndarray):
+                # In place of the pinned memory that an accelerator has copied the block to.
+                data = self._data[number][at.first] = on_host(data)
+            block = data[at.place]
+            if at.dtype != block.dtype:
+                _check_cast(leaf, start, block, at.dtype)
+            yield PieceToSend(start, block, at.dtype)
 
 
 class _PieceInBlock(NamedTuple):
@@ -300,13 +303,13 @@ class OfferServer:
 
     def _pieces_to_send(self, question: Any, asker: Connection) -> list[PieceToSend]:
         pieces, number = question["pieces"], int(question["version"])
-        if len(pieces) > MOST_PIECES:
-            raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
+        if (count := sum([len(numbers) for numbers, *_ in pieces])) > MOST_PIECES:
+            raise ValueError(f"got {count} pieces; expected are at most {MOST_PIECES}")
         # A puller that takes nothing must not hold the blocks of a version that was dropped.
         tree, asker.is_stopped = self._versions.get(
             question["run"], number, _sooner(asker.deadline)
         )
-        return [tree.piece(*piece) for piece in pieces]
+        return [piece for each in pieces for piece in tree.pieces(*each)]
 
 
 def _sooner(deadline: Deadline) -> Deadline:

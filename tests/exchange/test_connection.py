@@ -19,7 +19,7 @@ import gda
 from gda.exchange import asking, serving
 from gda.exchange.connection import Address, Connection, Deadline
 
-GREETING = b"gda offer 2\n"
+GREETING = b"gda offer 3\n"
 SHORT = 1.0  # seconds
 
 Peer = Callable[[socket.socket], object]
@@ -341,22 +341,22 @@ def connected_to(offer: gda.Offer, token: str | None = "secret") -> Connection:
         ),
         ({"ask": "pieces", "version": 0, "pieces": []}, "ValueError", "has no version 0 any more"),
         (
-            {"ask": "pieces", "version": 1, "pieces": [[2, [0, 0], [8, 4], "float32"]] * 1001},
+            {"ask": "pieces", "version": 1, "pieces": [[[2] * 1001, [0, 0], [8, 4], "float32"]]},
             "ValueError",
             "got 1001 pieces; expected are at most 1000",
         ),
         *[
             ({"ask": "pieces", "version": 1, "pieces": [piece]}, "ValueError", said)
             for piece, said in [
-                ([2, [0, 0], [1, 1]], "wrong question: TypeError"),
-                ([9, [0, 0], [1, 1], "float32"], "has no array 9"),
-                ([1, [], [], "float32"], "has no array 1"),
-                ([2, [2**61, 0], [1, 1], "float32"], "holds no block"),
-                ([2, [-1, 0], [1, 1], "float32"], "got [(-1, 0), (1, 1)] as a piece of blocks"),
-                ([2, [0], [1], "float32"], "got [(0,), (1,)] as a piece of blocks"),
-                ([2, [0, 0], [1, 1], "object"], "wrong question: TypeError"),
-                ([2, [0, 0], [1, 1], "int8"], "casts no float32 to int8"),
-                ([0, [0], [1], "float32"], "casts no int64 to float32"),
+                ([[2], [0, 0], [1, 1]], "wrong question: TypeError"),
+                ([[9], [0, 0], [1, 1], "float32"], "has no array 9"),
+                ([[1], [], [], "float32"], "has no array 1"),
+                ([[2], [2**61, 0], [1, 1], "float32"], "holds no block"),
+                ([[2], [-1, 0], [1, 1], "float32"], "got [(-1, 0), (1, 1)] as a piece of blocks"),
+                ([[2], [0], [1], "float32"], "got [(0,), (1,)] as a piece of blocks"),
+                ([[2], [0, 0], [1, 1], "object"], "wrong question: TypeError"),
+                ([[2], [0, 0], [1, 1], "int8"], "casts no float32 to int8"),
+                ([[0], [0], [1], "float32"], "casts no int64 to float32"),
             ]
         ],
     ],
@@ -440,7 +440,7 @@ def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.Mon
     monkeypatch.setattr(serving, "sums_of_host", sums)
     monkeypatch.setattr(serving.OfferServer, "_end", lambda *each: (end(*each), ended.set()))
     connection = connected_to(offer)
-    piece = [2, [0, 0], [8, 4], "float32"]
+    piece = [[2], [0, 0], [8, 4], "float32"]
     question = {"ask": "sums", "run": offer.run, "version": 1, "timeout": 3600}
     connection.send(question | {"pieces": [piece] * 1000})
     assert ended.wait(60)

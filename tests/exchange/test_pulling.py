@@ -170,7 +170,7 @@ def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.nda
     rows = np.empty((2, *shape[1:]), np.float32)
     with contextlib.closing(connected_to(offer)) as connection:
         question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
-        connection.send(question | {"pieces": [[0, [0] * rows.ndim, [*rows.shape], "float32"]]})
+        connection.send(question | {"pieces": [[[0], [0] * rows.ndim, [*rows.shape], "float32"]]})
         answer = connection.message(2**20)
         if "error" in answer:
             raise ValueError(answer["error"][1])
@@ -213,7 +213,7 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
         (block,) = offer._versions._held[1][0]._data[0].values()
         held = weakref.ref(block)
         with contextlib.closing(connected_to(offer)) as connection:
-            pieces = [[0, [0, 0], [2048, 2048], "float32"]]
+            pieces = [[[0], [0, 0], [2048, 2048], "float32"]]
             connection.send(question | {"run": offer.run, "pieces": pieces})
             assert connection.message(2**10) == {"nbytes": whole.nbytes}
             del block
