@@ -83,16 +83,7 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
 
 def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (METADATA, *_OF_RUN)
-    runs = [
-        name
-        for name in names
-        if STEP.fullmatch(name)
-        and (
-            any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
-        )
-    ]
+    runs = [name for name in names if STEP.fullmatch(name) and folder.entries(name)]
     if runs:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
