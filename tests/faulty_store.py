@@ -81,9 +81,12 @@ class FaultyStore:
     def read(self, name: str, **options: Any) -> Any:
         return self._faults.outcome("read", name, lambda: self._kv.read(name, **options))
 
-    def write(self, name: Any, data: Any, **options: Any) -> Any:
-        kind, text = ("delete", name.decode()) if data is None else ("write", name)
-        return self._faults.outcome(kind, text, lambda: self._kv.write(name, data, **options))
+    def write(self, name: str, data: Any, **options: Any) -> Any:
+        kind = "delete" if data is None else "write"
+        return self._faults.outcome(kind, name, lambda: self._kv.write(name, data, **options))
+
+    def delete_range(self, within: Any) -> Any:
+        return self._faults.outcome("delete", "", lambda: self._kv.delete_range(within))
 
     def list(self, within: Any) -> Any:
         return self._faults.outcome("list", "", lambda: self._kv.list(within))

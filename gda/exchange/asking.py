@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -28,25 +28,48 @@ _MOST_ANSWER_BYTES = 2**20
 _MOST_CONNECTIONS = 8  # at a time: each thread copies as fast as a core can
 
 
-class PieceToPull(NamedTuple):
-    """A piece of a leaf of an offer, the dtype that it is sent in, and the array it is for."""
+class PiecesToPull(NamedTuple):
+    """The same piece of leaves of one shape and layout, which have many pieces in common.
 
-    leaf: int
+    Attributes:
+      dtype: the name of that in which it is sent.
+      arrivals: the arrays that the pieces are for, or none.
+    """
+
     piece: PulledPiece
-    dtype: str  # its name, which NumPy makes anew each time, in microseconds
-    arrival: Arrival | None = None
+    dtype: str
+    leaves: Sequence[int]
+    arrivals: Sequence[Arrival] = ()
 
     @property
     def question(self) -> list[Any]:
-        return [self.leaf, self.piece.start, self.piece.shape, self.dtype]
+        return [self.leaves, self.piece.start, self.piece.shape, self.dtype]
 
-    def memory(self) -> np.ndarray[Any, Any]:
-        """The part of the array that the piece fills."""
-        assert self.arrival is not None
-        return self.arrival.blocks[self.piece.block][(*self.piece.place, ...)]
+    def memory(self) -> list[np.ndarray[Any, Any]]:
+        """Return the parts of the arrays that the pieces fill."""
+        block, place = self.piece.block, (*self.piece.place, ...)
+        return [arrival.blocks[block][place] for arrival in self.arrivals]
 
 
-Pieces = Mapping[int, list[PieceToPull]]  # by the process of the offer that has them
+Pieces = Mapping[int, list[PiecesToPull]]  # by the process of the offer that has them
+
+
+def _questions(pieces: list[PiecesToPull]) -> list[list[PiecesToPull]]:
+    """Return the pieces in lists, each of at most ``MOST_PIECES``."""
+    questions: list[list[PiecesToPull]] = []
+    room = 0
+    for each in pieces:
+        first = 0
+        while first < len(each.leaves):
+            if not room:
+                questions.append([])
+                room = MOST_PIECES
+            some = slice(first, first + room)
+            part = each._replace(leaves=each.leaves[some], arrivals=each.arrivals[some])
+            questions[-1].append(part)
+            first += len(part.leaves)
+            room -= len(part.leaves)
+    return questions
 
 
 @dataclass(frozen=True)
@@ -81,8 +104,8 @@ class OfferToPull:
     def pull(self, catalog: Catalog, pieces: Pieces) -> None:
         """Get pieces, each in the memory of its array."""
 
-        def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
-            blocks = [each.memory() for each in of_question]
+        def receive(connection: Connection, of_question: list[PiecesToPull]) -> None:
+            blocks = [block for each in of_question for block in each.memory()]
             expected = sum(block.nbytes for block in blocks)
             answer = _answer(connection)
             if answer.get("nbytes") != expected:
@@ -96,23 +119,23 @@ class OfferToPull:
 
     def with_fingerprints(self, catalog: Catalog, at: Path) -> Catalog:
         """Return the catalog with the fingerprint of each array below a path."""
-        pieces: defaultdict[int, list[PieceToPull]] = defaultdict(list)
+        pieces: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
         sums: dict[int, list[Any]] = {}
         for number, leaf in enumerate(catalog.leaves):
             self.deadline.check(self.peer(0))
             if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
                 sums[number], grid = [], catalog.grid_of(leaf)
                 for piece in pulled_pieces(grid, all_blocks(grid)):
-                    pieces[piece.server].append(PieceToPull(number, piece, leaf.dtype.name))
+                    pieces[piece.server].append(PiecesToPull(piece, leaf.dtype.name, [number]))
 
-        def receive(connection: Connection, of_question: list[PieceToPull]) -> None:
+        def receive(connection: Connection, of_question: list[PiecesToPull]) -> None:
             given, words = _answer(connection).get("sums"), np.empty(0)
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 words = np.array(given, np.uint32)
             if words.shape != (len(of_question), LANES):
                 raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
             for each, part in zip(of_question, words, strict=True):
-                sums[each.leaf].append(part)
+                sums[each.leaves[0]].append(part)
 
         self._ask_all("sums", catalog, pieces, receive)
 
@@ -129,7 +152,7 @@ class OfferToPull:
         kind: str,
         catalog: Catalog,
         pieces: Pieces,
-        receive: Callable[[Connection, list[PieceToPull]], object],
+        receive: Callable[[Connection, list[PiecesToPull]], object],
     ) -> None:
         """Ask processes for something about pieces, by several connections at a time.
 
@@ -138,22 +161,20 @@ class OfferToPull:
         """
         count = len(catalog.servers)
         begin = jax.process_index() * count // jax.process_count()
-        questions = sorted(
-            [
-                (first, (server - begin) % count, server)
-                for server, of_server in pieces.items()
-                for first in range(0, len(of_server), MOST_PIECES)
-            ]
-        )
+        questions = [
+            (turn, (server - begin) % count, server, of_question)
+            for server, of_server in pieces.items()
+            for turn, of_question in enumerate(_questions(of_server))
+        ]
+        questions.sort(key=lambda each: each[:2])
         following = iter(enumerate(questions))  # from which several threads take
         errors: dict[int, Exception] = {}
         is_stopped = threading.Event()
 
         def ask_following() -> None:
-            for number, (first, _, server) in following:
+            for number, (_, _, server, of_question) in following:
                 if is_stopped.is_set():
                     break
-                of_question = pieces[server][first : first + MOST_PIECES]
                 place, deadline = catalog.servers[server].place, self.deadline
                 peer = self.peer(server, place)
                 question = {"ask": kind, "run": catalog.run, "version": catalog.version}

@@ -29,10 +29,11 @@ from gda.layout.strict_json import parse_json
 from gda.multihost.background import in_thread
 
 Elements = np.ndarray[Any, Any]
+BlockAs = tuple[Elements, np.dtype[Any]]  # a block, and the dtype in which it is sent
 Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
 
 # With its version: programs of different versions of gda must not misunderstand each other.
-_GREETING = b"gda offer 2\n"
+_GREETING = b"gda offer 3\n"
 _NONCE_BYTES = 32  # as many as an HMAC
 _LENGTH_BYTES = 4
 _LOOK_EVERY = 0.25  # seconds
@@ -84,12 +85,11 @@ class Address(NamedTuple):
     @property
     def is_every(self) -> bool:
         """True for ``0.0.0.0``, in any notation: every address of the machine."""
-        try:
+        with suppress(socket.gaierror):  # a name
             numeric = socket.getaddrinfo(self.host, None, flags=socket.AI_NUMERICHOST)
-        except socket.gaierror:
-            return False  # a name
-        found = ipaddress.ip_address(numeric[0][4][0])
-        return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+            found = ipaddress.ip_address(numeric[0][4][0])
+            return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+        return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -148,26 +148,22 @@ class Connection:
             except TimeoutError:
                 if is_stopped and is_stopped.is_set():
                     raise GivenUpError(f"the connection to {peer} was given up") from None
-                if deadline.left():
-                    continue
-                raise TimeoutError(
-                    f"{peer} did not answer for {deadline.seconds:g} s; check the address, and "
-                    "that no firewall is in between"
-                ) from None
-            except OSError as error:
-                if waits and deadline.left() > _LOOK_EVERY:
-                    time.sleep(_LOOK_EVERY)
-                    continue
-                waited = f" for {deadline.seconds:g} s" if waits else ""
-                if isinstance(error, socket.gaierror):
-                    raise ConnectionError(
-                        f"{peer}: no address of {address.host!r}{waited}: {error}; check the name "
-                        "of the host"
+                if not deadline.left():
+                    raise TimeoutError(
+                        f"{peer} did not answer for {deadline.seconds:g} s; check the address, and "
+                        "that no firewall is in between"
                     ) from None
-                raise ConnectionError(
-                    f"{peer} is not there: {error.strerror or error}{waited}; its program has "
-                    "not called gda.offer with this address, or has ended"
-                ) from None
+            except OSError as error:
+                if not waits or deadline.left() <= _LOOK_EVERY:
+                    waited = f" for {deadline.seconds:g} s" if waits else ""
+                    said = (
+                        f" is not there: {error.strerror or error}{waited}; its program has not "
+                        "called gda.offer with this address, or has ended"
+                    )
+                    if isinstance(error, socket.gaierror):
+                        said = f": no address of {address.host!r}{waited}: {error}; check the name"
+                    raise ConnectionError(f"{peer}{said}") from None
+                time.sleep(_LOOK_EVERY)
         connection = cls(given, peer, deadline, is_stopped)
         try:
             connection._introduce(token)
@@ -285,47 +281,26 @@ class Connection:
 
     # Blocks.
 
-    def send_blocks(self, blocks: Iterable[tuple[Elements, np.dtype[Any]]]) -> None:
-        """Send the elements of blocks in C order, each cast to a dtype; small parts together."""
-        small: list[bytes] = []
-        nbytes = 0
-        for block, dtype in blocks:
-            for part in _parts(block, is_whole=block.dtype == dtype):
-                is_large = part.size * dtype.itemsize >= _PART_BYTES
-                if not is_large:
-                    small.append(np.asarray(part, dtype).tobytes())
-                    nbytes += len(small[-1])
-                if is_large or nbytes >= _PART_BYTES:
-                    self._send(b"".join(small))
-                    small, nbytes = [], 0
-                if is_large:
-                    self._send(_bytes_of(np.ascontiguousarray(part, dtype)))
-        self._send(b"".join(small))
+    def send_blocks(self, blocks: Iterable[BlockAs]) -> None:
+        """Send the elements of blocks in C order, each cast to a dtype."""
+        for parts in _sent_together(blocks):
+            if len(parts) == 1:
+                self._send(_bytes_of(np.ascontiguousarray(*parts[0])))
+            else:
+                self._send(b"".join([np.asarray(*part).tobytes() for part in parts]))
 
     def receive_blocks(self, blocks: Iterable[Elements]) -> None:
         """Receive the elements of blocks in C order."""
-        small: list[Elements] = []
-        nbytes = 0
-        for block in blocks:
-            for part in _parts(block, is_whole=True):
-                is_large = part.nbytes >= _PART_BYTES and part.flags.c_contiguous
-                if not is_large:
-                    small.append(part)
-                    nbytes += part.nbytes
-                if is_large or nbytes >= _PART_BYTES:
-                    self._fill_all(small, nbytes)
-                    small, nbytes = [], 0
-                if is_large:
-                    self._fill(_bytes_of(part))
-        self._fill_all(small, nbytes)
-
-    def _fill_all(self, parts: list[Elements], nbytes: int) -> None:
-        """Receive the elements of several parts, one after the other."""
-        data, offset = np.empty(nbytes, np.uint8), 0
-        self._fill(data.data)
-        for part in parts:
-            np.copyto(part, np.ndarray(part.shape, part.dtype, data, offset))
-            offset += part.nbytes
+        for parts in _sent_together((block, block.dtype) for block in blocks):
+            part = parts[0][0]
+            if len(parts) == 1 and part.flags.c_contiguous:
+                self._fill(_bytes_of(part))
+                continue
+            data, offset = np.empty(sum([part.nbytes for part, _ in parts]), np.uint8), 0
+            self._fill(data.data)
+            for part, dtype in parts:
+                np.copyto(part, np.ndarray(part.shape, dtype, data, offset))
+                offset += part.nbytes
 
     # Bytes.
 
@@ -408,6 +383,22 @@ def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:
 
 def _bytes_of(block: Elements) -> memoryview:
     return block.reshape(-1).view(np.uint8).data
+
+
+def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[BlockAs]]:
+    """Yield parts of blocks in C order: one that is large, or several that are small."""
+    small: list[BlockAs] = []
+    nbytes = 0
+    for block, dtype in blocks:
+        is_small = 0 < block.nbytes <= _PART_BYTES
+        for part in (block,) if is_small else _parts(block, block.dtype == dtype):
+            if small and nbytes + part.nbytes > _PART_BYTES:
+                yield small
+                small, nbytes = [], 0
+            small.append((part, dtype))
+            nbytes += part.nbytes
+    if small:
+        yield small
 
 
 def _parts(block: Elements, is_whole: bool) -> Iterator[Elements]:

@@ -249,22 +249,19 @@ def _held(tree: Any) -> HeldTree:
     for leaf in saved_leaves(flat, Options(), are_held=True):
         if isinstance(leaf, SavedPerProcess):
             with noting_path(leaf.record.path):
-                raise TypeError(
-                    "a PerProcess cannot be offered, because each process has a value of its own; "
-                    "omit it"
-                )
-        leaves.append(leaf)
-    arrays = [leaf for leaf in leaves if isinstance(leaf, SavedLeaf)]
-    for leaf in arrays:
-        if leaf.is_source:
+                raise TypeError("a PerProcess cannot be offered, because it has several values")
+        if isinstance(leaf, SavedLeaf) and leaf.is_source:
             with noting_path(leaf.record.path):
                 raise TypeError("a source cannot be offered; load it with gda.load_tree")
+        leaves.append(leaf)
     values = values_of(leaves) if jax.process_count() > 1 else {}
-    held = {
-        leaf.number: kept(leaf)._replace(grid=leaf.grid if leaf.own is None else None)
-        for leaf in arrays
-    }
-    return HeldTree([held.get(n, leaf) for n, leaf in enumerate(leaves)], structure, values)
+    held = [
+        kept(leaf)._replace(grid=leaf.grid if leaf.own is None else None)
+        if isinstance(leaf, SavedLeaf)
+        else leaf
+        for leaf in leaves
+    ]
+    return HeldTree(held, structure, values)
 
 
 def _check_same_arrays(before: HeldTree, after: HeldTree) -> None:
@@ -295,12 +292,13 @@ def _catalog(
 ) -> bytes:
     """Return the catalog of a version, in the first process."""
     tree, _ = versions.get(versions.run, version, Deadline(0))
-    layouts, leaves = LayoutNumbers(len(servers)), []
-    for leaf in tree.leaves:
-        if isinstance(leaf, SavedLeaf):
-            leaves.append(replace(leaf.record, array=layouts.number_of(leaf.grid)))
-        else:
-            leaves.append(leaf)
+    layouts = LayoutNumbers(len(servers))
+    leaves = [
+        replace(leaf.record, array=layouts.number_of(leaf.grid))
+        if isinstance(leaf, SavedLeaf)
+        else leaf
+        for leaf in tree.leaves
+    ]
     meshes, of_arrays = layouts.both
     return Catalog(
         leaves=tuple(leaves),

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from gda.arrays.buffers import Buffers
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.exchange.asking import OfferToPull, PieceToPull
+from gda.exchange.asking import OfferToPull, PiecesToPull
 from gda.exchange.catalog import Catalog, catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
@@ -41,6 +41,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
 from gda.trees.per_process import PerProcess
+from gda.trees.records.arrivals import Arrival
 from gda.trees.records.compared_fingerprints import check_fingerprints
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
@@ -244,25 +245,30 @@ class _Pull:
         gc.collect(0)
         catalog, offer = self.catalog, self.offer
         near = [n for n, each in enumerate(catalog.servers) if each.machine == machine() != ""]
-        pieces_of: dict[Any, list[PulledPiece]] = {}  # arrays of one shape and layout have the same
+        pieces_of: dict[Any, list[PulledPiece]] = {}
         arrivals = [*zip(self.numbers, self.wanted.arrivals, strict=True)]
         sizes = [arrival.passing_nbytes for _, arrival in arrivals]
         for group in groups_within(arrivals, sizes, self.options.max_bytes):
             buffers = Buffers(sum(len(arrival.needed) for _, arrival in group))
-            questions: defaultdict[int, list[PieceToPull]] = defaultdict(list)
+            alike: defaultdict[Any, list[tuple[int, Arrival]]] = defaultdict(list)
             for number, arrival in group:
-                record, plan = arrival.record, arrival.plan
+                record = arrival.record
                 offer.deadline.check(offer.peer(0))
                 with noting_path(record.path):
                     arrival.allocate(buffers)
-                key = record.array, record.shape, plan
+                key = record.array, record.shape, arrival.plan
+                alike[key, record.dtype].append((number, arrival))
+            questions: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
+            for (key, dtype), some in alike.items():
+                _, shape, plan = key
                 if key not in pieces_of:
-                    needed = whole_array(record.shape) if plan is None else needed_blocks(plan)
-                    grid = catalog.grid_of(record)
+                    needed = whole_array(shape) if plan is None else needed_blocks(plan)
+                    grid = catalog.grid_of(some[0][1].record)
                     pieces_of[key] = pulled_pieces(grid, needed, frozenset(near))
-                dtype = record.dtype.name
+                numbers, arrived = zip(*some, strict=True)
                 for piece in pieces_of[key]:
-                    questions[piece.server].append(PieceToPull(number, piece, dtype, arrival))
+                    each = PiecesToPull(piece, dtype.name, numbers, arrived)
+                    questions[piece.server].append(each)
             offer.pull(catalog, questions)
             for _, arrival in group:
                 arrival.finish()

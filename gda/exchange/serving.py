@@ -18,7 +18,8 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,29 +86,19 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def pieces(self, questions: Any) -> list[PieceToSend]:
-        """Return the pieces that questions name; ``ValueError`` unless one block here has each."""
-        # Many arrays have pieces at one place; what is equal for these is computed once.
-        known: dict[Any, _PieceInBlock] = {}
-        found: list[PieceToSend] = []
-        for question in questions:
-            number, start, shape, name = question
-            if type(number) is not int or number < 0:
-                raise _no_piece_error(question)
-            leaf = self.leaves[number] if number < len(self.leaves) else None
-            start, shape = tuple(start), tuple(shape)
-            block_shape = leaf.block_shape if isinstance(leaf, SavedLeaf) else None
-            key = start, shape, name, block_shape
-            if (at := known.get(key)) is None:
-                if not all(type(n) is int and 0 <= n < 2**62 for n in (*start, *shape)):
-                    raise _no_piece_error(question)
-                if block_shape is None or not len(start) == len(shape) == len(block_shape):
-                    raise ValueError(f"has no array {number} with a piece of shape {[*shape]}")
-                at = known[key] = _piece_in_block(start, shape, name, block_shape)
+    def pieces(self, numbers: Any, start: Any, shape: Any, dtype: Any) -> Iterator[PieceToSend]:
+        """Yield a piece of each of some leaves; ``ValueError`` unless one block here has it."""
+        start, shape = tuple(start), tuple(shape)
+        for number in numbers:
+            is_number = type(number) is int and 0 <= number < len(self.leaves)
+            leaf = self.leaves[number] if is_number else None
+            if not isinstance(leaf, SavedLeaf):
+                raise ValueError(f"has no array {number!r:.80}")
+            at = _piece_in_block(start, shape, dtype, leaf.block_shape)
             data = self._data[number].get(at.first)
             if data is None or any(map(operator.gt, at.stops, data.shape)):
                 raise ValueError(
-                    f"holds no block of array {number} with the piece at {start} {[*shape]}"
+                    f"holds no block of array {number} with the piece at {start} {shape}"
                 )
             if not isinstance(data, np.ndarray):
                 # In place of the pinned memory that an accelerator has copied the block to.
@@ -115,8 +106,7 @@ class HeldTree:
             block = data[at.place]
             if at.dtype != block.dtype:
                 _check_cast(leaf, start, block, at.dtype)
-            found.append(PieceToSend(start, block, at.dtype))
-        return found
+            yield PieceToSend(start, block, at.dtype)
 
 
 class _PieceInBlock(NamedTuple):
@@ -128,7 +118,12 @@ class _PieceInBlock(NamedTuple):
     dtype: np.dtype[Any]
 
 
+# Many arrays have pieces at one place.
+@lru_cache(maxsize=4096)
 def _piece_in_block(start: Shape, shape: Shape, name: str, block_shape: Shape) -> _PieceInBlock:
+    is_place = all(type(n) is int and 0 <= n < 2**62 for n in (*start, *shape))
+    if not is_place or not len(start) == len(shape) == len(block_shape):
+        raise ValueError(f"got {[start, shape]!r:.80} as a piece of blocks of {block_shape}")
     steps = zip(start, block_shape, strict=True)
     first = tuple([at // step * step if step else 0 for at, step in steps])
     place = within(index_at(start, shape), first)
@@ -144,10 +139,6 @@ def _check_cast(leaf: Any, start: Shape, block: np.ndarray[Any, Any], dtype: np.
     # Here, because no error can follow a part that was sent.
     what = f"its array at {format_path(leaf.record.path)}"
     check_holds(block, dtype, Origin.of_block(what, start))
-
-
-def _no_piece_error(question: Any) -> ValueError:
-    return ValueError(f"got {question!r:.80} as a piece")
 
 
 class OfferServer:
@@ -299,7 +290,7 @@ class OfferServer:
         return self._catalog(held.enter_context(pulled)), []
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:
-        blocks = [(each.block, each.dtype) for each in self._pieces_to_send(question, asker)]
+        blocks = [each[1:] for each in self._pieces_to_send(question, asker)]
         nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
         return json.dumps({"nbytes": nbytes}).encode(), blocks
 
@@ -312,13 +303,13 @@ class OfferServer:
 
     def _pieces_to_send(self, question: Any, asker: Connection) -> list[PieceToSend]:
         pieces, number = question["pieces"], int(question["version"])
-        if len(pieces) > MOST_PIECES:
-            raise ValueError(f"got {len(pieces)} pieces; expected are at most {MOST_PIECES}")
+        if (count := sum([len(numbers) for numbers, *_ in pieces])) > MOST_PIECES:
+            raise ValueError(f"got {count} pieces; expected are at most {MOST_PIECES}")
         # A puller that takes nothing must not hold the blocks of a version that was dropped.
         tree, asker.is_stopped = self._versions.get(
             question["run"], number, _sooner(asker.deadline)
         )
-        return tree.pieces(pieces)
+        return [piece for each in pieces for piece in tree.pieces(*each)]
 
 
 def _sooner(deadline: Deadline) -> Deadline:

@@ -53,7 +53,7 @@ def _of_anything(target: Any) -> Target:
     except (AttributeError, TypeError):
         shape, dtype = None, None
     if shape is None or dtype is None or not hasattr(target, "__setitem__"):
-        raise TypeError(f"a {type(target).__name__} is not a target{_instead_of(target)}")
+        raise TypeError(f"a {type(target).__name__} is not a target; {_instead_of(target)}")
     # With chunks packed into shards, Zarr reads, changes and writes a whole shard.
     for name in ("shards", "chunks"):
         if (chunks := chunks_of(target, name)) is not None:
@@ -63,14 +63,13 @@ def _of_anything(target: Any) -> Target:
 
 def _instead_of(target: Any) -> str:
     if is_future(target):
-        return "; call .result() on it, and pass the open TensorStore that it returns"
-    what = (
-        "; a target has shape, dtype and slice assignment, such as a numpy.memmap, a zarr.Array or "
+        return "call .result() on it, and pass the open TensorStore that it returns"
+    if is_group(target):
+        return "pick one array of it by its name, or write a tree with gda.store"
+    return (
+        "a target has shape, dtype and slice assignment, such as a numpy.memmap, a zarr.Array or "
         "an h5py.Dataset, or is an open TensorStore"
     )
-    if is_group(target):
-        return f"{what}; pick one array of it by its name, or write a tree with gda.store"
-    return what
 
 
 def _of_h5py(target: Any) -> Target:
@@ -133,23 +132,9 @@ def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
     if not holds(target.dtype, dtype):
         raise ValueError(
             f"the array has dtype {dtype}, and the target {target.dtype}, which cannot hold all of "
-            f"its values; {_fitting_target(target, dtype)}, or store "
-            "array.astype(target_dtype)"
+            "its values; make a target of a dtype that holds them, such as float32 in a library "
+            "without bfloat16, or store array.astype(target_dtype)"
         )
-
-
-def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
-    """Return advice: a target that holds all values of an array."""
-    formats = {"HDF5": ("h5py", "Dataset"), "Zarr": ("zarr", "Array")}
-    lacking = [name for name, kind in formats.items() if is_a(target.handle, *kind)]
-    if not lacking or dtype.isbuiltin == 1:
-        return f"make a target of dtype {dtype}"
-    # A dtype of another library than NumPy: h5py makes raw bytes of it, and zarr-python refuses it.
-    wide = next(name for name in ("int8", "uint8", "float32") if holds(np.dtype(name), dtype))
-    return (
-        f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}, or write "
-        "to a TensorStore, which has it"
-    )
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:

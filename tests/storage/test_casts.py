@@ -6,16 +6,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gda
 from gda.layout.dtype_names import _OF_NUMPY, _names_of_ml_dtypes, dtype_named
 from gda.storage.casts import Origin, cast, check_holds
-
-DTYPES = ["bool", "int8", "uint8", "int32", "int64", "uint64", "float16", "float32", "float64"]
-DTYPES += ["complex64", "complex128"]
-ADDED = [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.int4]
 
 
 def outcome(values: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any] | str:
@@ -82,22 +76,6 @@ def test_a_value_that_fits_is_rounded(value: Any, of: Any, dtype: Any) -> None:
     assert found.tobytes() == wanted.tobytes()
 
 
-@given(
-    st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-300, 300), max_size=4),
-    st.sampled_from(DTYPES + ADDED),
-)
-def test_integers_are_kept_or_named(numbers: list[int], dtype: Any) -> None:
-    found = outcome(np.array(numbers, np.int64), dtype)
-    of_result = np.dtype(dtype)
-    if of_result.kind in "iu":
-        info = np.iinfo(of_result)
-        fit = all(info.min <= number <= info.max for number in numbers)
-        assert isinstance(found, str) != fit
-        assert not fit or found.tolist() == numbers  # pyright: ignore[reportAttributeAccessIssue]
-    elif not isinstance(found, str) and of_result.kind != "b":
-        assert np.isfinite(found.astype(np.complex128)).all()
-
-
 def test_each_dtype_is_cast_to_each_other_one() -> None:
     names = sorted(_OF_NUMPY) + _names_of_ml_dtypes()
     dtypes = [dtype for name in names if (dtype := dtype_named(name)) is not None]
@@ -106,7 +84,8 @@ def test_each_dtype_is_cast_to_each_other_one() -> None:
         numbers: list[Any] = [0, 1, 2 + 1j, 3] if kind == "c" else [0, 1]
         if kind in "if":
             info = ml_dtypes.iinfo(of) if kind == "i" else ml_dtypes.finfo(of)
-            numbers += [info.min, info.max]
+            others = [n for n in (-1, 300, 2**24 + 1) if float(info.min) <= n <= float(info.max)]
+            numbers += [info.min, info.max, *others]
         for number, dtype in itertools.product(numbers, dtypes):
             values = np.full(1, number, of)
             value = values.astype(np.float32)[0] if of.isbuiltin == 2 else values[0]

@@ -62,17 +62,11 @@ def test_chunks_of_a_part_of_a_tensorstore_and_of_shards(tmp_path: Path) -> None
     assert target_of(ts.array(np.zeros((4, 4)))).chunks in ((4, 4), None)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [None, {"a": np.zeros(2)}, "a.npy", np.float32(1)],
-    ids=lambda given: type(given).__name__,
-)
-def test_other_values_are_no_target(given: Any) -> None:
-    with pytest.raises(TypeError, match=f"a {type(given).__name__} is not a target.*TensorStore"):
-        target_of(given)
-
-
-def test_containers_of_targets_are_named(tmp_path: Path) -> None:
+def test_other_values_are_no_target(tmp_path: Path) -> None:
+    for given in (None, {"a": np.zeros(2)}, "a.npy", np.float32(1)):
+        said = f"a {type(given).__name__} is not a target; a target has shape.*TensorStore"
+        with pytest.raises(TypeError, match=said):
+            target_of(given)
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "t")}}
     opening = ts.open(spec, create=True, dtype=ts.float32, shape=(3,))
     with pytest.raises(TypeError, match=r"a Future is not a target; call \.result\(\) on it, and"):
@@ -148,24 +142,8 @@ def test_dtypes_that_hold_all_values_and_others() -> None:
     for wide, narrow in WIDER:
         check_fit(target_of(np.zeros(3, wide)), (3,), np.dtype(narrow))
     for wide, narrow in NARROWER:
-        with pytest.raises(ValueError, match="cannot hold all of its values; make a target of dty"):
+        with pytest.raises(ValueError, match="cannot hold all of its values; make a target of a d"):
             check_fit(target_of(np.zeros(3, wide)), (3,), np.dtype(narrow))
-
-
-@pytest.mark.parametrize(("dtype", "wide"), [(bfloat16, "float32"), (ml_dtypes.int4, "int8")])
-def test_dtypes_missing_in_a_library_are_not_suggested(
-    dtype: Any, wide: str, tmp_path: Path
-) -> None:
-    dtype = np.dtype(dtype)
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        made: list[Any] = [
-            lambda dtype: file.create_dataset(str(dtype), (4, 2), dtype),
-            lambda dtype: zarr.create_array(store={}, shape=(4, 2), dtype=dtype),
-        ]
-        for make_target in made:
-            with pytest.raises(ValueError, match=f"has no {dtype}, so make .* {wide}, or write to"):
-                check_fit(target_of(make_target("bool")), (4, 2), dtype)
-            check_fit(target_of(make_target(wide)), (4, 2), dtype)
 
 
 SMALL = [
@@ -176,19 +154,14 @@ SMALL = [
 WIDE = [*SMALL, "int32", "uint32", "float32", "int64", "uint64", "float64", "complex64"]
 
 
-@pytest.mark.parametrize("narrow", SMALL, ids=lambda dtype: np.dtype(dtype).name)
-def test_every_value_of_a_dtype_that_is_held_comes_back(narrow: Any) -> None:
-    narrow = np.dtype(narrow)
-    bits = np.arange(2 ** (8 * narrow.itemsize)).astype(f"u{narrow.itemsize}")
-    if narrow == np.bool_:
-        bits = bits[:2]
-    elif narrow.name.endswith("int4"):
-        bits = bits[:16]
-    values = bits.view(narrow)
-    held = [wide for wide in map(np.dtype, WIDE) if holds(wide, narrow)]
-    assert narrow in held
-    for wide in held:
-        with np.errstate(invalid="ignore"):
-            back = values.astype(wide).real.astype(narrow)
-            same = (back == values) | ((back != back) & (values != values))
-        assert same.all(), f"{narrow} in {wide}"
+def test_every_value_of_a_dtype_that_is_held_comes_back() -> None:
+    for narrow in map(np.dtype, SMALL):
+        bits = np.arange(2 ** (8 * narrow.itemsize)).astype(f"u{narrow.itemsize}")
+        values = bits[: {"bool": 2, "int4": 16, "uint4": 16}.get(narrow.name)].view(narrow)
+        held = [wide for wide in map(np.dtype, WIDE) if holds(wide, narrow)]
+        assert narrow in held
+        for wide in held:
+            with np.errstate(invalid="ignore"):
+                back = values.astype(wide).real.astype(narrow)
+                same = (back == values) | ((back != back) & (values != values))
+            assert same.all(), f"{narrow} in {wide}"

@@ -48,9 +48,9 @@ class OrbaxTree(NamedTuple):
     """The leaves of a run, and the format of their data."""
 
     leaves: list[OrbaxLeaf]
-    uses_ocdbt: bool | None = None  # None in older releases, which do not say it
-    uses_zarr3: bool | None = None  # None without metadata
-    has_zeros: bool = False  # blocks of zeros are written too
+    uses_ocdbt: bool | None  # None in older releases, which do not say it
+    uses_zarr3: bool
+    has_zeros: bool  # blocks of zeros are written too
 
 
 def parse_tree(text: bytes) -> OrbaxTree:
@@ -70,9 +70,10 @@ def parse_items(text: bytes) -> list[str]:
     """Return the items in ``_CHECKPOINT_METADATA``, with arrays or without; [] if it has none."""
     content = _of(dict, parse_json(text.decode()), "it")
     items = content.get("item_handlers")
-    for name in items if isinstance(items, dict) else ():
-        check_name(name)
-    return [*items] if isinstance(items, dict) else []
+    names = [*items] if isinstance(items, dict) else []
+    for name in names:
+        _check_name(name)
+    return names
 
 
 def parse_strings(text: bytes) -> dict[str, str]:
@@ -99,46 +100,29 @@ def parse_key_kinds(text: bytes) -> dict[str, str | None]:
 
 def tree_of(leaves: Iterable[OrbaxLeaf], value_of: Callable[[OrbaxLeaf], Any]) -> Any:
     """Return the tree of the leaves' values: lists for sequences, dicts for all other nodes."""
-    top = _OrbaxNode()
-    for leaf in leaves:
-        node = top
-        for key in ((), *leaf.path)[:-1]:
-            node = _below(node, key, leaf)
-        _put(node, ((), *leaf.path)[-1], leaf)
-    return _built(top[()], value_of) if top else {}
 
-
-class _OrbaxNode(dict[Any, Any]):
-    """A node of the tree by keys, or the top, which has the tree at ``()``."""
-
-
-def _below(node: _OrbaxNode, key: Any, leaf: OrbaxLeaf) -> _OrbaxNode:
-    found = node.get(key)
-    if isinstance(found, OrbaxLeaf) and found.kind not in EMPTY:
-        raise ValueError(f"leaf {found.name!r} is also a node, above {leaf.name!r}")
-    if not isinstance(found, _OrbaxNode):
+    def node_at(leaves: list[OrbaxLeaf], depth: int) -> Any:
+        below: dict[Key, list[OrbaxLeaf]] = {}
         # A save of some leaves later leaves the empty node of an earlier one.
-        found = node[key] = _OrbaxNode()
-    return found
+        own = [leaf for leaf in leaves if len(leaf.path) == depth]
+        for leaf in leaves:
+            if len(leaf.path) > depth:
+                below.setdefault(leaf.path[depth], []).append(leaf)
+                if own and own[0].kind not in EMPTY:
+                    raise ValueError(f"leaf {own[0].name!r} is also a node, above {leaf.name!r}")
+        if len(own) > 1:
+            raise ValueError(f"leaf {own[0].name!r} is in it twice")
+        if not below:
+            return value_of(own[0])
+        if not any(isinstance(key, int) for key in below):
+            return {key: node_at(each, depth + 1) for key, each in below.items()}
+        if {*below} != {*range(len(below))}:
+            keys = ", ".join(sorted(map(str, below))[:5])
+            raise ValueError(f"a sequence has the keys {keys}, which are not 0, 1, 2, ...")
+        return [node_at(below[number], depth + 1) for number in range(len(below))]
 
-
-def _put(node: _OrbaxNode, key: Any, leaf: OrbaxLeaf) -> None:
-    found = node.setdefault(key, leaf)
-    if found is leaf or (isinstance(found, _OrbaxNode) and leaf.kind in EMPTY):
-        return
-    what = "also a node" if isinstance(found, _OrbaxNode) else "in it twice"
-    raise ValueError(f"leaf {leaf.name!r} is {what}")
-
-
-def _built(node: Any, value_of: Callable[[OrbaxLeaf], Any]) -> Any:
-    if isinstance(node, OrbaxLeaf):
-        return value_of(node)
-    if not any(isinstance(key, int) for key in node):
-        return {key: _built(below, value_of) for key, below in node.items()}
-    if {*node} != {*range(len(node))}:
-        given = sorted(map(str, node))[:5]
-        raise ValueError(f"a sequence has the keys {', '.join(given)}, which are not 0, 1, 2, ...")
-    return [_built(node[number], value_of) for number in range(len(node))]
+    given = [*leaves]
+    return node_at(given, 0) if given else {}
 
 
 def _leaf(name: str, entry: Any) -> OrbaxLeaf:
@@ -152,7 +136,7 @@ def _leaf(name: str, entry: Any) -> OrbaxLeaf:
         is_written = not _flag(value, "skip_deserialize", False)
         leaf = OrbaxLeaf(tuple(map(_key, keys)), kind, is_written)
         if is_written and kind not in EMPTY:
-            check_name(leaf.name)
+            _check_name(leaf.name)
     except ValueError as error:
         raise ValueError(f"leaf {name!r:.200}: {error}") from None
     return leaf
@@ -170,7 +154,7 @@ def _key(given: Any) -> Key:
     raise ValueError(f"key {key!r:.80} of type {kind!r:.80} is neither in a mapping nor a sequence")
 
 
-def check_name(name: str) -> None:
+def _check_name(name: str) -> None:
     """Raise ``ValueError`` for a name that is no path inside of the run."""
     try:
         nbytes = len(name.encode())

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
-from gda.storage.orbax_runs.aggregate import is_placeholder, leaves_of, parse_values, value_at
 from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
@@ -28,9 +27,7 @@ from gda.storage.orbax_runs.metadata import (
     tree_of,
 )
 from gda.storage.orbax_runs.run_folder import (
-    AGGREGATE,
     METADATA,
-    MOST_BYTES,
     MOST_FILES,
     OCDBT,
     OrbaxFolder,
@@ -40,7 +37,6 @@ from gda.storage.sources import Unreadable
 
 T = TypeVar("T")
 
-_MOST_AGGREGATED_BYTES = 2**40  # of the file of all small leaves, whose arrays may be any
 _MOST_KEY_BYTES = 2**26  # of an array of keys or a number, which is read when a run is opened
 
 # The numbers of Python by the dtype in which they are saved.
@@ -66,8 +62,7 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
     Returns:
       the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
         named tuples and dataclasses, as Orbax has them in its metadata. Arrays are TensorStores,
-        which ``load_tree`` reads; those that releases before 0.6 put into a file of all small
-        leaves are NumPy arrays. Numbers and strings are values, and ``None`` and empty containers
+        which ``load_tree`` reads. Numbers and strings are values, and ``None`` and empty containers
         are themselves. Typed PRNG keys are a ``jax.Array`` of keys on one device. A leaf without
         data raises ``ValueError`` with the reason when it is used.
 
@@ -77,7 +72,7 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
         that lead out of it; it has several items, and ``item`` is not one of them; or it holds
         several runs. The message has the files that were found.
       OSError: a store cannot be reached.
-      ImportError: TensorStore is not installed; or msgpack, for a file of all small leaves.
+      ImportError: TensorStore is not installed.
 
     >>> import gda, jax, numpy as np, os, tempfile
     >>> import orbax.checkpoint as ocp
@@ -93,22 +88,16 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
     float32[8,2] P('x', 'y')
     """
     folder = folder_of_tree(path, item)
-    saved = None
-    if (tree := _parsed(folder, METADATA, parse_tree)) is None:
-        saved = _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
-        tree = OrbaxTree(_parsed_by(folder, AGGREGATE, lambda: [*leaves_of(saved)]))
-    values = _values_of(folder, tree, saved)
-    return _parsed_by(folder, METADATA, lambda: tree_of(tree.leaves, lambda leaf: values[leaf]))
+    tree: Any = _parsed(folder, METADATA, parse_tree)
+    values = _values_of(folder, tree)
+    with _damage_named(folder, METADATA):
+        return tree_of(tree.leaves, lambda leaf: values[leaf])
 
 
-def _values_of(folder: OrbaxFolder, tree: OrbaxTree, saved: Any) -> dict[OrbaxLeaf, Any]:
-    """Return the value or the source of each leaf; ``saved`` has values that were read before."""
+def _values_of(folder: OrbaxFolder, tree: OrbaxTree) -> dict[OrbaxLeaf, Any]:
+    """Return the value or the source of each leaf."""
     written = [leaf for leaf in tree.leaves if leaf.is_written]
-    if saved is None and not all(leaf.is_written or leaf.kind in EMPTY for leaf in tree.leaves):
-        saved = _parsed(folder, AGGREGATE, parse_values, _MOST_AGGREGATED_BYTES)
-    values: dict[OrbaxLeaf, Any] = {
-        leaf: _without_data(folder, leaf, saved) for leaf in tree.leaves
-    }
+    values: dict[OrbaxLeaf, Any] = {leaf: _without_data(folder, leaf) for leaf in tree.leaves}
     if strings := [leaf for leaf in written if leaf.kind == "string"]:
         values |= _strings(folder, strings)
     arrays = [leaf for leaf in written if leaf.kind in (*ARRAYS, "scalar")]
@@ -118,18 +107,17 @@ def _values_of(folder: OrbaxFolder, tree: OrbaxTree, saved: Any) -> dict[OrbaxLe
     return values | stores | _read(folder, {leaf: stores[leaf] for leaf in small}, kinds)
 
 
-def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf, saved: Any) -> Any:
+def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
     """Return the value of a leaf without files of its own."""
     if leaf.kind in EMPTY:
         return EMPTY[leaf.kind]()
+    why = f"has the type {leaf.kind!r:.80}, which gda does not read; load the other leaves"
     if not leaf.is_written:
-        with contextlib.suppress(LookupError):
-            if not is_placeholder(value := value_at(saved, leaf.path)):
-                return value
-    why = f"has the type {leaf.kind!r:.80}, which gda does not read"
-    if not leaf.is_written:
-        why = "was not written: its entry in _METADATA has skip_deserialize"
-    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}; load the other leaves")
+        why = (
+            "was not written, or Orbax before 0.6 has put it into one file with others: its entry "
+            "in _METADATA has skip_deserialize. Load the other leaves, or restore it with Orbax"
+        )
+    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}")
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
@@ -147,22 +135,12 @@ def _opened(folder: OrbaxFolder, tree: OrbaxTree, leaves: Sequence[OrbaxLeaf]) -
     names, in_ocdbt = [leaf.name for leaf in leaves], tree.uses_ocdbt
     if in_ocdbt is None:
         in_ocdbt = folder.has(OCDBT)
-
-    def opened(uses_zarr3: bool) -> list[Any]:
-        spec = {
-            "driver": "zarr3" if uses_zarr3 else "zarr",
-            # Older releases omit blocks of zeros where the format has a fill value: only Zarr 3.
-            "fill_missing_data_reads": uses_zarr3 and not tree.has_zeros,
-        }
-        begun = folder.begin_to_open(spec, names, in_ocdbt)
-        return folder.results(begun, names, "cannot be opened")
-
-    if tree.uses_zarr3 is not None:
-        return opened(tree.uses_zarr3)
-    try:
-        return opened(uses_zarr3=False)
-    except ValueError:
-        return opened(uses_zarr3=True)
+    spec = {
+        "driver": "zarr3" if tree.uses_zarr3 else "zarr",
+        # Older releases omit blocks of zeros where the format has a fill value: only Zarr 3.
+        "fill_missing_data_reads": tree.uses_zarr3 and not tree.has_zeros,
+    }
+    return folder.results(folder.begin_to_open(spec, names, in_ocdbt), names, "cannot be opened")
 
 
 def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, str | None]:
@@ -180,7 +158,8 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
         texts = folder.read_each(files)
         for file, text in zip(files, texts, strict=True):
             if text is not None:
-                kinds |= _parsed_by(folder, file, lambda text=text: parse_key_kinds(text))
+                with _damage_named(folder, file):
+                    kinds |= parse_key_kinds(text)
         if None in texts:
             break
         numbers = range(numbers.stop, numbers.stop + MOST_FILES)
@@ -198,10 +177,10 @@ def _read(
                 f"the numbers or PRNG keys {leaf.name!r:.200} of {folder.url} have {nbytes} bytes; "
                 f"gda reads at most {_MOST_KEY_BYTES} when it opens a run"
             )
-    names = [leaf.name for leaf in stores]
-    data = folder.results([store.read() for store in stores.values()], names, "cannot be read")
-    values = zip(stores, data, strict=True)
-    return {leaf: _value_of(leaf, each, kinds.get(leaf.name)) for leaf, each in values}
+    futures = [store.read() for store in stores.values()]
+    data = folder.results(futures, [leaf.name for leaf in stores], "cannot be read")
+    pairs = zip(stores, data, strict=True)
+    return {leaf: _value_of(leaf, each, kinds.get(leaf.name)) for leaf, each in pairs}
 
 
 def _value_of(leaf: OrbaxLeaf, data: np.ndarray[Any, Any], kind: str | None) -> Any:
@@ -214,16 +193,16 @@ def _value_of(leaf: OrbaxLeaf, data: np.ndarray[Any, Any], kind: str | None) -> 
         return Unreadable(f"leaf {leaf.name!r:.200} is of PRNG keys {kind!r:.80}: {error}")
 
 
-def _parsed(
-    folder: OrbaxFolder, name: str, parse: Callable[[bytes], T], most_bytes: int = MOST_BYTES
-) -> T | None:
+def _parsed(folder: OrbaxFolder, name: str, parse: Callable[[bytes], T]) -> T | None:
     """Return the content of a file; ``None`` if it is missing."""
-    text = folder.read(name, most_bytes)
-    return None if text is None else _parsed_by(folder, name, lambda: parse(text))
+    text = folder.read(name)
+    with _damage_named(folder, name):
+        return None if text is None else parse(text)
 
 
-def _parsed_by(folder: OrbaxFolder, name: str, parse: Callable[[], T]) -> T:
+@contextlib.contextmanager
+def _damage_named(folder: OrbaxFolder, name: str) -> Iterator[None]:
     try:
-        return parse()
+        yield
     except ValueError as error:
         raise ValueError(f"{folder.url}{name} is damaged: {error}; copy the run again") from None

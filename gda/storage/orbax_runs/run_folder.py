@@ -26,7 +26,7 @@ MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 
 
 METADATA = "_METADATA"
 MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
-AGGREGATE = "checkpoint"  # values of older releases
+AGGREGATE = "checkpoint"  # values of releases before 0.6
 OCDBT = "manifest.ocdbt"
 COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
@@ -83,28 +83,20 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
 
 def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (METADATA, *_OF_RUN)
-    runs = [
-        name
-        for name in names
-        if STEP.fullmatch(name)
-        and (
-            any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
-        )
-    ]
+    runs = [name for name in names if STEP.fullmatch(name) and folder.entries(name)]
     if runs:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
-    if OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names):
-        return "it has arrays, but no structure; save it again with a release that writes one"
+    if not {OCDBT, AGGREGATE}.isdisjoint(names) or any(
+        folder.has(f"{name}/.zarray") for name in names
+    ):
+        return (
+            "it is of an old release of Orbax, without the structure of the tree; restore it with "
+            "Orbax, and save it again"
+        )
     if any(PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
-    if "manifest.json" in names:
-        return "it has a manifest.json; restore a checkpoint of gda with gda.checkpoint.restore"
-    if any(name.endswith(".safetensors") for name in names):
-        return "it has safetensors files; open them with gda.storage.open_safetensors"
     return f"it has {join_some([repr(name) for name in names]) or 'no files'}"
 
 
@@ -141,9 +133,8 @@ class OrbaxFolder:
         return True
 
     def has_tree(self, within: str = "") -> bool:
-        """Return True if there are metadata or values of a tree, here or in a folder within."""
-        prefix = f"{within}/" if within else ""
-        return self.has(prefix + METADATA) or self.has(prefix + AGGREGATE)
+        """Return True if there are metadata of a tree, here or in a folder within."""
+        return self.has(f"{within}/{METADATA}" if within else METADATA)
 
     def entries(self, within: str = "") -> list[str]:
         """Return the names in this folder, or in one within."""

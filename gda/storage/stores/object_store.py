@@ -12,7 +12,6 @@ import contextlib
 import errno
 import io
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,7 +25,6 @@ from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
 
 # The drivers whose requests TensorStore repeats.
 RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
-_MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
 
 class KvStore:
@@ -175,21 +173,8 @@ class KvStore:
         self.write(name, data)
 
     def remove(self, name: str) -> None:
-        within = self._range(name, f"{name}0")
-        there = self._wait(name, self._kv.list, within)
-        below = f"{name}/".encode()
-        keys = deque(key for key in there if key == name.encode() or key.startswith(below))
-        pending: deque[tuple[bytes, Any]] = deque()
-        try:
-            while keys or pending:
-                while keys and len(pending) < _MOST_REMOVED:
-                    key = keys.popleft()
-                    pending.append((key, self._kv.write(key, None)))
-                key, future = pending.popleft()
-                self._wait(_text(key), self._kv.write, key, None, begun=future)
-        finally:
-            for _, future in pending:
-                future.cancel()
+        self._wait(name, self._kv.write, name, None)
+        self._wait(name, self._kv.delete_range, self._range(f"{name}/", f"{name}0"))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
@@ -204,15 +189,10 @@ class KvStore:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.join(name))
         return found.value
 
-    def _wait(
-        self, name: str, send: Callable[..., Any], *args: Any, begun: Any = None, **options: Any
-    ) -> Any:
-        """Return the result of ``send(*args, **options)``; errors name the object.
-
-        ``begun`` is the future of a first attempt that was sent before.
-        """
+    def _wait(self, name: str, send: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Return the result of ``send(*args, **options)``; errors name the object."""
         try:
-            return self._waiting.result(self.join(name), partial(send, *args, **options), begun)
+            return self._waiting.result(self.join(name), partial(send, *args, **options))
         except OSError:
             raise
         except NotImplementedError as error:

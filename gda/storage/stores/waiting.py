@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from gda.layout.text import counted, printable
@@ -47,16 +48,13 @@ class Waiting:
         self._guard = threading.Lock()
         self._next_line = 0.0
 
-    def result(self, url: str, begin: Callable[[], Any], future: Any = None) -> Any:
-        """Return the result of a request that ``begin`` sends, or raise its permanent error.
-
-        ``future`` is that of the first attempt, if it was sent before.
-        """
+    def result(self, url: str, begin: Callable[[], Any]) -> Any:
+        """Return the result of a request that ``begin`` sends, or raise its permanent error."""
         request = _Repeated(url, self._timeout)
-        pause = 0.0
+        attempts = 0
         while request.left > 0:
-            request.attempts += 1
-            future = begin() if future is None else future
+            attempts += 1
+            future = begin()
             try:
                 for seconds in self._parts(request, request.left):
                     with contextlib.suppress(TimeoutError):
@@ -67,16 +65,21 @@ class Waiting:
                 request.failure = _PASSING.sub("", printable(str(error)[:1000]))
                 if not self._repeats or not _PASSING.match(str(error)):
                     raise
-                pause = min(PAUSES.seconds_after(request.attempts), request.left)
+                pause = min(PAUSES.seconds_after(attempts), request.left)
                 self._check_reached(request, pause)
+                for seconds in self._parts(request, pause):
+                    time.sleep(seconds)
             finally:
                 future.cancel()  # nothing waits for it any more
-                future = None
-            for seconds in self._parts(request, pause):
-                time.sleep(seconds)
         # Later requests, such as those to clean up, wait less for a store that does not answer.
         self._timeout = min(self._timeout, TIMEOUT_AFTER_ONE)
-        raise TimeoutError(errno.ETIMEDOUT, request.given_up, url)
+        said = f"no answer within {request.timeout:g} s, retries included"
+        if request.failure:
+            said = (
+                f"no success within {request.timeout:g} s, in {counted(attempts, 'attempt')}; the "
+                f"last failure was: {request.failure}"
+            )
+        raise TimeoutError(errno.ETIMEDOUT, said, url)
 
     def _check_reached(self, request: _Repeated, pause: float) -> None:
         """Raise ``ConnectionError`` if no server has ever answered; others may come back."""
@@ -109,15 +112,14 @@ class Waiting:
             )
 
 
+@dataclass
 class _Repeated:
     """One request, with all its attempts."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self.url = url
-        self.timeout = timeout
-        self.begun = time.monotonic()
-        self.attempts = 0
-        self.failure = ""
+    url: str
+    timeout: float
+    begun: float = field(default_factory=time.monotonic)
+    failure: str = ""  # of the last attempt
 
     @property
     def seconds(self) -> float:
@@ -126,13 +128,3 @@ class _Repeated:
     @property
     def left(self) -> float:
         return self.timeout - self.seconds
-
-    @property
-    def given_up(self) -> str:
-        if not self.failure:
-            return f"no answer within {self.timeout:g} s, retries included"
-        attempts = counted(self.attempts, "attempt")
-        return (
-            f"no success within {self.timeout:g} s, in {attempts}; the last failure was: "
-            f"{self.failure}"
-        )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype, is_raw, native
@@ -17,7 +17,7 @@ from gda.layout.spec import Shape, integers
 from gda.layout.text import counted
 from gda.storage.sources import HasReader, Source, source_of
 from gda.storage.views.mapping import Item, ViewMap, identity
-from gda.storage.views.reads import Joined, Mapped, SourceNode, bits_of, source_of_node
+from gda.storage.views.reads import Joined, Mapped, SourceNode, source_of_node
 
 
 @set_module("gda.storage")
@@ -48,7 +48,7 @@ class LazyArray(HasReader):
            [2, 5]])
     """
 
-    def __init__(self, node: Mapped, origin: Any, steps: tuple[str, ...] = ()) -> None:
+    def __init__(self, node: Mapped, origin: Any, steps: str = "") -> None:
         self._node, self._origin, self._steps = node, origin, steps
         self.shape: Shape = node.shape
         self.dtype: np.dtype[Any] = node.dtype
@@ -98,12 +98,9 @@ class LazyArray(HasReader):
         (4, 2, 3)
         """
         given = _integers(axes) if axes else tuple(reversed(range(self.ndim)))
-        order = [axis + self.ndim if axis < 0 else axis for axis in given]
-        if sorted(order) != [*range(self.ndim)]:
-            raise ValueError(
-                f"axes {given} for a view of shape {self.shape}; give each number from 0 to "
-                f"{self.ndim - 1} once"
-            )
+        order = normalize_axis_tuple(given, self.ndim, "axes")
+        if len(order) < self.ndim:
+            raise ValueError(f"axes {given} for a view of shape {self.shape}; give each one once")
         return self._then(f".transpose{given}", self._node.map.transposed(order))
 
     @public
@@ -161,33 +158,8 @@ class LazyArray(HasReader):
             )
         is_cast = node.dtype != node.node.dtype
         below, view_map = (node, identity(self.shape)) if is_cast else (node.node, node.map)
-        steps = (*self._steps, f".astype({wanted})")
-        return LazyArray(Mapped(below, view_map, wanted), self._origin, steps)
-
-    @public
-    def view(self, dtype: npt.DTypeLike) -> LazyArray:
-        """Return the bits of the view as numbers of another dtype, as ``numpy.ndarray.view``.
-
-        Args:
-          dtype: one of the same size, written as for ``astype``.
-
-        Raises:
-          TypeError: that is no dtype, or of another size.
-
-        >>> import gda, numpy as np
-        >>> np.asarray(gda.storage.lazy(np.array([16256], np.uint16)).view('bf16'))
-        array([1], dtype=bfloat16)
-        """
-        wanted = native(as_dtype(dtype))
-        if wanted.itemsize != self.dtype.itemsize:
-            raise TypeError(
-                f"a view of {self.dtype}, of {self.dtype.itemsize} bytes, has no elements of "
-                f"{wanted}, of {wanted.itemsize} bytes; give a dtype of that size, or read the "
-                "array and view that, numpy.asarray(view).view(dtype)"
-            )
-        leaf = SourceNode(self, bits_of(self._reader, wanted))
-        steps = (*self._steps, f".view({wanted})")
-        return LazyArray(Mapped(leaf, identity(self.shape), wanted), self._origin, steps)
+        cast = Mapped(below, view_map, wanted)
+        return LazyArray(cast, self._origin, f"{self._steps}.astype({wanted})")
 
     @public
     def __getitem__(self, index: Any) -> LazyArray:
@@ -198,14 +170,13 @@ class LazyArray(HasReader):
             array, a list or a boolean.
         """
         items = _items(index, self.shape)
-        node, text = self._node, f"[{_text_of(index)}]"
+        node = self._node
         if (view_map := node.map.indexed(items)) is None:
             node = Mapped(node, identity(self.shape), node.dtype)
             view_map = node.map.indexed(items)
             assert view_map is not None
-        return LazyArray(
-            Mapped(node.node, view_map, node.dtype), self._origin, (*self._steps, text)
-        )
+        part = Mapped(node.node, view_map, node.dtype)
+        return LazyArray(part, self._origin, f"{self._steps}[{_text_of(index)}]")
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
@@ -225,11 +196,12 @@ class LazyArray(HasReader):
         return np.asarray(block, dtype)
 
     def __repr__(self) -> str:
-        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, made_of={_made_of(self)})"
+        made_of = _text_of_origin(self._origin) + self._steps
+        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, made_of={made_of})"
 
     def _then(self, step: str, view_map: ViewMap) -> LazyArray:
         node = Mapped(self._node.node, view_map, self._node.dtype)
-        return LazyArray(node, self._origin, (*self._steps, step))
+        return LazyArray(node, self._origin, self._steps + step)
 
     def _sizes(self, given: Shape) -> Shape:
         """Return a shape that has all elements, with the size that -1 stands for."""
@@ -242,14 +214,6 @@ class LazyArray(HasReader):
                 f"reshaped to {given}; give sizes of that product, of which one may be -1"
             )
         return given
-
-
-class _Join(NamedTuple):
-    """The arguments of ``stack`` or ``concatenate``."""
-
-    name: str
-    views: list[LazyArray]
-    axis: int
 
 
 @set_module("gda.storage")
@@ -292,11 +256,10 @@ def stack(views: Iterable[Any], axis: int = 0) -> LazyArray:
     >>> import gda, numpy as np
     >>> layers = [np.zeros((4, 8), np.float32) for _ in range(3)]
     >>> gda.storage.stack([gda.storage.lazy(layer).T for layer in layers], axis=1)
-    LazyArray(shape=(8, 3, 4), dtype=float32,
-        made_of=stack([ndarray[4,8].T, ..., ndarray[4,8].T], axis=1) of 3)
+    LazyArray(shape=(8, 3, 4), dtype=float32, made_of=stack(3 views, axis=1))
     """
     parts = _parts(views, "stack")
-    axis = _axis(axis, parts[0].ndim + 1)
+    axis = normalize_axis_index(axis, parts[0].ndim + 1)
     new = (slice(None),) * axis + (None,)
     return _joined("stack", parts, [part[new] for part in parts], axis)
 
@@ -319,7 +282,7 @@ def concatenate(views: Iterable[Any], axis: int = 0) -> LazyArray:
     (5, 8)
     """
     parts = _parts(views, "concatenate")
-    axis = _axis(axis, parts[0].ndim)
+    axis = normalize_axis_index(axis, parts[0].ndim)
     return _joined("concatenate", parts, parts, axis)
 
 
@@ -333,17 +296,6 @@ def _parts(views: Iterable[Any], name: str) -> list[LazyArray]:
     if not parts:
         raise ValueError(f"{name} needs at least one view or source; none were given")
     return parts
-
-
-def _axis(axis: int, ndim: int) -> int:
-    number = operator.index(axis)
-    if not -ndim <= number < ndim:
-        raise ValueError(
-            f"axis={axis} of {counted(ndim, 'dimension')}; give a number from {-ndim} to {ndim - 1}"
-            if ndim
-            else "views of no dimensions; use stack"
-        )
-    return number % ndim
 
 
 def _joined(name: str, given: list[LazyArray], parts: list[LazyArray], axis: int) -> LazyArray:
@@ -363,7 +315,7 @@ def _joined(name: str, given: list[LazyArray], parts: list[LazyArray], axis: int
             )
     node = Joined([part._node for part in parts], axis)
     mapped = Mapped(node, identity(node.shape), node.dtype)
-    return LazyArray(mapped, _Join(name, given, axis))
+    return LazyArray(mapped, f"{name}({counted(len(given), 'view')}, axis={axis})")
 
 
 # The arguments of methods.
@@ -378,66 +330,36 @@ def _items(index: Any, shape: Shape) -> list[Item]:
     """Return the checked items of an index, one for every dimension and for every None."""
     given = list(index) if isinstance(index, tuple) else [index]
     for item in given:
-        _check_basic(item)
-    count = sum(item is not None and item is not Ellipsis for item in given)
-    dots = sum(item is Ellipsis for item in given)
-    if count > len(shape) or dots > 1:
-        raise IndexError(
-            f"an index of {counted(count, 'dimension')} and {counted(dots, 'ellipsis', 'ellipses')}"
-            f" for a view of shape {shape}; give at most {len(shape)}, and one ellipsis"
-        )
-    at = [item is Ellipsis for item in given].index(True) if dots else len(given)
-    given[at : at + dots] = [slice(None)] * (len(shape) - count)
-    sizes = iter(enumerate(shape))
-    return [None if item is None else _item(item, *next(sizes)) for item in given]
-
-
-def _check_basic(item: Any) -> None:
-    is_basic = item is None or item is Ellipsis or isinstance(item, slice)
-    is_array = isinstance(item, bool | np.bool_ | np.ndarray | jax.Array)
-    if is_basic or (hasattr(item, "__index__") and not is_array):
-        return
-    raise IndexError(
-        f"a {type(item).__name__} in the index of a view or tensor; it takes integers, slices, ... "
-        "and None. The elements that a list, an array or a boolean picks are not blocks of the "
-        "source: stack the parts, gda.storage.stack([view[i] for i in numbers]), or read the array "
-        "and index that, numpy.asarray(view)[index]"
-    )
-
-
-def _item(item: Any, dimension: int, size: int) -> int | range:
-    if isinstance(item, slice):
-        return range(*item.indices(size))
-    place = operator.index(item)
-    if not -size <= place < size:
-        raise IndexError(
-            f"index {place} is outside dimension {dimension}, of size {size}; give a number from "
-            f"{-size} to {size - 1}"
-        )
-    return place % size
+        is_basic = item is None or item is Ellipsis or isinstance(item, slice)
+        is_array = isinstance(item, bool | np.bool_ | np.ndarray | jax.Array)
+        if not is_basic and (is_array or not hasattr(item, "__index__")):
+            raise IndexError(
+                f"a {type(item).__name__} in the index of a view or tensor; it takes integers, "
+                "slices, ... and None. The elements that a list, an array or a boolean picks are "
+                "not blocks of the source: stack the parts, gda.storage.stack([view[i] for i in "
+                "numbers]), or read the array and index that, numpy.asarray(view)[index]"
+            )
+    np.broadcast_to(np.int8(0), shape)[index]  # needs no memory; NumPy's errors for a wrong one
+    count = len(given) - given.count(None)
+    if Ellipsis in given:
+        at = given.index(Ellipsis)
+        given[at : at + 1] = [slice(None)] * (len(shape) - count + 1)
+    else:
+        given += [slice(None)] * (len(shape) - count)
+    sizes = iter(shape)
+    return [None if item is None else range(next(sizes))[item] for item in given]
 
 
 # The text of a view: its sources and steps.
 
 
-def _made_of(view: LazyArray, levels: int = 3) -> str:
-    """Return the text of a view, with so many levels of joined views."""
-    origin = view._origin
-    if isinstance(origin, _Join):
-        name, parts, axis = origin
-        shown = ["..."]
-        if levels:
-            some = parts if len(parts) < 3 else [parts[0], parts[-1]]
-            shown = [_made_of(part, levels - 1) for part in some]
-            shown[1:1] = ["..."] * (len(parts) > 2)
-        count = "" if len(parts) < 3 else f" of {len(parts)}"
-        text = f"{name}([{', '.join(shown)}], axis={axis}){count}"
-    elif isinstance(origin, np.ndarray | jax.Array):  # whose repr reads them
-        text = f"{type(origin).__name__}[{','.join(map(str, origin.shape))}]"
-    else:
-        text = " ".join(repr(origin).split())
-        text = text if len(text) <= 200 else f"{text[:200]}..."
-    return text + "".join(view._steps)
+def _text_of_origin(origin: Any) -> str:
+    if isinstance(origin, str):  # the call that joined views
+        return origin
+    if isinstance(origin, np.ndarray | jax.Array):  # whose repr reads them
+        return f"{type(origin).__name__}[{','.join(map(str, origin.shape))}]"
+    text = " ".join(repr(origin).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _text_of(index: Any) -> str:

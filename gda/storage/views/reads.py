@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,48 +40,23 @@ PIECE_BYTES = 4 * 2**20
 _BUFFERS_BYTES = 16 * 2**20
 
 
-@dataclass(frozen=True, eq=False)
-class SourceNode:
-    """A source of any library."""
-
-    value: Any  # as it was given
-    source: Source
-    is_cast = False
-
-    @property
-    def shape(self) -> Shape:
-        return self.source.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return native(self.source.dtype)
-
-    @property
-    def source_bytes(self) -> int:
-        return self.leaf_bytes
-
-    @property
-    def leaf_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def is_async(self) -> bool:
-        return isinstance(self.source, AsyncSource)
-
-    @property
-    def is_local(self) -> bool:
-        return self.source.is_local
-
-    @cached_property
-    def chunks(self) -> Shape:
-        """Those of the source, or parts that are as cheap to read alone as with others."""
-        given = self.source.chunks
-        # A source without chunks is planned as if it had chunks of this size.
-        return given or chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
-
-
 # The properties of a node are computed when it is made: later, a chain of hundreds would need a
 # frame for each, and parts that are shared would be asked again and again.
+class SourceNode:
+    """A source of any library; ``value`` is what was given."""
+
+    is_cast = False
+
+    def __init__(self, value: Any, source: Source) -> None:
+        self.value, self.source = value, source
+        self.shape, self.dtype = source.shape, native(source.dtype)
+        self.leaf_bytes = self.source_bytes = math.prod(self.shape) * self.dtype.itemsize
+        self.is_async, self.is_local = isinstance(source, AsyncSource), source.is_local
+        # One without chunks has parts that are as cheap to read alone as with others.
+        without = chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
+        self.chunks: Shape = source.chunks or without
+
+
 class Mapped:
     """A view of a node, cast to a dtype."""
 
@@ -120,49 +94,28 @@ Node = SourceNode | Mapped | Joined
 
 def source_of_node(node: Mapped) -> Source:
     """Return the reader of a view: asynchronous if all its sources are."""
-    return _AsyncViewSource(node) if node.is_async else _ViewSource(node)
-
-
-def bits_of(source: Source, dtype: np.dtype[Any]) -> Source:
-    """Return a source of the bits of another, as numbers of a dtype of as many bytes."""
-    return (_AsyncBits if isinstance(source, AsyncSource) else _Bits)(source, dtype)
-
-
-class _Bits(Source):
-    """The bits of a view as numbers of another dtype."""
-
-    def __init__(self, source: Any, dtype: np.dtype[Any]) -> None:
-        self._source, self.dtype = source, dtype
-        self.shape, self.chunks = source.shape, source.chunks
-        self.read_bytes, self.buffer_bytes = source.read_bytes, source.buffer_bytes
-        self.is_local = source.is_local
-
-    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
-        out = empty(self.dtype)
-        self._source.read(index, out.view)
-        return out
-
-
-class _AsyncBits(_Bits, AsyncSource):
-    """The same of a view that reads concurrently."""
-
-    def begin(self, index: Index, out: _Memory) -> Future:
-        return self._source.begin(index, out.view(self._source.dtype))
+    if node.is_async:
+        return _AsyncViewSource(node, _BUFFERS_BYTES)
+    return _ViewSource(node, PIECE_BYTES)
 
 
 class _ViewSource(Source):
-    """The reader of a view."""
+    """The reader of a view, which holds at most so many bytes in buffers."""
 
-    def __init__(self, node: Mapped) -> None:
+    def __init__(self, node: Mapped, most_bytes: int) -> None:
         self._node = node
         self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
-        self.buffer_bytes = min(node.leaf_bytes, PIECE_BYTES)
+        self.buffer_bytes = min(node.leaf_bytes, most_bytes)
         self.is_local = node.is_local
+
+    def _plan(self, index: Index, out: _Memory) -> ReadPlan:
+        plan = ReadPlan()
+        plan.add(self._node, bounded(index, self.shape), out)
+        return plan
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> _Memory:
         out = empty(self.dtype)
-        plan = ReadPlan()
-        plan.add(self._node, bounded(index, self.shape), out)
+        plan = self._plan(index, out)
         for read in plan.reads():
             read.now()
         for copy in plan.copies:
@@ -170,20 +123,14 @@ class _ViewSource(Source):
         return out
 
 
-class _AsyncViewSource(AsyncSource):
+class _AsyncViewSource(AsyncSource, _ViewSource):
     """The reader of a view of sources that read concurrently.
 
     All reads straight into the block begin at once; others a few at a time, in buffers.
     """
 
-    def __init__(self, node: Mapped) -> None:
-        self._node = node
-        self.shape, self.dtype, self.chunks = node.shape, node.dtype, node.chunks
-        self.buffer_bytes = min(node.leaf_bytes, _BUFFERS_BYTES)
-
     def begin(self, index: Index, out: _Memory) -> Future:
-        plan = ReadPlan()
-        plan.add(self._node, bounded(index, self.shape), out)
+        plan = self._plan(index, out)
         reads = sorted(plan.reads(), key=lambda read: read.buffer_bytes > 0)
         nbytes = [read.buffer_bytes for read in reads]
         first, *others = [*groups_within(reads, nbytes, _BUFFERS_BYTES)] or [[]]

@@ -96,25 +96,10 @@ def test_all_dtypes(name: str) -> None:
         (stack([lazy(source).T, typed.T], axis=1), np.stack([typed.T, typed.T], axis=1)),
         (lazy(data).T.astype(name), typed.T),
         (lazy(typed.view(f"V{typed.itemsize}")).T.astype(name), typed.T),
-        (lazy(typed.view(f"V{typed.itemsize}")).T.view(name)[1:], typed.T[1:]),
     ]:
         block = np.asarray(view)
         assert block.dtype == typed.dtype
         assert block.tobytes() == np.ascontiguousarray(expected).tobytes()
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_the_bits_of_a_view_as_another_dtype(is_async: bool, auto_mesh: Mesh) -> None:
-    data = numbers(8, 6).astype(ml_dtypes.bfloat16)
-    bits = data.view(np.uint16)
-    view = lazy(open_tensorstore(bits) if is_async else Counting(bits)).T.view("bf16")[1:]
-    assert isinstance(source_of(view), AsyncSource) == is_async
-    assert repr(view).endswith(".T.view(bfloat16)[1:])")
-    for each in (view, stack([view, view])[1]):
-        loaded = gda.load_tree([each.astype("f4").T], auto_mesh, P("x"))[0]
-        np.testing.assert_array_equal(np.asarray(loaded), data[:, 1:].astype(np.float32))
-    with pytest.raises(TypeError, match=r"bfloat16, of 2 bytes, has no elements of float32, of 4"):
-        view.view("float32")
 
 
 def test_a_cast_names_the_type_that_npy_files_do_not_record() -> None:
@@ -355,7 +340,7 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     needed = np.isin(source.data, array[index].astype(np.int32))
     if not is_exact and not has_chunks:
         assert len(source.asked) <= 1
-    if repr(view).count("Counting") == 1:
+    if "2 views" not in repr(view):
         assert (source.counts <= 1).all()
         if is_exact and not has_chunks:
             assert not source.counts[~needed].any()
@@ -367,31 +352,30 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
 VIEW = lazy(numbers(6, 4))
 
 
-@pytest.mark.parametrize("index", [[0, 2], True, np.True_, (0, [1]), "name", 1.5])
-def test_advanced_indexing_is_refused_with_the_reason(index: Any) -> None:
-    with pytest.raises(IndexError, match=r"integers, slices, ... and None.*not blocks.*stack"):
-        VIEW[index]
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: VIEW[0, 4], IndexError, "4 is outside dimension 1, of size 4.* -4 to 3"),
-        (lambda: VIEW[0, 0, 0], IndexError, r"3 dimensions .* shape \(6, 4\); give at most 2"),
-        (lambda: VIEW[..., ...], IndexError, "2 ellipses"),
+        (lambda: VIEW[0, 4], IndexError, "index 4 is out of bounds for axis 1 with size 4"),
+        (lambda: VIEW[0, 0, 0], IndexError, "too many indices .* 2-dimensional, but 3"),
+        (lambda: VIEW[..., ...], IndexError, "single ellipsis"),
+        *[
+            (lambda index=index: VIEW[index], IndexError, "integers, slices, ... and None.*stack")
+            for index in [[0, 2], True, np.True_, (0, [1]), "name", 1.5]
+        ],
         (lambda: VIEW[::0], ValueError, "step cannot be zero"),
         (lambda: VIEW.reshape(4, 6), ValueError, r"\(4, 6\): its rows .* different .*asarray"),
         (lambda: VIEW.reshape(5, -1), ValueError, r"of 24 elements, cannot be reshaped to \(5, -1"),
         (lambda: VIEW.reshape(2.0, 12), TypeError, "integer"),
-        (lambda: VIEW.transpose(0, 0), ValueError, r"axes \(0, 0\) .* give each number from 0 to"),
+        (lambda: VIEW.transpose(0, 0), ValueError, "repeated axis in `axes`"),
+        (lambda: VIEW.transpose(1), ValueError, r"axes \(1,\) .* give each one once"),
+        (lambda: VIEW.transpose(0, 2), ValueError, "axis 2 is out of bounds"),
         (lambda: VIEW.astype("flaot32"), TypeError, "'flaot32' is not a dtype; did you mean"),
         (lambda: len(lazy(np.float32(1))), TypeError, r"has no len\(\); use view.size"),
         (lambda: stack([]), ValueError, "stack needs at least one"),
         (lambda: stack([VIEW, VIEW.T]), ValueError, r"view 1 of stack has shape \(4, 6\), the fir"),
         (lambda: concatenate([VIEW, VIEW[:, 1:]]), ValueError, "differ along axis 0 only"),
         (lambda: stack([VIEW, VIEW.astype("i1")]), TypeError, r"int8.*astype\('float32'\)"),
-        (lambda: stack([VIEW], axis=3), ValueError, "axis=3 of 3 dimensions; give a number from"),
-        (lambda: concatenate([lazy(np.float32(1))]), ValueError, "no dimensions; use stack"),
+        (lambda: stack([VIEW], axis=3), ValueError, "axis 3 is out of bounds for array of dimen"),
         (lambda: lazy([1, 2]), TypeError, "a list is not a source"),
         (lambda: np.array(VIEW, copy=False), ValueError, "copy=False forbids"),
     ],
@@ -424,11 +408,9 @@ def test_a_view_says_what_it_is_made_of(model: Any) -> None:
     text = repr(first)
     assert "SafetensorsTensor('layers.0.up', shape=(16, 8), dtype=F32" in text
     assert text.endswith(").T[:, 2:, None].astype(bfloat16).reshape(112,))")
-    shown = repr(stack([lazy(numbers(2, 3)).T] * 3, axis=1)[0])
-    assert shown == (
-        "LazyArray(shape=(3, 2), dtype=float32, "
-        "made_of=stack([ndarray[2,3].T, ..., ndarray[2,3].T], axis=1) of 3[0])"
-    )
+    joined = stack([VIEW] * 3, axis=1)[0]
+    said = "LazyArray(shape=(3, 4), dtype=float32, made_of=stack(3 views, axis=1)[0])"
+    assert repr(joined) == said
 
 
 # Views of many views.
