@@ -24,9 +24,9 @@ def mesh(request: pytest.FixtureRequest) -> Mesh:
 def test_arrays_of_all_kinds_become_shapes_on_the_mesh(mesh: Mesh) -> None:
     tree = {
         "numpy": np.zeros((8, 4), np.float32),
-        "jax": jnp.zeros((8, 2), jnp.bfloat16),
+        "jax": jax.device_put(np.zeros((8, 2), jnp.bfloat16)),
         "shape": jax.ShapeDtypeStruct((16,), jnp.int8),
-        "keys": jax.random.split(jax.random.key(0), 4),
+        "keys": jax.random.wrap_key_data(np.zeros((4, 2), np.uint32)),
     }
     placed = gda.abstract(tree, mesh, P("data"))
     for name, array in tree.items():

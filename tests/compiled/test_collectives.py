@@ -33,6 +33,8 @@ from gda.compiled.hlo import Collective, Collectives, Traffic
 from gda.compiled.programs import keys_with_lines, unwrapped
 from gda.testing.strategies import mesh_shapes
 
+pytestmark = pytest.mark.usefixtures("optimizing_compiler")
+
 HERE = __file__
 
 

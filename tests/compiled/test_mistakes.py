@@ -15,6 +15,8 @@ import gda
 from gda.compiled.float32 import float32_products
 from gda.compiled.flops import flops_of
 
+pytestmark = pytest.mark.usefixtures("optimizing_compiler")
+
 H100 = "NVIDIA H100 80GB HBM3"
 
 

@@ -21,9 +21,8 @@ def layers(ws: Any, x: Any) -> Any:
 
 
 def test_work_that_devices_repeat_counts_on_each(mesh: Mesh) -> None:
-    ws, step = abstract((5, 64, 64), mesh), jax.jit(jax.grad(layers))
-    total = 5 * 3 * ONE
-    for spec, parts in (((), 1), (("x",), 4), ((("x", "y"),), 8)):
+    ws, step, total = abstract((5, 64, 64), mesh), jax.jit(layers), 5 * ONE
+    for spec, parts in (((), 1), (("x",), 4)):
         rehearsal = gda.rehearse(step, ws, abstract((64, 64), mesh, *spec))
         assert (rehearsal.flops, rehearsal.flops_total) == (total / parts, total)
         assert rehearsal.repetitions == 8 / parts
