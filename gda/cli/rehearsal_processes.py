@@ -38,15 +38,8 @@ _SECONDS_BETWEEN_LINES = 15
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
 
-# The files of cgroups, of version 2 and of version 1, that have the limit of the memory of a
-# container, and its use. The name is that of the part of the use that the system may drop.
-_CONTAINERS = [
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (
-        *(Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
-        "total_inactive_file",
-    ),
-]
+# The memory of a container is here.
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class RehearsalRequest(NamedTuple):
@@ -95,12 +88,10 @@ class RehearsalReport(NamedTuple):
 def reports_of(
     requests: Sequence[RehearsalRequest], *, time_limit: float = math.inf, is_silent: bool = False
 ) -> list[RehearsalReport]:
-    """Return a report for each request; some are not made if Ctrl-C or the limit ends them.
+    """Return a report for each request of one function; Ctrl-C or the limit ends some.
 
-    The requests are for one function. From ``_SECONDS_BETWEEN_LINES`` on, lines on stderr
-    tell what is known and what is still made. The program prints to stderr too, unless
-    ``is_silent``. All processes have ended when it returns or raises. It raises ``MistakesError``
-    if a request is wrong for any mesh.
+    The program prints to stderr, unless ``is_silent``. All processes have ended when this returns
+    or raises. It raises ``MistakesError`` if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, RehearsalReport] = {}
@@ -116,13 +107,12 @@ def reports_of(
         try:
             while len(reports) < len(requests) and not ended_by:
                 while waiting and len(running) < most:
-                    worker = (
-                        idle.pop()
-                        if idle
-                        else _RehearsalProcess(children, num_devices, output.fileno(), files)
-                    )
-                    running[worker.pipe] = waiting[0][0], worker
-                    worker.begin(waiting.popleft()[1])
+                    if not idle:
+                        new = _RehearsalProcess(children, num_devices, output.fileno(), files)
+                        idle.append(new)
+                    worker, (index, request) = idle.pop(), waiting.popleft()
+                    running[worker.pipe] = index, worker
+                    worker.begin(request)
                 until = min(lines.next, begun + time_limit) - time.monotonic()
                 for pipe in wait([*running], max(0, until)):
                     index, worker = running[pipe]
@@ -274,10 +264,10 @@ def _most_processes() -> int:
     """Return the number of processes for which there are cores and memory."""
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     memory = [int(found[1]) * 1024] if found else []
-    for folder, limit, use, files in _CONTAINERS:
-        with suppress(OSError, ValueError):  # another version of cgroups, or "max"
-            free = int((folder / limit).read_text()) - int((folder / use).read_text())
-            dropped = re.search(rf"^{files} (\d+)", (folder / "memory.stat").read_text(), re.M)
-            memory.append(free + (int(dropped[1]) if dropped else 0))
+    with suppress(OSError, ValueError):  # an old version of cgroups, or "max"
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = (_CGROUP / "memory.stat").read_text()
+        dropped = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
+        memory.append(limit - used + (int(dropped[1]) if dropped else 0))
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(nbytes // _BYTES_OF_ONE for nbytes in memory)]))

@@ -419,23 +419,16 @@ def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[...
     ]
 
 
-@pytest.mark.parametrize(("folder", "limit", "use", "files"), rehearsal_processes._CONTAINERS)
 def test_the_free_memory_of_a_container_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, limit: str, use: str, files: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = [
-        (tmp_path / each.relative_to("/"), *names)
-        for each, *names in rehearsal_processes._CONTAINERS
-    ]
-    monkeypatch.setattr(rehearsal_processes, "_CONTAINERS", here)
+    monkeypatch.setattr(rehearsal_processes, "_CGROUP", tmp_path)
     monkeypatch.setattr(rehearsal_processes, "_BYTES_OF_ONE", 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    folder = tmp_path / folder.relative_to("/")
-    folder.mkdir(parents=True)
-    (folder / use).write_text("5500\n")
-    (folder / "memory.stat").write_text(f"anon 4500\nfile 1000\n{files} 1000\n")
+    (tmp_path / "memory.current").write_text("5500\n")
+    (tmp_path / "memory.stat").write_text("anon 4500\nfile 1000\ninactive_file 1000\n")
     for written, processes in [("max\n", 8), ("7500\n", 3), ("5000\n", 1)]:
-        (folder / limit).write_text(written)
+        (tmp_path / "memory.max").write_text(written)
         assert rehearsal_processes._most_processes() == processes
 
 

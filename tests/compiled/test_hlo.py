@@ -350,19 +350,15 @@ def test_axes_over_slices(target: str, axes: object) -> None:
 
 
 def test_the_numbers_are_those_of_replicas_or_partitions() -> None:
-    def groups(attributes: str, kind: str = "all-reduce") -> Groups:
-        body = f"%p = f32[] parameter(0)\n%r = f32[] {kind}(%p), {attributes}"
-        return only(body, header=", replica_count=2, num_partitions=2").groups
+    def groups(attributes: str, header: str = ", num_partitions=2") -> Groups:
+        return only(reduction(f"replica_groups={attributes}"), header=header).groups
 
-    # Each replica has two partitions, so its first is at 0 or 2.
-    assert groups("replica_groups={{0,1}}") == ((0, 2), (1, 3))
-    assert groups("replica_groups={{0},{1}}, channel_id=1") == ((0, 1), (2, 3))
-    assert groups("replica_groups={{0,3}}, channel_id=1, use_global_device_ids=true") == ((0, 3),)
-    assert groups("replica_groups={{0,1}}, channel_id=1", "all-to-all") == ((0, 1), (2, 3))
-    assert groups("replica_groups={}") == ((0, 1, 2, 3),)
-
-
-def test_replicas_alone() -> None:
+    assert groups("{{0}}") == ((0,), (1,))
+    assert groups("{{0}}, channel_id=1") == ((0, 1),)
+    assert groups("{}") == ((0, 1),)
+    both = ", replica_count=2, num_partitions=2"  # which jax.jit does not make
+    assert groups("{{0,1}}", both) == ()
+    assert groups("{}", both) == ((0, 1, 2, 3),)
     body = (
         "%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}"
     )

@@ -354,29 +354,12 @@ class Module:
         if groups == ():
             devices = self.partitions * self.replicas
             return (tuple(range(devices if devices > 1 else math.prod(self.mesh_shape.values()))),)
-        return groups and self._positions(groups, instruction)
-
-    def _positions(self, groups: Groups, instruction: Instruction) -> Groups:
-        """Return groups of positions among all devices.
-
-        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
-        numbers are positions with ``use_global_device_ids``. Else, without a ``channel_id``, they
-        are replicas, for each partition. With one they are replicas, with all their partitions, in
-        reductions and all-gathers, and in other kinds partitions, in each replica.
-
-        With one replica, some programs number the partitions whatever the attributes say.
-        """
-        width = self.partitions
-        partitions, replicas = range(width), range(self.replicas)
-        is_flattened = instruction.attributes.get("use_global_device_ids") == "true"
-        are_partitions = self.replicas == 1 and max(map(max, groups)) > 0
-        if is_flattened or width == 1 or are_partitions:
-            return groups
-        if "channel_id" not in instruction.attributes:
-            return tuple(tuple(r * width + p for r in g) for g in groups for p in partitions)
-        if instruction.kind in ("all-reduce", "all-gather", "reduce-scatter"):
-            return tuple(tuple(r * width + p for r in g for p in partitions) for g in groups)
-        return tuple(tuple(r * width + p for p in g) for r in replicas for g in groups)
+        if groups == ((0,),):  # the number of the only replica, which has all partitions
+            partitions = range(self.partitions)
+            is_together = "channel_id" in instruction.attributes
+            return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
+        # jax.jit makes partitions alone, whose numbers they are.
+        return groups if self.replicas == 1 or self.partitions == 1 else None
 
     def _reduction(self, instruction: Instruction) -> str | None:
         opcodes = set()
