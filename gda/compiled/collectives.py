@@ -11,6 +11,7 @@ from jax.stages import Compiled
 
 from gda.compiled.hlo import (
     Collectives,
+    ProgramMesh,
     Schedule,
     num_devices,
     read_collectives,
@@ -155,21 +156,19 @@ def text_of(program: Compiled) -> str:
 
 def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
-    about = _about(mesh)
-    return Collectives(read_collectives(text, **about), about["mesh_shape"])
+    of_program = _program_mesh(mesh)
+    return Collectives(read_collectives(text, of_program), dict(of_program.shape))
 
 
 def schedule_in(text: str, mesh: Mesh | AbstractMesh | None) -> Schedule:
     """Return the steps of the text of a program."""
-    return read_schedule(text, **_about(mesh))
+    return read_schedule(text, _program_mesh(mesh))
 
 
-def _about(mesh: Mesh | AbstractMesh | None) -> dict[str, Any]:
-    """Return what a reader of programs must know about a mesh."""
+def _program_mesh(mesh: Mesh | AbstractMesh | None) -> ProgramMesh:
     slices = slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
-    mesh_shape = {} if mesh is None else dict(mesh.shape)
-    return {"mesh_shape": mesh_shape, "slices": slices, "device_ids": ids}
+    return ProgramMesh({} if mesh is None else dict(mesh.shape), slices, ids)
 
 
 def slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

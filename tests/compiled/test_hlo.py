@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.compiled.hlo import Collective, num_devices, read_collectives, source_lines
+from gda.compiled.hlo import Collective, ProgramMesh, num_devices, read_collectives, source_lines
 from gda.compiled.hlo.groups import Groups, axes_of_groups, axes_of_pairs, parse_groups
 from gda.testing.strategies import mesh_shapes
 
-MESH = {"x": 2, "y": 4}
+MESH = ProgramMesh({"x": 2, "y": 4})
 REDUCER = """
 %add (a: f32[], b: f32[]) -> f32[] {
   %a = f32[] parameter(0)
@@ -307,7 +307,7 @@ def between_slices(transfer: str, target: str, mesh: dict[str, int]) -> list[Col
     ids = [
         100000 * number + i for number in range(1, math.prod(slices.values()) + 1) for i in (0, 1)
     ]
-    return list(read_collectives(text, mesh, slices=slices, device_ids=ids))
+    return list(read_collectives(text, ProgramMesh(mesh, slices, ids)))
 
 
 @pytest.mark.parametrize(
