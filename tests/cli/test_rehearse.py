@@ -171,7 +171,6 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
     ("options", "message"),
     [
         (["nope.py:f", "--mesh", "x=4"], "there is no file 'nope.py' here"),
-        (["train.py", "--mesh", "x=4"], "a file and a function in it were expected, such as "),
         (["train.py:f"], "no mesh was given; give --mesh data=64,model=4, say"),
         (["train.py:f", "--mesh", "x=4", "--topology", ""], "no topology was given; give --topol"),
         (
@@ -180,11 +179,6 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: an axis with its size was expected"),
-        (
-            ["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2", "--search"],
-            "not allowed with",
-        ),
-        (["train.py:f", "--vary", "x=4", "--compare", "x=4", "x=2"], "omit --mesh and --vary"),
         (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
@@ -227,16 +221,15 @@ def test_mistakes_of_any_mesh(
     assert message in report.reason
 
 
-def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> None:
+def test_an_error_of_the_file_keeps_its_traceback(train: str) -> None:
     Path("broken.py").write_text("def f(mesh): ...\n\nraise RuntimeError('in the file')\n")
-    assert run("rehearse", "broken.py:f", "--topology", "cpu:4", "--vary", "x=4;x=2,y=2") == (
-        2,
-        "",
-        "gda: broken.py cannot be imported:\n"
-        "Traceback (most recent call last):\n"
-        f'  File "{Path.cwd()}/broken.py", line 3, in <module>\n'
-        "    raise RuntimeError('in the file')\n"
-        "RuntimeError: in the file\n",
+    report = rehearsal_program._report(RehearsalRequest("broken.py", "f", "cpu:4", 1, None, {}))
+    assert report.lines == (
+        "broken.py cannot be imported:",
+        "Traceback (most recent call last):",
+        f'  File "{Path.cwd()}/broken.py", line 3, in <module>',
+        "    raise RuntimeError('in the file')",
+        "RuntimeError: in the file",
     )
 
 
@@ -256,27 +249,30 @@ def rehearsal() -> gda.Rehearsal:
 
 
 @pytest.fixture
-def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, RehearsalReport]], None]:
-    """Has reports made without a process; takes them by the size of the axis ``a``."""
+def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RehearsalRequest]]:
+    """Has reports made by a function of the request, or taken by the size of the axis ``a``."""
 
-    def use(reports: dict[int, RehearsalReport]) -> None:
-        def made(requests: list[RehearsalRequest], *_: Any, **__: Any) -> list[RehearsalReport]:
-            return [reports[request.mesh["a"]] for request in requests]
+    def use(reports: Any) -> list[RehearsalRequest]:
+        requests: list[RehearsalRequest] = []
+
+        def made(given: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
+            requests[:] = given
+            return [reports(of) if callable(reports) else reports[of.mesh["a"]] for of in given]
 
         monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+        return requests
 
     return use
 
 
 def test_the_best_mesh_is_the_first(run: Run, train: str, canned: Callable[..., None]) -> None:
-    canned(
-        {
-            1: report(1 << 35, {}, fits=False),
-            2: report(1 << 20, {"a": (3 << 20, 1 << 20), "b": (1 << 20, 0)}),
-            4: report(1 << 21, {"a+b": (5 << 20, 0)}),
-            8: report(1 << 22, {"b": (None, 0)}),
-        }
-    )
+    reports = {
+        1: report(1 << 35, {}, fits=False),
+        2: report(1 << 20, {"a": (3 << 20, 1 << 20), "b": (1 << 20, 0)}),
+        4: report(1 << 21, {"a+b": (5 << 20, 0)}),
+        8: report(1 << 22, {"b": (None, 0)}),
+    }
+    canned(reports)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
@@ -323,19 +319,16 @@ def test_a_mesh_whose_devices_repeat_the_work_is_not_the_first(
 
 
 def test_the_cheapest_of_topologies_and_batches_is_the_first(
-    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, train: str, canned: Callable[..., Any]
 ) -> None:
     seconds = {("v5e:2x2", 8): 4.0, ("v5e:2x2", 16): 6.0, ("h100:4", 16): 1.0}
 
-    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
-        found = []
-        for of in requests:
-            step = gda.StepSeconds(estimate=seconds[of.topology, dict(of.keywords)["batch"]])
-            about = {"seconds": step, "examples": of.examples, "price": of.price}
-            found.append(report(1 << 20, {}, num_devices=4, **about))
-        return found
+    def timed(of: RehearsalRequest) -> RehearsalReport:
+        step = gda.StepSeconds(estimate=seconds[of.topology, dict(of.keywords)["batch"]])
+        about = {"seconds": step, "examples": of.examples, "price": of.price}
+        return report(1 << 20, {}, num_devices=4, **about)
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
+    canned(timed)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x2", "--examples", "batch"
     points = "data=4 batch=8; data=4 batch=16; h100:4 data=2, model=2 batch=16"
     given = *command, "--vary", points, "--price"
@@ -351,36 +344,23 @@ def test_the_cheapest_of_topologies_and_batches_is_the_first(
     assert run(*given, "x") == (2, "", wrong)
 
 
-def test_the_mesh_for_a_traceback_has_its_topology_and_keywords(
-    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
+def test_meshes_over_several_topologies_with_keywords(
+    run: Run, train: str, canned: Callable[..., list[RehearsalRequest]]
 ) -> None:
-    found = []
+    failed = RehearsalReport(reason="RuntimeError: x", lines=["x"])
+    requests = canned(lambda of: failed if of.keywords else report(1, {}))
 
-    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
-        found.append([(of.topology, of.mesh, dict(of.keywords)) for of in requests])
-        return [report(1, {}), *(RehearsalReport(reason="RuntimeError: x") for _ in requests[1:])]
+    def asked() -> list[tuple[str, dict[str, int], dict[str, int]]]:
+        return [(of.topology, of.mesh, dict(of.keywords)) for of in requests]
 
-    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
     command = "rehearse", f"{train}:rehearsal"
     out = run.printed(*command, "--vary", "cpu:4 a=4; v5e:2x2 a=4 batch=3")
     assert out.splitlines()[-1] == "for a traceback: --mesh 'v5e:2x2 a=4 batch=3' alone"
+    assert asked() == [("cpu:4", {"a": 4}, {}), ("v5e:2x2", {"a": 4}, {"batch": 3})]
     run(*command, "--mesh", "v5e:2x2 a=4 batch=3")
-    assert found[1] == found[0][1:]
-
-
-def test_a_search_tries_all_meshes_of_each_topology(
-    run: Run, train: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-
-    def made(requests: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
-        found.extend((of.topology, of.mesh, dict(of.keywords)) for of in requests)
-        return [report(1, {}) for _ in requests]
-
-    monkeypatch.setattr(rehearsal_processes, "reports_of", made)
-    search = "--mesh", "a", "--search", "--vary", "v5e:2x2; cpu:8 batch=3"
-    run.printed("rehearse", f"{train}:rehearsal", *search)
-    assert found == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
+    assert asked() == [("v5e:2x2", {"a": 4}, {"batch": 3})]
+    run(*command, "--mesh", "a", "--search", "--vary", "v5e:2x2; cpu:8 batch=3")
+    assert asked() == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
 
 
 def test_two_meshes_side_by_side(run: Run, train: str, canned: Callable[..., None]) -> None:

@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
 
 import gda
 
 ROOT = Path(__file__).parents[2]
-KINDS = [AxisType.Auto, AxisType.Explicit]
 
 
-@pytest.fixture(params=KINDS, ids=["auto", "explicit"])
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def mesh(request: pytest.FixtureRequest) -> Mesh:
-    devices = np.array(jax.devices()[:8]).reshape(4, 2)
-    return Mesh(devices, ("data", "model"), axis_types=(request.param,) * 2)
+    return mesh_of({"data": 4, "model": 2}, request.param)
 
 
 def test_arrays_of_all_kinds_become_shapes_on_the_mesh(mesh: Mesh) -> None:

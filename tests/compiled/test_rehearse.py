@@ -176,8 +176,10 @@ def test_the_words_of_a_compiler_are_read(
     auto_mesh: Mesh,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    problem = "Ran out of memory on"
+
     def fail(*_: Any) -> None:
-        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory on {words}")
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {problem} {words}")
 
     monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
     g = cut(np.ones((16, 32), np.float32), auto_mesh, P("x"))
@@ -192,6 +194,9 @@ def test_the_words_of_a_compiler_are_read(
     assert words in repr(found)
     shown = [" ".join(line.split()) for line in repr(found).splitlines()]
     assert any(line.startswith("x float32[16,32] P('x') 512 B") for line in shown)
+    problem, words = "the disk is full", ""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the disk is full"):
+        gda.rehearse(step, 2, g, abstract((8,), auto_mesh, "y"))
 
 
 def test_the_compiler_may_ask_for_more_than_the_buffers() -> None:
@@ -200,17 +205,6 @@ def test_the_compiler_may_ask_for_more_than_the_buffers() -> None:
     assert _the_more_exact(18_794_780_160, int(17.5 * 2**30)) == 18_794_780_160
     assert _the_more_exact(None, 17) == 17
     assert _the_more_exact(14, None) == 14
-
-
-def test_other_failures_of_a_compiler_are_raised(
-    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any) -> None:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the disk is full")
-
-    monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="the disk is full"):
-        gda.rehearse(jnp.sin, abstract((16,), auto_mesh, "x"))
 
 
 # Errors.
@@ -273,14 +267,11 @@ def test_it_goes_through_json_and_a_pickle(mesh: Mesh) -> None:
     document = json.loads(json.dumps(rehearsal.to_dict()))
     assert pickle.loads(pickle.dumps(rehearsal)) == rehearsal
     (argument,) = rehearsal.arguments
-    assert document["arguments"] == [
-        argument._asdict() | {"shape": [64, 32], "spec": ["x", "y"]},
-    ]
-    assert document["advice"] == []
+    assert document["arguments"] == [argument._asdict() | {"shape": [64, 32], "spec": ["x", "y"]}]
     assert document["mesh_shape"] == {"x": 4, "y": 2}
     assert [each["kind"] for each in document["collectives"]] == ["all-reduce"]
     assert document["traffic"] == [rehearsal.traffic[0]._asdict() | {"axes": ["x"]}]
-    assert document["peak_bytes"] == rehearsal.peak_bytes
+    assert (document["peak_bytes"], document["advice"]) == (rehearsal.peak_bytes, [])
 
 
 # TPUs that are not here.
