@@ -35,14 +35,12 @@ def collectives(
     """Return the collectives that a call ``fun(*args, **kwargs)`` will execute.
 
     The function is compiled for these arguments and the optimised program is read. Nothing is run
-    or allocated. The list holds for this version of XLA and this kind of device; others may choose
-    other collectives for the same result. If there are several processes, all should call it, since
-    XLA may share the work of compiling among them.
+    or allocated. The list holds for this version of XLA and this kind of device. If there are
+    several processes, all should call it, since XLA may share the work among them.
 
-    Arrays that a plain ``fun`` closes over become constants of the program, which are not sharded:
-    pass them as arguments. JAX's compilation cache may return a program with the lines of an older
-    source. The compilation here asks for the lines of today, but a function that has run already
-    keeps its program, as a ``Compiled`` does.
+    Arrays that a plain ``fun`` closes over become constants, which are not sharded: pass them as
+    arguments. A function that has run already keeps its program, perhaps with the lines of an older
+    source, as a ``Compiled`` does.
 
     Args:
       fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,

@@ -495,7 +495,6 @@ def test_axes_of_size_one_make_no_difference() -> None:
         ({"all-reduce": 1.5}, TypeError, "allow has 'all-reduce': 1.5; the value must be a number"),
         ({"all-reduce": [3]}, TypeError, "or a list of these as alternatives, not [3]"),
         ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for several axes at once"),
-        ([("all-reduce", "data", 1)], ValueError, "did you mean {('all-reduce', 'data'): 1}?"),
     ],
 )
 def test_a_bad_allow_is_an_error_before_anything_is_compiled(
