@@ -252,15 +252,17 @@ def rehearsal() -> gda.Rehearsal:
 def canned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[RehearsalRequest]]:
     """Has reports made by a function of the request, or taken by the size of the axis ``a``."""
 
-    def use(reports: Any) -> list[RehearsalRequest]:
+    def use(
+        reports: dict[int, RehearsalReport] | Callable[[RehearsalRequest], RehearsalReport],
+    ) -> list[RehearsalRequest]:
         requests: list[RehearsalRequest] = []
 
-        def by_size(of: RehearsalRequest) -> RehearsalReport:
-            return reports[of.mesh["a"]]
+        def report_of(of: RehearsalRequest) -> RehearsalReport:
+            return reports[of.mesh["a"]] if isinstance(reports, dict) else reports(of)
 
         def made(given: list[RehearsalRequest], **_: Any) -> list[RehearsalReport]:
             requests[:] = given
-            return [*map(reports if callable(reports) else by_size, given)]
+            return [*map(report_of, given)]
 
         monkeypatch.setattr(rehearsal_processes, "reports_of", made)
         return requests
