@@ -68,14 +68,10 @@ class RehearsalRequest(NamedTuple):
 
 
 class RehearsalReport(NamedTuple):
-    """The result of a request.
+    """The result of a request: a rehearsal, or the reason that there is none, in a line.
 
-    Attributes:
-      rehearsal: None if there is none.
-      reason: the reason of a failure, in a line.
-      lines: the same with a traceback, if the user's program has raised.
-      is_wrong_for_any_mesh: others need not be tried.
-      ended_by: ``CTRL_C`` or ``TIME_LIMIT`` for a rehearsal that one of them ended.
+    ``lines`` are the reason with a traceback, if the user's program has raised. Other requests need
+    not be tried if it ``is_wrong_for_any_mesh``. ``CTRL_C`` or ``TIME_LIMIT`` may have ended it.
     """
 
     rehearsal: Rehearsal | None = None
@@ -179,13 +175,7 @@ def _in_words(report: RehearsalReport) -> str:
 
 
 class _RehearsalProcess:
-    """A process that makes rehearsals, one at a time.
-
-    Attributes:
-      pipe: the connection over which it takes requests, and tells phases and reports.
-      is_alive: it can make another.
-      point, begun, phase: of the present rehearsal.
-    """
+    """A process that makes rehearsals, one at a time; its pipe takes requests and tells reports."""
 
     def __init__(self, children: Children, num_devices: int, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115

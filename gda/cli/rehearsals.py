@@ -171,7 +171,6 @@ class _Point(NamedTuple):
 
 
 def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Result]:
-    """Return the results of the program at some points."""
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
@@ -265,8 +264,6 @@ def _names(text: str) -> list[str]:
 
 
 class _Result(NamedTuple):
-    """A mesh and its report."""
-
     request: RehearsalRequest
     report: RehearsalReport
 

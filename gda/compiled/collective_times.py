@@ -113,7 +113,6 @@ def _sent(collective: Collective, size: int, together: int = 1) -> float:
 
 
 def _whole(collective: Collective) -> int:
-    """Return the bytes of the whole array of a group."""
     return collective.nbytes_output if collective.kind == "all-gather" else collective.nbytes
 
 

@@ -212,14 +212,7 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
 
 
 class _Build(NamedTuple):
-    """A compilation, with the facts that XLA writes to files.
-
-    Attributes:
-      program: None if it does not fit.
-      failure: the message of the compiler in this case.
-      text: the optimised program; empty if XLA does not write it.
-      facts: those of the files.
-    """
+    """A compilation; without a program if it does not fit, and then with the compiler's words."""
 
     program: Compiled | None
     failure: str

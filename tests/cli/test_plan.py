@@ -150,28 +150,15 @@ def test_any_words_give_an_answer_or_a_message(
 LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 
 
-@pytest.mark.parametrize(
-    ("mesh", "expected"),
-    [
-        (
-            "data=16,model=4",
-            "device        v5e: 15.8 GiB for programs\n"
-            "needed        604.0 MiB: parameters 201.3 MiB, adam 402.6 MiB\n"
-            "fits          yes: 15.2 GiB left for gradients and activations\n",
-        ),
-        (
-            "data=1,model=2",
-            "device        v5e: 15.8 GiB for programs\n"
-            "needed        18.8 GiB: parameters 6.3 GiB, adam 12.6 GiB\n"
-            "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n",
-        ),
-    ],
-)
-def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
-    options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
-    out = run.printed("plan", *options)
-    assert f"\n\n{expected}\n" in out
-    assert run.printed("plan", *options[:-1], "adamw") == out.replace("adam ", "adamw ")
+def test_the_memory_of_a_model(run: Run) -> None:
+    options = "--tree", LLAMA, "--device", "v5e", "--optimizer", "adamw", "--mesh"
+    assert (
+        "\n\ndevice        v5e: 15.8 GiB for programs\n"
+        "needed        18.8 GiB: parameters 6.3 GiB, adamw 12.6 GiB\n"
+        "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n\n"
+    ) in run.printed("plan", *options, "data=1,model=2")
+    fits = "fits          yes: 15.2 GiB left for gradients and activations\n"
+    assert fits in run.printed("plan", *options, "data=16,model=4")
 
 
 @pytest.mark.parametrize(
