@@ -1,6 +1,5 @@
 """Programs in processes, which are forked with JAX imported; the command line in this process."""
 
-import json
 import os
 import select
 import shutil
@@ -10,8 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import redirect_stdout, suppress
-from io import StringIO
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +188,3 @@ class Run:
         code, out, err = self(*args)
         assert (code, out) == (2, "")
         return err
-
-
-def document_of(*args: str) -> dict[str, Any]:
-    """Return what a command says with --json."""
-    with redirect_stdout(StringIO()) as out:
-        assert cli.main([*args, "--json"]) == 0
-    return json.loads(out.getvalue())

@@ -1,12 +1,14 @@
 """The command ``gda plan``: the layout of an array or a model on devices that need not exist.
 
-``gda/planning/array.py`` describes the document of ``--json`` for an array, and
-``gda/planning/model.py`` and ``gda/planning/memory.py`` that of ``--tree``, for a model.
+``PlannedArray.document`` tells that of ``--json`` for an array, ``gda/planning/model.py`` that of
+``--tree``.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
@@ -32,17 +34,18 @@ from gda.layout.text import (
     format_bytes,
     format_mesh,
     format_shape,
+    in_processes,
 )
 from gda.planning.device_kinds import DeviceKind, kind_named
 from gda.planning.notation.mesh_and_spec import parse_mesh
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
-from gda.planning.planned_array import PlannedArray, padding_words
 
 if TYPE_CHECKING:
     from gda.planning.memory import ModelMemory
     from gda.planning.model import ModelPlan
     from gda.planning.notation.model_file import Parameter
+    from gda.planning.planned_array import PlannedArray
 
 _ROWS_SHOWN = 10
 _OF_ONE_ARRAY = ("shape", "dtype", "spec")
@@ -90,13 +93,11 @@ def add_plan(commands: Any) -> None:
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
         return _plan_tree(options)
-    from gda.planning.array import document_of
-
     if options.device is not None or options.optimizer is not None:
         raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
     array = read_array(options, _NEEDED)
     if options.json:
-        print_json(document_of(array))
+        print_json(array.document())
         return OK
     print(*_summary(array), sep="\n")
     if not options.no_picture:
@@ -111,12 +112,12 @@ def _summary(array: PlannedArray) -> list[str]:
     return facts(
         [
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
-            ("mesh", f"{format_mesh(grid.mesh_shape)}: {array.devices_and_processes}"),
+            ("mesh", _mesh(grid.mesh_shape, array.devices_per_process)),
             ("spec", format_spec(grid.spec)),
             *(("note", note) for note in array.notes),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
-            *(("padding", padding) for padding in padding_words(array)),
+            *(("padding", padding) for padding in _padding(array)),
             ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
             ("per device", format_bytes(array.block_bytes)),
             ("per process", _bytes_of_a_process(array)),
@@ -125,8 +126,18 @@ def _summary(array: PlannedArray) -> list[str]:
     )
 
 
+def _mesh(mesh: Mapping[str, int], devices_per_process: int) -> str:
+    return f"{format_mesh(mesh)}: {in_processes(math.prod(mesh.values()), devices_per_process)}"
+
+
+def _padding(array: PlannedArray) -> list[str]:
+    shape = format_shape(array.grid.padded_shape)
+    words = f"to {shape}: {format_padding(array.padding)} more on all devices"
+    return [words] if array.grid.is_padded else []
+
+
 def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.planning.array import distinct_of
+    from gda.planning.planned_array import distinct_of
 
     held = array.block_bytes * array.devices_per_process
     blocks, elements = distinct_of(array.grid, array.devices_per_process)
@@ -191,7 +202,7 @@ def _model_summary(model: ModelPlan) -> list[str]:
     return facts(
         [
             ("model", f"{arrays} of {elements}, {format_bytes(model.nbytes)}"),
-            ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
+            ("mesh", _mesh(model.mesh, model.devices_per_process)),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
             *([("on its host", format_bytes(model.bytes_on_host))] if model.bytes_on_host else []),

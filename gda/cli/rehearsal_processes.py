@@ -38,15 +38,8 @@ _SECONDS_BETWEEN_LINES = 15
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
 
-# The files of cgroups, of version 2 and of version 1, that have the limit of the memory of a
-# container, and its use. The name is that of the part of the use that the system may drop.
-_CONTAINERS = [
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (
-        *(Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
-        "total_inactive_file",
-    ),
-]
+# The memory of a container is here.
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class RehearsalRequest(NamedTuple):
@@ -75,14 +68,10 @@ class RehearsalRequest(NamedTuple):
 
 
 class RehearsalReport(NamedTuple):
-    """The result of a request.
+    """The result of a request: a rehearsal, or the reason that there is none, in a line.
 
-    Attributes:
-      rehearsal: None if there is none.
-      reason: the reason of a failure, in a line.
-      lines: the same with a traceback, if the user's program has raised.
-      is_wrong_for_any_mesh: others need not be tried.
-      ended_by: ``CTRL_C`` or ``TIME_LIMIT`` for a rehearsal that one of them ended.
+    ``lines`` are the reason with a traceback, if the user's program has raised. Other requests need
+    not be tried if it ``is_wrong_for_any_mesh``. ``CTRL_C`` or ``TIME_LIMIT`` may have ended it.
     """
 
     rehearsal: Rehearsal | None = None
@@ -95,12 +84,10 @@ class RehearsalReport(NamedTuple):
 def reports_of(
     requests: Sequence[RehearsalRequest], *, time_limit: float = math.inf, is_silent: bool = False
 ) -> list[RehearsalReport]:
-    """Return a report for each request; some are not made if Ctrl-C or the limit ends them.
+    """Return a report for each request of one function; Ctrl-C or the limit ends some.
 
-    The requests are for one function. From ``_SECONDS_BETWEEN_LINES`` on, lines on stderr
-    tell what is known and what is still made. The program prints to stderr too, unless
-    ``is_silent``. All processes have ended when it returns or raises. It raises ``MistakesError``
-    if a request is wrong for any mesh.
+    The program prints to stderr, unless ``is_silent``. All processes have ended when this returns
+    or raises. It raises ``MistakesError`` if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, RehearsalReport] = {}
@@ -116,13 +103,12 @@ def reports_of(
         try:
             while len(reports) < len(requests) and not ended_by:
                 while waiting and len(running) < most:
-                    worker = (
-                        idle.pop()
-                        if idle
-                        else _RehearsalProcess(children, num_devices, output.fileno(), files)
-                    )
-                    running[worker.pipe] = waiting[0][0], worker
-                    worker.begin(waiting.popleft()[1])
+                    if not idle:
+                        new = _RehearsalProcess(children, num_devices, output.fileno(), files)
+                        idle.append(new)
+                    worker, (index, request) = idle.pop(), waiting.popleft()
+                    running[worker.pipe] = index, worker
+                    worker.begin(request)
                 until = min(lines.next, begun + time_limit) - time.monotonic()
                 for pipe in wait([*running], max(0, until)):
                     index, worker = running[pipe]
@@ -139,9 +125,7 @@ def reports_of(
                     ended_by = TIME_LIMIT
         except KeyboardInterrupt:
             ended_by = CTRL_C
-    phases = {
-        index: f"while {worker.phase.partition('; ')[0]}" for index, worker in running.values()
-    }
+    phases = {index: f"while {worker.phase}" for index, worker in running.values()}
     for index in range(len(requests)):
         end = f"ended by {ended_by} {phases.get(index, 'before it began')}"
         reports.setdefault(index, RehearsalReport(None, end, [end], ended_by=ended_by))
@@ -172,12 +156,10 @@ class _ProgressLines:
             return
         self.next = now + _SECONDS_BETWEEN_LINES
         for worker in running:
-            phase, _, hint = worker.phase.partition("; ")
-            self._tell(hint)
-            self._tell(f"{worker.point}: {phase}, {now - worker.begun:.0f} s")
+            self._tell(f"{worker.point}: {worker.phase}, {now - worker.begun:.0f} s")
 
     def _tell(self, line: str) -> None:
-        if line and line not in self._told:
+        if line not in self._told:
             print(f"gda: {line}", file=sys.stderr, flush=True)
         self._told.add(line)
 
@@ -193,13 +175,7 @@ def _in_words(report: RehearsalReport) -> str:
 
 
 class _RehearsalProcess:
-    """A process that makes rehearsals, one at a time.
-
-    Attributes:
-      pipe: the connection over which it takes requests, and tells phases and reports.
-      is_alive: it can make another.
-      point, begun, phase: of the present rehearsal.
-    """
+    """A process that makes rehearsals, one at a time; its pipe takes requests and tells reports."""
 
     def __init__(self, children: Children, num_devices: int, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
@@ -274,10 +250,10 @@ def _most_processes() -> int:
     """Return the number of processes for which there are cores and memory."""
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
     memory = [int(found[1]) * 1024] if found else []
-    for folder, limit, use, files in _CONTAINERS:
-        with suppress(OSError, ValueError):  # another version of cgroups, or "max"
-            free = int((folder / limit).read_text()) - int((folder / use).read_text())
-            dropped = re.search(rf"^{files} (\d+)", (folder / "memory.stat").read_text(), re.M)
-            memory.append(free + (int(dropped[1]) if dropped else 0))
+    with suppress(OSError, ValueError):  # an old version of cgroups, or "max"
+        limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        stat = (_CGROUP / "memory.stat").read_text()
+        dropped = re.search(r"^inactive_file (\d+)", stat, re.MULTILINE)
+        memory.append(limit - used + (int(dropped[1]) if dropped else 0))
     cores = len(os.sched_getaffinity(0))
     return max(1, min([cores, *(nbytes // _BYTES_OF_ONE for nbytes in memory)]))

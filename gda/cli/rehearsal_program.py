@@ -47,8 +47,6 @@ def main(output: int, descriptor: int) -> None:
 
 
 class _Phases(logging.Handler):
-    """The phases of a rehearsal, sent over a connection."""
-
     def __init__(self, connection: Connection) -> None:
         super().__init__()
         self._connection = connection

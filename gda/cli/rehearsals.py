@@ -1,9 +1,8 @@
 """The command ``gda rehearse``: a program is compiled for devices that are not here.
 
 The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
-``mesh`` (axis sizes by name) and ``error``, which is null. With ``--vary`` or ``--search`` it is a
-list of them, sorted as the table is. A mesh without a rehearsal has the reason as ``error``, and
-none of the keys of ``Rehearsal.to_dict``. With ``--compare`` it is ``RehearsalComparison.changes``.
+``mesh``, ``keywords`` and ``error``: null, or for a mesh without a rehearsal the reason. Several
+meshes are a list, sorted as the table is. With ``--compare`` it is ``RehearsalComparison.changes``.
 """
 
 from __future__ import annotations
@@ -44,48 +43,29 @@ _DOES_NOT_FIT = 1
 
 _EPILOG = """\
 the function:
-  FUNCTION(mesh) returns the function to compile and a tuple of its arguments:
+  FUNCTION(mesh) returns the function to compile and a tuple of its arguments,
+  and perhaps a dict of keyword arguments:
 
     def rehearsal(mesh):
         ...
         return step, (params, batch)
 
-  A dict of keyword arguments may be third. Shapes of gda.abstract stand for
-  arrays, so that nothing is allocated. Other processes import the file once, as
-  a module and not as __main__. With one mesh, the program prints to stderr.
+  Shapes of gda.abstract stand for arrays, so that nothing is allocated.
 
 topologies:
-  v5e:16x16 and the like need libtpu (the extra rehearse) and no TPU.
-  h100:4x8 is 4 hosts with 8 GPUs each and needs JAX's plugin for CUDA (the
-  extra rehearse-gpu) and no GPU; so do a100, a100-40, h100-pcie, h200, gh200,
-  b200, gb200. cpu:8 is 8 virtual devices of this machine, to try a file.
-
-while it compiles:
-  After 15 s, and every 15 s from then on, stderr has the mesh, the phase
-  (tracing, lowering or compiling) and the seconds so far, and each mesh that is
-  done. Ctrl-C and --time-limit SECONDS end what is not done, and the meshes
-  that are done are printed with the names of the others.
+  v5e:16x16 and the like need libtpu (the extra rehearse), h100:4x8, which is 4
+  hosts with 8 GPUs each, JAX's plugin for CUDA (the extra rehearse-gpu).
+  cpu:8 is 8 virtual devices of this machine, to try a file.
 
 several meshes:
-  Meshes that fit come first, those with the least estimated time before
-  others; with --price, the cheapest. Without figures for the devices, those
-  with the fewest floating-point operations of a device come first, then those
-  with the fewest bytes. As many compile beside each other as there are cores
-  and 4 GiB of free memory for each. A mesh is not compiled if the arguments
-  alone do not fit; its peak is then a lower bound, as in >= 90.0 GiB.
-
-  A mesh of --vary may have another topology before it, and numbers after it
-  that FUNCTION takes as keywords:
-  'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
-  With --search it has no mesh: all of the axes of --mesh are tried for each.
-
-two rehearsals side by side:
-  --compare A B takes two meshes. With --json it prints what changes.
+  Those that fit come first, by estimated time or, with --price, by cost. A mesh
+  whose arguments alone do not fit is not compiled. A mesh of --vary may have
+  another topology before it, and numbers after it that FUNCTION takes as
+  keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'. With --search it
+  has no mesh: all of the axes of --mesh are tried for each.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
-  gda rehearse train.py:rehearsal --topology v5e:16x16 \\
-           --vary 'data=64,model=4;data=32,model=8'
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
   gda rehearse train.py:rehearsal --topology v5e:2x2 \\
            --compare data=4,model=1 data=2,model=2
@@ -95,8 +75,7 @@ examples:
 exit code:
   0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
   it does not fit; 2 for a wrong command, and for a program that raises. Of
-  several meshes, the least code counts, and with --time-limit those that are
-  not done count as 2. 130 after Ctrl-C.
+  several meshes, the least code counts. 130 after Ctrl-C.
 """
 
 
@@ -148,32 +127,33 @@ def rehearse(options: argparse.Namespace) -> int:
     results = _results(options, _points(options))
     if not options.compare:
         results = sorted(results, key=_Result.order)
-    rehearsals = [each.report.rehearsal for each in results if each.report.rehearsal]
-    failed = [each.report for each in results if not each.report.rehearsal]
+    rehearsals = [each.rehearsal for each in results if each.rehearsal]
+    failed = [each.report for each in results if not each.rehearsal]
     is_interrupted = any(report.ended_by == CTRL_C for report in failed)
     if is_interrupted and (options.compare or not rehearsals):
         raise KeyboardInterrupt
     if failed and (is_one or options.compare):
         raise MistakesError(*failed[0].lines)
-    compared = None
+    documents: Any = [each.document() for each in results]
+    lines = _lines(results)
+    shown, summary = lines, "\n".join(lines)
     if options.compare:
         from gda.compiled.comparison import compare_rehearsals
 
         compared = compare_rehearsals(*rehearsals)
-    lines = [str(compared)] if compared else [] if is_one else _lines(results)
+        documents, shown, summary = compared.changes, [str(compared)], str(compared)
+    elif is_one:
+        documents, (rehearsal,), summary = documents[0], rehearsals, ""
+        found = rehearsal.collectives
+        shown = [str(rehearsal), *(["", str(found)] if found else [])]
     if options.html:
         from gda.compiled.report.rehearsal_text import page_of
 
-        page = page_of(rehearsals, "\n".join(lines))
-        Path(options.html).write_text(page, encoding="utf-8")
+        Path(options.html).write_text(page_of(rehearsals, summary), encoding="utf-8")
     if options.json:
-        documents = [result.document() for result in results]
-        print_json(compared.changes if compared else documents[0] if is_one else documents)
-    elif is_one:
-        (rehearsal,) = rehearsals
-        print(rehearsal, *([rehearsal.collectives] if rehearsal.collectives else []), sep="\n\n")
+        print_json(documents)
     else:
-        print(*lines, sep="\n")
+        print(*shown, sep="\n")
     if is_interrupted:
         raise KeyboardInterrupt
     return min(result.code for result in results)
@@ -191,13 +171,13 @@ class _Point(NamedTuple):
 
 
 def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Result]:
-    """Return the results of the program at some points."""
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
+    num_slices = read_option("--num-slices", options.num_slices, parse_number)
     requests = [
         RehearsalRequest(
-            *(file, function, of.topology, _num_slices(options), options.target_config, of.mesh),
+            *(file, function, of.topology, num_slices, options.target_config, of.mesh),
             may_skip=bool(options.search or options.vary),
             keywords=tuple(of.keywords.items()),
             examples=_examples(options.examples, of.keywords),
@@ -227,10 +207,6 @@ def _price(text: str | None, topology: str) -> float | None:
                 f"--price {text}: {number!r} is no price; give 2.5, or v5e=1.2,h100=2.5"
             )
     return None
-
-
-def _num_slices(options: argparse.Namespace) -> int:
-    return read_option("--num-slices", options.num_slices, parse_number)
 
 
 def _points(options: argparse.Namespace) -> list[_Point]:
@@ -268,8 +244,9 @@ def _point(options: argparse.Namespace, text: str) -> _Point:
 def _searched(
     options: argparse.Namespace, of: _Point, names: Sequence[str]
 ) -> list[dict[str, int]]:
+    num_slices = read_option("--num-slices", options.num_slices, parse_number)
     try:
-        return meshes_of(names, num_devices_of(of.topology) * _num_slices(options))
+        return meshes_of(names, num_devices_of(of.topology) * num_slices)
     except ValueError as error:
         raise MistakesError(f"--topology: {error}") from None
 
@@ -287,18 +264,21 @@ def _names(text: str) -> list[str]:
 
 
 class _Result(NamedTuple):
-    """A mesh and its report."""
-
     request: RehearsalRequest
     report: RehearsalReport
 
     @property
+    def rehearsal(self) -> Rehearsal | None:
+        return self.report.rehearsal
+
+    @property
     def code(self) -> int:
-        rehearsal = self.report.rehearsal
-        return WRONG if rehearsal is None else _code_of(rehearsal)
+        if self.rehearsal is None:
+            return WRONG
+        return _DOES_NOT_FIT if self.rehearsal.fits is False else OK
 
     def order(self) -> tuple[float, ...]:
-        rehearsal = self.report.rehearsal
+        rehearsal = self.rehearsal
         if rehearsal is None:
             return (self.code,)
         nbytes, slow = (_bytes_sent(rehearsal, name) for name in ("nbytes", "nbytes_slow"))
@@ -309,14 +289,14 @@ class _Result(NamedTuple):
         return (self.code, nbytes is None, *known, slow or 0, nbytes or 0, peak)
 
     def document(self) -> dict[str, Any]:
-        request, rehearsal = self.request, self.report.rehearsal
+        request = self.request
         return {
             "topology": request.topology,
             "num_slices": request.num_slices,
             "mesh": request.mesh,
             "keywords": dict(request.keywords),
             "error": self.report.reason or None,
-            **(rehearsal.to_dict() if rehearsal else {}),
+            **(self.rehearsal.to_dict() if self.rehearsal else {}),
         }
 
 
@@ -324,10 +304,6 @@ def _cost(rehearsal: Rehearsal) -> float | None:
     """Return the cost of 1,000 examples, or of a call if their number is unknown."""
     cost, examples = rehearsal.cost, rehearsal.examples
     return cost * 1000 / examples if cost is not None and examples else cost
-
-
-def _code_of(rehearsal: Rehearsal) -> int:
-    return _DOES_NOT_FIT if rehearsal.fits is False else OK
 
 
 def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
@@ -339,83 +315,66 @@ def _bytes_sent(rehearsal: Rehearsal, name: str) -> int | None:
 
 def _lines(results: Sequence[_Result]) -> list[str]:
     """Return the table of several meshes, and the reasons of those without a rehearsal."""
-    rehearsed = [(each.request, each.report.rehearsal) for each in results if each.report.rehearsal]
-    failed = [each for each in results if not each.report.rehearsal]
-    lines = _table(rehearsed, results) if rehearsed else []
-    lines += _repetitions(rehearsed, results)
-    if failed:
-        reasons = [[_label(each.request, results), each.report.reason] for each in failed]
-        header = ["no rehearsal", "reason"]
-        lines += ["", *table([header, *reasons], width=terminal_width())]
-        raised = [each.request for each in failed if not each.report.ended_by]
-        lines += [f"for a traceback: {_alone(of, results)}" for of in raised[:1]]
-    if skipped := [request for request, rehearsal in rehearsed if not rehearsal.is_compiled]:
-        meshes = counted(len(skipped), "mesh", "meshes")
-        lines += [
-            "",
-            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:",
-            _alone(skipped[0], results),
-        ]
-    return lines if rehearsed else lines[1:]
-
-
-def _label(request: RehearsalRequest, results: Sequence[_Result]) -> str:
-    """Return the mesh and what else tells a rehearsal from the others."""
-    are_several = len({each.request.topology for each in results}) > 1
-    return f"{request.topology} {request.point}" if are_several else request.point
-
-
-def _alone(request: RehearsalRequest, results: Sequence[_Result]) -> str:
-    """Return the option that makes one rehearsal, with its topology and keywords."""
-    return f"--mesh {shlex.quote(_label(request, results))} alone"
-
-
-def _repetitions(
-    rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]], results: Sequence[_Result]
-) -> list[str]:
-    """Return a line for each mesh whose devices repeat work."""
     from gda.compiled.report.rehearsal_text import repetition_of
 
-    of_each = ((_label(of, results), repetition_of(rehearsal)) for of, rehearsal in rehearsed)
-    lines = [f"{mesh}: {repeated}" for mesh, repeated in of_each if repeated]
-    return ["", *lines] if lines else []
+    are_several = len({each.request.topology for each in results}) > 1
+
+    def label(of: _Result) -> str:
+        return f"{of.request.topology} {of.request.point}" if are_several else of.request.point
+
+    def alone(of: _Result) -> str:
+        return f"--mesh {shlex.quote(label(of))} alone"
+
+    rehearsed = [(label(each), each.rehearsal) for each in results if each.rehearsal]
+    parts = [_table(results[0].request, rehearsed, are_several)] if rehearsed else []
+    repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
+    parts.append([f"{mesh}: {words}" for mesh, words in repeated if words])
+    if failed := [each for each in results if not each.rehearsal]:
+        reasons = [[label(each), each.report.reason] for each in failed]
+        lines = table([["no rehearsal", "reason"], *reasons], width=terminal_width())
+        raised = [each for each in failed if not each.report.ended_by]
+        parts.append([*lines, *(f"for a traceback: {alone(of)}" for of in raised[:1])])
+    if skipped := [each for each in results if each.rehearsal and not each.rehearsal.is_compiled]:
+        meshes = counted(len(skipped), "mesh", "meshes")
+        words = (
+            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:"
+        )
+        parts.append([words, alone(skipped[0])])
+    return [*chain(*(["", *part] for part in parts if part))][1:]
 
 
 def _table(
-    rehearsed: Sequence[tuple[RehearsalRequest, Rehearsal]], results: Sequence[_Result]
+    request: RehearsalRequest, rehearsed: Sequence[tuple[str, Rehearsal]], are_several: bool
 ) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
     from gda.compiled.report.rehearsal_text import format_seconds
 
-    request, first = rehearsed[0]
-    sums = [{each.axes: each.nbytes for each in rehearsal.traffic} for _, rehearsal in rehearsed]
-    axes = sorted({*chain(*sums)}, key=lambda key: (key is None, len(key or ()), key or ()))
-    over = [f"over {format_axes(each)}" for each in axes]
-    has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
+    _, first = rehearsed[0]
+    axes = {each.axes for _, rehearsal in rehearsed for each in rehearsal.traffic}
+    ordered = sorted(axes, key=lambda key: (key is None, len(key or ()), key or ()))
     fitting = [rehearsal for _, rehearsal in rehearsed if rehearsal.fits is not False]
+    has_slow = any(_bytes_sent(rehearsal, "nbytes_slow") for _, rehearsal in rehearsed)
     has_seconds = any(each.seconds.estimate is not None for each in fitting)
-    header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
-    costs = [_cost(each) for each in fitting if each.cost is not None]
-    of_examples = any(each.examples for each in fitting)
-    header += ["about"] * has_seconds
-    header += [f"cost of {'1,000 examples' if of_examples else 'a call'}"] * bool(costs)
-    answers = {True: "yes", False: "no", None: "?"}
+    has_cost = any(each.cost is not None for each in fitting)
+    thing = "1,000 examples" if any(each.examples for each in fitting) else "a call"
+    header = ["mesh", "fits", "peak", *(f"over {format_axes(each)}" for each in ordered)]
+    header += ["over slow links"] * has_slow + ["about"] * has_seconds
+    header += [f"cost of {thing}"] * has_cost
     rows = []
-    for (of, rehearsal), nbytes_over in zip(rehearsed, sums, strict=True):
-        sent = [nbytes_over.get(key, 0) for key in axes]
-        sent += [_bytes_sent(rehearsal, "nbytes_slow")] if has_slow else []
-        cells = [format_size(nbytes) for nbytes in sent]
+    for mesh, rehearsal in rehearsed:
+        nbytes_over = {each.axes: each.nbytes for each in rehearsal.traffic}
+        cells = [format_size(nbytes_over.get(key, 0)) for key in ordered]
+        cells += [format_size(_bytes_sent(rehearsal, "nbytes_slow"))] * has_slow
         cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
-        cells += ["?" if (cost := _cost(rehearsal)) is None else f"{cost:.3g}"] * bool(costs)
+        cells += ["?" if (cost := _cost(rehearsal)) is None else f"{cost:.3g}"] * has_cost
         cells = [""] * len(cells) if rehearsal.fits is False else cells
         needed = format_size(rehearsal.peak_bytes)
         if not rehearsal.is_compiled:
             needed = f">= {format_bytes(rehearsal.argument_bytes)}"
-        rows.append([_label(of, results), answers[rehearsal.fits], needed, *cells])
+        fits = {True: "yes", False: "no", None: "?"}[rehearsal.fits]
+        rows.append([mesh, fits, needed, *cells])
     capacity = first.capacity_bytes
     each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
-    on = f" on {first.num_devices:,} x {first.device_kind}{each_with}"
-    if len({each.request.topology for each in results}) > 1:
-        on = ""
+    on = "" if are_several else f" on {first.num_devices:,} x {first.device_kind}{each_with}"
     heading = f"{request.file}:{request.function}{on}; bytes are those of one device"
     return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]

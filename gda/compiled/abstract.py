@@ -24,8 +24,7 @@ from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | Any = None) -> Any:
     """Return the arrays of a tree as ``jax.ShapeDtypeStruct``s with shardings.
 
-    They need no memory and no device, and stand for arrays where nothing is run: in
-    ``gda.rehearse``, ``gda.collectives``, ``jax.eval_shape`` and ``jax.jit(…).lower``.
+    They need no memory and no device, and stand for arrays where nothing is run.
 
     Args:
       tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
@@ -76,12 +75,11 @@ def _read(path: str | os.PathLike[str], mesh: Any, specs: Any) -> tuple[Any, Any
     shapes = {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}
     if specs is not None:
         return shapes, mesh, specs
-    specs = {each.name: PartitionSpec(*each.spec) for each in arrays}
-    kinds = {each.name: each.memory_kind for each in arrays}
-    if not any(kinds.values()):
-        return shapes, mesh, specs
+    if not any(each.memory_kind for each in arrays):
+        return shapes, mesh, {each.name: PartitionSpec(*each.spec) for each in arrays}
     of_each = {
-        name: NamedSharding(mesh, spec, memory_kind=kinds[name]) for name, spec in specs.items()
+        each.name: NamedSharding(mesh, PartitionSpec(*each.spec), memory_kind=each.memory_kind)
+        for each in arrays
     }
     return shapes, of_each, None
 
@@ -92,10 +90,8 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
         dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
         return jax.ShapeDtypeStruct(leaf.shape, dtype)
     if not isinstance(leaf, bool | int | float | complex):
-        raise TypeError(
-            f"{leaf!r:.80} is a {type(leaf).__name__} and no array; a leaf has a shape and a "
-            "dtype, or is a number"
-        )
+        kind = type(leaf).__name__
+        raise TypeError(f"{leaf!r:.80} is a {kind} and no array; a leaf is an array or a number")
     typed = jax.typeof(leaf)
     return jax.ShapeDtypeStruct(typed.shape, typed.dtype, weak_type=True)
 

@@ -55,7 +55,6 @@ def check(rehearsal: Rehearsal, path: Path, tolerance: float) -> None:
 def _differences(
     before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float
 ) -> Iterator[str]:
-    """Yield a line for each difference between two golden documents."""
     if before["device_kind"] != after["device_kind"]:
         yield f"the devices are {after['device_kind']}, not {before['device_kind']}"
     if before["mesh"] != after["mesh"]:

@@ -113,7 +113,6 @@ def _sent(collective: Collective, size: int, together: int = 1) -> float:
 
 
 def _whole(collective: Collective) -> int:
-    """Return the bytes of the whole array of a group."""
     return collective.nbytes_output if collective.kind == "all-gather" else collective.nbytes
 
 
@@ -138,30 +137,21 @@ def _on_torus(collective: Collective, links: Interconnect, torus: Torus) -> Coll
         return CollectiveSeconds(seconds, fit.start_seconds + seconds / fit.part)
     if all(len(set(each)) == 1 for each in together):
         return CollectiveSeconds(0, 0)
-    load = _load(torus, kind, collective.groups, collective.pairs)
-    if not load.hops:
+    least, routed, hops = _load(torus, kind, collective.groups, collective.pairs)
+    if not hops:
         seconds = _sent(collective, size) / links.die_link
         return CollectiveSeconds(seconds, fit.start_seconds + seconds / fit.part)
     phases = 2 if kind == "all-reduce" else 1
-    start = fit.start_seconds + phases * load.hops * speeds.hop_seconds
-    seconds = [_whole(collective) * each / speeds.link for each in (load.least, load.routed)]
-    return CollectiveSeconds(seconds[0], start + seconds[1] / fit.part)
-
-
-class _LinkLoad(NamedTuple):
-    """Whole arrays on the busiest link, at least and as routed, and hops of the longest way."""
-
-    least: float
-    routed: float
-    hops: int
+    start = fit.start_seconds + phases * hops * speeds.hop_seconds
+    bound, estimate = (_whole(collective) * each / speeds.link for each in (least, routed))
+    return CollectiveSeconds(bound, start + estimate / fit.part)
 
 
 @functools.lru_cache(maxsize=256)
-def _load(torus: Torus, kind: str, groups: Groups, pairs: Pairs) -> _LinkLoad:
+def _load(torus: Torus, kind: str, groups: Groups, pairs: Pairs) -> tuple[float, float, int]:
+    """Return the arrays on the busiest link, at least and as routed, and the most hops."""
     least = torus.least_load(kind, groups, pairs)
-    return _LinkLoad(
-        least, torus.routed_load(pairs) if pairs else least, torus.hops(groups or pairs)
-    )
+    return least, torus.routed_load(pairs) if pairs else least, torus.hops(groups or pairs)
 
 
 # GPUs.

@@ -11,6 +11,7 @@ from jax.stages import Compiled
 
 from gda.compiled.hlo import (
     Collectives,
+    ProgramMesh,
     Schedule,
     num_devices,
     read_collectives,
@@ -34,14 +35,12 @@ def collectives(
     """Return the collectives that a call ``fun(*args, **kwargs)`` will execute.
 
     The function is compiled for these arguments and the optimised program is read. Nothing is run
-    or allocated. The list holds for this version of XLA and this kind of device; others may choose
-    other collectives for the same result. If there are several processes, all should call it, since
-    XLA may share the work of compiling among them.
+    or allocated. The list holds for this version of XLA and this kind of device. If there are
+    several processes, all should call it, since XLA may share the work among them.
 
-    Arrays that a plain ``fun`` closes over become constants of the program, which are not sharded:
-    pass them as arguments. JAX's compilation cache may return a program with the lines of an older
-    source. The compilation here asks for the lines of today, but a function that has run already
-    keeps its program, as a ``Compiled`` does.
+    Arrays that a plain ``fun`` closes over become constants, which are not sharded: pass them as
+    arguments. A function that has run already keeps its program, perhaps with the lines of an older
+    source, as a ``Compiled`` does.
 
     Args:
       fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,
@@ -155,21 +154,19 @@ def text_of(program: Compiled) -> str:
 
 def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
-    about = _about(mesh)
-    return Collectives(read_collectives(text, **about), about["mesh_shape"])
+    of_program = _program_mesh(mesh)
+    return Collectives(read_collectives(text, of_program), dict(of_program.shape))
 
 
 def schedule_in(text: str, mesh: Mesh | AbstractMesh | None) -> Schedule:
     """Return the steps of the text of a program."""
-    return read_schedule(text, **_about(mesh))
+    return read_schedule(text, _program_mesh(mesh))
 
 
-def _about(mesh: Mesh | AbstractMesh | None) -> dict[str, Any]:
-    """Return what a reader of programs must know about a mesh."""
+def _program_mesh(mesh: Mesh | AbstractMesh | None) -> ProgramMesh:
     slices = slices_of(mesh)
     ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
-    mesh_shape = {} if mesh is None else dict(mesh.shape)
-    return {"mesh_shape": mesh_shape, "slices": slices, "device_ids": ids}
+    return ProgramMesh({} if mesh is None else dict(mesh.shape), slices, ids)
 
 
 def slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

@@ -50,22 +50,19 @@ class RehearsalComparison:
         return {name: pair for name, pair in self._rows() if pair[0] != pair[1]}
 
     def _rows(self) -> Iterator[tuple[str, tuple[float | None, float | None]]]:
-        numbers = [_numbers(each) for each in (self.before, self.after)]
-        for name in sorted(numbers[0] | numbers[1], key=_group):
-            before, after = (
-                # A program that the compiler does not write has unknown communication.
-                each.get(name, None if rehearsal.collectives is None else 0)
-                for each, rehearsal in zip(numbers, (self.before, self.after), strict=True)
-            )
-            yield name, (before, after)
+        pair = self.before, self.after
+        numbers = [_numbers(each) for each in pair]
+        # A program that the compiler does not write has unknown communication.
+        absent = [None if each.collectives is None else 0 for each in pair]
+        names = numbers[0] | numbers[1]
+        for name in sorted(names, key=lambda name: (name == _SLOW, _IN_ALL in name)):
+            yield name, (numbers[0].get(name, absent[0]), numbers[1].get(name, absent[1]))
 
     def __repr__(self) -> str:
         rows = [["per device", "before", "after", "change"]]
-        for name, (before, after) in self._rows():
-            numbers = (_words(name, number) for number in (before, after))
-            rows.append(
-                [(_BYTES | _SECONDS).get(name, name), *numbers, format_change(before, after)]
-            )
+        for name, pair in self._rows():
+            words = [_words(name, number) for number in pair]
+            rows.append([(_BYTES | _SECONDS).get(name, name), *words, format_change(*pair)])
         lines = table(rows, right={"before", "after", "change"})
         first = f"before: {headline_of(self.before)}", f"after:  {headline_of(self.after)}"
         return "\n".join([*first, "", *lines])
@@ -78,18 +75,13 @@ def _numbers(rehearsal: Rehearsal) -> dict[str, float | None]:
         numbers |= {name: getattr(rehearsal.seconds, name) for name in _SECONDS}
     if rehearsal.collectives is None:
         return numbers
-    for (kind, axes), nbytes in bytes_by_kind(rehearsal.collectives).items():
-        numbers[f"{kind} over {axes}"] = nbytes
-    for each in rehearsal.traffic:
-        numbers[f"{_IN_ALL} {format_axes(each.axes)}"] = each.nbytes
-    if any(each.nbytes_slow is not None for each in rehearsal.traffic):
-        numbers[_SLOW] = summed(each.nbytes_slow for each in rehearsal.traffic)
+    by_kind = bytes_by_kind(rehearsal.collectives)
+    numbers |= {f"{kind} over {axes}": nbytes for (kind, axes), nbytes in by_kind.items()}
+    traffic = rehearsal.traffic
+    numbers |= {f"{_IN_ALL} {format_axes(each.axes)}": each.nbytes for each in traffic}
+    if any(each.nbytes_slow is not None for each in traffic):
+        numbers[_SLOW] = summed(each.nbytes_slow for each in traffic)
     return numbers
-
-
-def _group(name: str) -> tuple[bool, bool]:
-    """Return a key that puts the sums of the communication last."""
-    return name == _SLOW, name.startswith(_IN_ALL)
 
 
 def _words(name: str, number: float | None) -> str:

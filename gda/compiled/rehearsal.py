@@ -86,27 +86,21 @@ class Rehearsal:
       device_kind: the kind of the devices, as JAX names it.
       num_devices: number of devices of the program.
       mesh_shape: sizes of the mesh axes by name, in mesh order; empty if no mesh is known.
-      fits: the program fits into the memory of a device. None if the capacity is unknown, as on a
-        CPU.
+      fits: the program fits into the memory of a device; None if the capacity is unknown.
       capacity_bytes: the memory that programs have on a device of this kind; None if unknown.
       peak_bytes: the memory that the program takes: the sum of the parts below, less
-        ``aliased_bytes``. For a program that the compiler refuses it is the memory that it asks
-        for, as exactly as it tells.
-      argument_bytes: bytes of the arguments that the program uses, in the layout of the device; for
-        a program that does not fit, without the padding of that layout.
-      output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for
-        the address of each if there are several; None if the program does not fit.
-      temporary_bytes: bytes of the memory for everything that the program holds meanwhile, in
-        which arrays that are not needed at the same time share a place; None in the same case. On
-        TPUs it omits what collectives take beside their arrays, which is told in this case only.
-      aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
-        same case.
-      code_bytes: bytes of the program itself; None in the same case.
-      undonated_bytes: bytes of the arguments that could be donated and are not.
-      flops: floating-point operations of the matrix products and convolutions in one call, on one
-        device: those of the partitioned program, so that work which devices repeat counts on each.
-        Loops count with their length. None if they are unknown, for a loop of unknown length or a
-        kernel.
+        ``aliased_bytes``. For a program that the compiler refuses, what it asks for.
+      argument_bytes: of the arguments that the program uses, in the layout of the device; for a
+        program that does not fit, without the padding of that layout.
+      output_bytes: of the results, those in donated arguments included, and on a CPU 8 for the
+        address of each if there are several; None, as the next three, if it does not fit.
+      temporary_bytes: of everything that the program holds meanwhile; arrays that are not needed
+        at the same time share memory. On TPUs without what collectives take beside their arrays.
+      aliased_bytes: of the results that take the memory of donated arguments.
+      code_bytes: of the program itself.
+      undonated_bytes: of the arguments that could be donated and are not.
+      flops: floating-point operations of the products in one call on one device, loops with their
+        length. Work that devices repeat counts on each. None if a loop or a kernel is unknown.
       compile_seconds: the time of tracing, lowering and compiling.
       collectives: as ``gda.collectives`` has them; None if the program does not fit and the
         compiler does not write it.
@@ -115,14 +109,12 @@ class Rehearsal:
       arguments: the arrays among the arguments that the program uses, the largest on a device
         first; for a program that does not fit, all arrays among them.
       temporaries: the largest arrays that the program holds while it runs; empty if the compiler
-        tells none, or JAX's compilation cache on disk has the program. Each has ``dtype``,
-        ``shape``, ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
+        tells none, or JAX's compilation cache on disk has the program.
       message: the words of the compiler for a program that does not fit; else empty, or its
         warnings of full rematerialization, which ``gda rehearse`` has.
-      flops_total: the same of the function as it was traced, on all devices together, each once;
+      flops_total: those of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
-      flops_are_counted: false if the program does not tell ``flops``, which is then an equal part
-        of ``flops_total``.
+      flops_are_counted: false if ``flops`` is an equal part of ``flops_total``.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
       is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone

@@ -28,14 +28,13 @@ from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
 from gda.compiled.float32 import float32_products
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives, Schedule
+from gda.compiled.hlo import Collectives, Schedule, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
-from gda.compiled.written_out import layers_written_out
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
@@ -44,9 +43,6 @@ from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
 
 _log = logging.getLogger("gda.rehearse")
-
-# 24 layers of a transformer took XLA 101 and 61 CPU seconds for TPUs, 27 and 13 for GPUs.
-_SCAN = "jax.lax.scan over them compiles in about half the time"
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -133,11 +129,7 @@ def rehearsal_of(
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
     skipped = _too_large(stage, mesh, given) if may_skip else None
-    hint = ""
-    if _log.isEnabledFor(logging.INFO) and isinstance(stage, Traced):
-        layers = layers_written_out(stage.jaxpr)
-        hint = f"; {layers} equal layers are written out; {_SCAN}" if layers else ""
-    _log.info("compiling %s%s", name, hint)
+    _log.info("compiling %s", name)
     build = skipped or _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
@@ -148,12 +140,13 @@ def rehearsal_of(
     device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
     num_devices, mesh_shape = (1, {}) if mesh is None else (mesh.size, dict(mesh.shape))
     arguments = _with_donations([*_arguments(stage, program, iter(given), mesh)], lowered, program)
-    if program is None:
-        memory = _memory_that_does_not_fit(build, arguments, device)
-    else:
-        memory = _memory_of(program, build, device)
+    memory = (
+        _memory_that_does_not_fit(build, arguments, device)
+        if program is None
+        else _memory_of(program, build, device)
+    )
     flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
-    schedule = _schedule_of(build, mesh)
+    schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
     flops, flops_are_counted = _flops_of_device(schedule, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
     has_slow, hosts, links = _links(mesh)
@@ -162,7 +155,7 @@ def rehearsal_of(
         device_kind=device.device_kind,
         num_devices=num_devices,
         mesh_shape=mesh_shape,
-        **memory._asdict(),
+        **memory,
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
         flops=flops,
         flops_total=flops_total,
@@ -210,27 +203,16 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
     limit = found.capacity_bytes if max_bytes is None else max_bytes
     if found.fits is False or (max_bytes is not None and (found.peak_bytes or 0) > max_bytes):
         raise AssertionError(
-            f"{found.name} takes {_words(found.peak_bytes)} on a device, {_words(limit)} are "
-            f"allowed\n{found}"
+            f"{found.name} takes {format_size(found.peak_bytes)} on a device, {format_size(limit)} "
+            f"are allowed\n{found}"
         )
-
-
-def _words(nbytes: int | None) -> str:
-    return "too much memory" if nbytes is None else format_bytes(nbytes)
 
 
 # Compiling.
 
 
 class _Build(NamedTuple):
-    """A compilation, with the facts that XLA writes to files.
-
-    Attributes:
-      program: None if it does not fit.
-      failure: the message of the compiler in this case.
-      text: the optimised program; empty if XLA does not write it.
-      facts: those of the files.
-    """
+    """A compilation; without a program if it does not fit, and then with the compiler's words."""
 
     program: Compiled | None
     failure: str
@@ -326,20 +308,8 @@ def _written_to(folder: Path) -> list[str]:
 # The answers.
 
 
-class _Memory(NamedTuple):
-    """The fields of a ``Rehearsal`` on the memory of a device."""
-
-    fits: bool | None
-    capacity_bytes: int | None
-    peak_bytes: int | None
-    argument_bytes: int
-    output_bytes: int | None = None
-    temporary_bytes: int | None = None
-    aliased_bytes: int | None = None
-    code_bytes: int | None = None
-
-
-def _memory_of(program: Compiled, build: _Build, device: Any) -> _Memory:
+def _memory_of(program: Compiled, build: _Build, device: Any) -> dict[str, Any]:
+    """Return the fields of a ``Rehearsal`` on the memory of a device."""
     memory: Any = program.memory_analysis()
     held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     temporary = memory.temp_size_in_bytes
@@ -351,31 +321,32 @@ def _memory_of(program: Compiled, build: _Build, device: Any) -> _Memory:
         temporary = (build.facts.allocated_bytes or total) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
-    return _Memory(
+    return {
         # The compiler for TPUs refuses what does not fit.
-        fits=None if capacity is None else device.platform == "tpu" or peak <= capacity,
-        capacity_bytes=capacity,
-        peak_bytes=peak,
-        argument_bytes=memory.argument_size_in_bytes,
-        output_bytes=memory.output_size_in_bytes,
-        temporary_bytes=temporary,
-        aliased_bytes=memory.alias_size_in_bytes,
-        code_bytes=memory.generated_code_size_in_bytes,
-    )
+        "fits": None if capacity is None else device.platform == "tpu" or peak <= capacity,
+        "capacity_bytes": capacity,
+        "peak_bytes": peak,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+        "temporary_bytes": temporary,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "code_bytes": memory.generated_code_size_in_bytes,
+    }
 
 
 def _memory_that_does_not_fit(
     build: _Build, arguments: Sequence[ArgumentBytes], device: Any
-) -> _Memory:
+) -> dict[str, Any]:
     words = _NEEDED.search(build.failure)
     sizes = [] if words is None else [words.group(1, 2), words.group(3, 4)]
     needed, available = [int(float(n) * _UNITS[unit]) for n, unit in sizes] or (None, None)
-    return _Memory(
-        fits=False,
-        capacity_bytes=available or _capacity_bytes(device),
-        peak_bytes=_the_more_exact(build.facts.allocated_bytes, needed),
-        argument_bytes=sum(each.nbytes for each in arguments if not each.is_on_host),
-    )
+    return {
+        "fits": False,
+        "capacity_bytes": available or _capacity_bytes(device),
+        "peak_bytes": _the_more_exact(build.facts.allocated_bytes, needed),
+        "argument_bytes": sum(each.nbytes for each in arguments if not each.is_on_host),
+        **dict.fromkeys(("output_bytes", "temporary_bytes", "aliased_bytes", "code_bytes")),
+    }
 
 
 def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
@@ -385,11 +356,6 @@ def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     if mesh is None or mesh.size == 1:
         return Collectives((), {} if mesh is None else dict(mesh.shape))
     return collectives_in(build.text or text_of(build.program), mesh)
-
-
-def _schedule_of(build: _Build, mesh: Mesh | None) -> Schedule | None:
-    """Return the steps of a program; None for one that the compiler does not write."""
-    return schedule_in(build.text, mesh) if build.text else None
 
 
 def _flops_of_device(

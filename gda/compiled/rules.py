@@ -22,10 +22,7 @@ _FORMS = "a name, a tuple of names for several axes at once, or a list of these 
 # JAX's names, for a hint. They are not accepted: XLA chooses the kinds, and an allowed ``pmax``
 # would allow a sum.
 _MEANT_BY = {
-    "psum": "all-reduce",
-    "pmean": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
+    **dict.fromkeys(("psum", "pmean", "pmax", "pmin"), "all-reduce"),
     "psum_scatter": "reduce-scatter",
     "ppermute": "collective-permute",
     "pbroadcast": "collective-broadcast",
@@ -95,11 +92,7 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
 def _unknown_kind_error(kind: Any) -> ValueError:
     known = f"the kinds of collectives are {', '.join(KINDS)}"
     if not isinstance(kind, str):
-        meant = []
-        if isinstance(kind, tuple) and len(kind) == 3:
-            meant = [f"{{{kind[:2]!r}: {kind[2]!r}}}"]
-        hint = did_you_mean(meant)
-        return ValueError(f"allow has {kind!r}; expected is a kind or (kind, axes); {known}{hint}")
+        return ValueError(f"allow has {kind!r}; expected is a kind or (kind, axes); {known}")
     spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
     hint = did_you_mean([*map(repr, nearest(spelled, KINDS))])
     return ValueError(f"allow names {kind!r}, but {known}{hint}")

@@ -111,25 +111,23 @@ def seconds_of(
     links: Interconnect | None,
     repetitions: float,
 ) -> StepSeconds:
-    """Return the time of a schedule; ``links`` are None for a program of one device."""
+    """Return the time of a schedule."""
     if kind is None or kind.speeds is None or kind.memory_bandwidth is None:
         return StepSeconds(not_counted=("the speeds of these devices are unknown",))
     if schedule is None:
         return StepSeconds(not_counted=("the compiler does not write this program",))
-    device = _DeviceRates(
-        kind.speeds, kind.memory_bandwidth, kind.gpu.cache_bytes if kind.gpu else 0
-    )
-    timed = _Timed(device, links)
-    compute = _least(schedule.steps, device.least_compute)
-    memory = _least(schedule.steps, device.least_memory)
-    memory = max(memory, (schedule.argument_bytes - device.cache_bytes) / device.bandwidth)
+    cache_bytes = kind.gpu.cache_bytes if kind.gpu else 0
+    rates = _Rates(kind.speeds, kind.memory_bandwidth, cache_bytes, links)
+    compute = _least(schedule.steps, rates.least_compute)
+    memory = _least(schedule.steps, rates.least_memory)
+    memory = max(memory, (schedule.argument_bytes - cache_bytes) / rates.bandwidth)
     steps = [*with_inner(schedule.steps)]
     axes = {each.collective.axes for each in steps if each.collective is not None}
     communication = max(
-        (_least(schedule.steps, lambda step, of=of: timed.least_on(step, of)) for of in axes),
+        (_least(schedule.steps, lambda step, of=of: rates.least_on(step, of)) for of in axes),
         default=0.0,
     )
-    clock = _Clock(timed)
+    clock = _Clock(rates)
     clock.run(schedule.steps)
     estimate = max(clock.now, compute, memory, communication)
     unknown = schedule.unknown()
@@ -137,15 +135,18 @@ def seconds_of(
     if any(each.times is None for each in steps):
         reasons.append("all but one trip of a loop of unknown length")
     mfu = compute / estimate / repetitions if compute and not unknown else None
-    rows = _places(schedule.steps, timed)
+    rows = _places(schedule.steps, rates)
     return StepSeconds(compute, memory, communication, estimate, mfu, tuple(reasons), rows)
 
 
 @dataclass(frozen=True)
-class _DeviceRates:
+class _Rates:
+    """The time of each step by itself; ``links`` are None for a program of one device."""
+
     speeds: DeviceSpeeds
     bandwidth: float
     cache_bytes: int
+    links: Interconnect | None
 
     def least_compute(self, step: Step) -> float:
         return sum(
@@ -162,25 +163,6 @@ class _DeviceRates:
             return 0.0
         return sum(max(0, each - self.cache_bytes) for each in step.arrays) / self.bandwidth
 
-    def kernel(self, step: Step) -> float:
-        """Return the estimate of a kernel: the longer of its products and its bytes."""
-        speeds, measured = self.speeds, self.speeds.measured
-        least = self.least_compute(step)
-        if step.cycles is not None and speeds.clock_hz:
-            computes = max(least, step.cycles / speeds.clock_hz)
-        else:
-            computes = least / measured.products
-        moves = sum(step.arrays) / self.bandwidth / measured.memory
-        is_launched = speeds.clock_hz is None or sum(step.arrays) > _SMALL
-        return max(computes, moves) + (speeds.kernel_seconds if is_launched else 0)
-
-
-class _Timed:
-    """The time of each step by itself, on a device with links."""
-
-    def __init__(self, device: _DeviceRates, links: Interconnect | None) -> None:
-        self.device, self.links = device, links
-
     def least_on(self, step: Step, axes: tuple[str, ...] | None) -> float:
         """Return the least time of a collective over these axes; 0 for other steps."""
         found = step.collective
@@ -189,9 +171,18 @@ class _Timed:
         return collective_seconds(found, self.links).bound
 
     def alone(self, step: Step) -> float:
-        if step.collective is None:
-            return self.device.kernel(step) if step.arrays or step.products else 0.0
-        return 0.0 if self.links is None else collective_seconds(step.collective, self.links)[1]
+        """Return the estimate of a step: of a kernel, the longer of its products and its bytes."""
+        if step.collective is not None:
+            return 0.0 if self.links is None else collective_seconds(step.collective, self.links)[1]
+        if not step.arrays and not step.products:
+            return 0.0
+        speeds, measured = self.speeds, self.speeds.measured
+        computes = self.least_compute(step) / measured.products
+        if step.cycles is not None and speeds.clock_hz:
+            computes = max(self.least_compute(step), step.cycles / speeds.clock_hz)
+        moves = sum(step.arrays) / self.bandwidth / measured.memory
+        is_launched = speeds.clock_hz is None or sum(step.arrays) > _SMALL
+        return max(computes, moves) + (speeds.kernel_seconds if is_launched else 0)
 
     def resource(self, step: Step) -> object:
         """Return the name of the links that an asynchronous step takes for itself."""
@@ -205,8 +196,8 @@ class _Timed:
 class _Clock:
     """The time at which a device has come to a place of its schedule."""
 
-    def __init__(self, timed: _Timed) -> None:
-        self.timed, self.now = timed, 0.0
+    def __init__(self, rates: _Rates) -> None:
+        self.rates, self.now = rates, 0.0
         self.free: dict[object, float] = defaultdict(float)
         self.ends: dict[str, float] = {}
 
@@ -221,17 +212,17 @@ class _Clock:
             elif step.bodies:
                 self._repeat(step)
             elif step.collective is not None:
-                of = self.timed.resource(step)
-                self.now = self.free[of] = max(self.now, self.free[of]) + self.timed.alone(step)
+                of = self.rates.resource(step)
+                self.now = self.free[of] = max(self.now, self.free[of]) + self.rates.alone(step)
             else:
-                self.now += self.timed.alone(step)
+                self.now += self.rates.alone(step)
 
     def _begin(self, step: Step) -> None:
-        seconds = self.timed.alone(step)
+        seconds = self.rates.alone(step)
         inner = [each for body in step.bodies for each in with_inner(body)]
         collectives = [each for each in inner if each.collective is not None]
-        of = self.timed.resource(collectives[0] if collectives else step)
-        seconds += sum(map(self.timed.alone, inner))
+        of = self.rates.resource(collectives[0] if collectives else step)
+        seconds += sum(map(self.rates.alone, inner))
         self.ends[step.begins] = self.free[of] = max(self.now, self.free[of]) + seconds
 
     def _repeat(self, step: Step) -> None:
@@ -251,7 +242,7 @@ class _Clock:
     def _run_longest(self, step: Step) -> None:
         clocks = []
         for body in step.bodies:
-            clock = _Clock(self.timed)
+            clock = _Clock(self.rates)
             clock.now, clock.ends = self.now, dict(self.ends)
             clock.free.update(self.free)
             clock.run(body)
@@ -270,14 +261,14 @@ def _least(steps: Iterable[Step], seconds: Callable[[Step], float]) -> float:
     return total
 
 
-def _places(steps: Iterable[Step], timed: _Timed) -> tuple[PlaceSeconds, ...]:
+def _places(steps: Iterable[Step], rates: _Rates) -> tuple[PlaceSeconds, ...]:
     totals: dict[str, PlaceSeconds] = {}
 
     def add(steps: Iterable[Step], times: int) -> None:
         for step in steps:
             for body in step.bodies:
                 add(body, times * (1 if step.times is None else step.times))
-            if not (seconds := times * timed.alone(step)):
+            if not (seconds := times * rates.alone(step)):
                 continue
             place = format_source(step)
             so_far = totals.get(place, PlaceSeconds(place, 0.0, 0, 0.0))

@@ -2,7 +2,6 @@
 
 Provisional: see ``docs/stable.md``.
 
-No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` and ``array`` (one
-array), ``model`` (all parameters), ``memory`` (does it fit), ``device_speeds`` and
-``device_kinds``.
+No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` (one array), ``model``
+(all parameters), ``memory`` (does it fit), ``device_kinds``.
 """

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gda.layout.text import counted, did_you_mean, nearest
 from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
@@ -99,93 +100,108 @@ def gpu_capacity(memory_bytes: int) -> int:
         ) from None
 
 
+class _Chip(NamedTuple):
+    """A GPU without its memory and links; ``teraflops`` by type."""
+
+    teraflops: Mapping[str, float]
+    facts: GpuFacts
+
+
+class _Links(NamedTuple):
+    """The links of a GPU, in GB/s and one direction, and what was measured of collectives.
+
+    ``to_others`` goes over NVLink or PCIe, ``to_hosts`` over its network adapter, and ``bridge`` to
+    one other GPU. Switches that ``add`` do so in all-reduces.
+    """
+
+    to_others: float
+    to_hosts: float
+    collectives: Mapping[str, tuple[Fit, ...]]
+    add: bool = False
+    bridge: float | None = None
+
+
 def _tpu(
     name: str,
-    *device_kinds: str,
+    device_kinds: tuple[str, ...],
     gib: float,
     bandwidth: int,
     teraflops: Mapping[str, float],
     ici: float,
     dcn: float,
     clock_ghz: float,
-    measured: Measured | None = None,
+    *,
+    parts: tuple[float, float] = (0.9, 0.85),
     per_chip: int = 1,
     dimensions: int = 2,
-    smallest_ring: int = 16,
+    smallest_ring: int | None = None,
     die_link: float | None = None,
 ) -> DeviceKind:
-    """Return a row; ``ici``, ``dcn`` and ``die_link`` in GB/s and one direction."""
+    """Return a row; ``bandwidth``, ``ici``, ``dcn`` and ``die_link`` in GB/s and one direction."""
     bf16 = teraflops["bf16"]
     passes = {"f32": bf16, "f32.high": bf16 / 3, "f32.highest": bf16 / 6}
     speeds = DeviceSpeeds(
         {dtype: each * _TERA for dtype, each in (passes | dict(teraflops)).items()},
         link=ici * _GIGA,
         slow_link=dcn * _GIGA,
-        measured=measured or _TPU_MEASURED,
+        measured=Measured(*parts, {"any": (Fit(2, 2e-6, 0.9),)}),
         links=2 * dimensions,
         die_link=None if die_link is None else die_link * _GIGA,
         hop_seconds=1e-6,
         kernel_seconds=1.5e-6,
         clock_hz=clock_ghz * _GIGA,
     )
-    torus = (per_chip, dimensions, smallest_ring)
+    torus = per_chip, dimensions, smallest_ring or (16 if dimensions == 2 else 4)
     return DeviceKind(name, device_kinds, int(gib * _GIB), bandwidth * _GIGA, speeds, *torus)
 
 
 def _gpu(
     name: str,
-    *device_kinds: str,
-    memory: tuple[int, int],
-    teraflops: Mapping[str, float],
-    links: Mapping[str, float],
-    measured: Measured,
-    gpu: GpuFacts,
+    device_kinds: tuple[str, ...],
+    memory_bytes: int,
+    bandwidth: float,
+    chip: _Chip,
+    links: _Links,
+    parts: tuple[float, float],
 ) -> DeviceKind:
-    """Return a row; ``links`` in GB/s and one direction: ``nvlink`` or ``pcie``, and ``nic``."""
+    """Return a row; ``bandwidth`` in GB/s, ``parts`` are those of ``Measured``."""
     speeds = DeviceSpeeds(
-        {dtype: each * _TERA for dtype, each in teraflops.items()},
-        link=(links.get("nvlink") or links["pcie"]) * _GIGA,
-        slow_link=links["nic"] * _GIGA,
-        measured=measured,
-        peer_link=links["bridge"] * _GIGA if "bridge" in links else None,
-        reduces_in_switch="nvlink" in links and gpu.compute_capability >= (9, 0),
+        {dtype: each * _TERA for dtype, each in chip.teraflops.items()},
+        link=links.to_others * _GIGA,
+        slow_link=links.to_hosts * _GIGA,
+        measured=Measured(*parts, links.collectives),
+        peer_link=links.bridge and links.bridge * _GIGA,
+        reduces_in_switch=links.add,
     )
-    return DeviceKind(name, device_kinds, *memory, speeds, gpu=gpu)
+    bandwidth_bytes = round(bandwidth * _GIGA)
+    return DeviceKind(name, device_kinds, memory_bytes, bandwidth_bytes, speeds, gpu=chip.facts)
 
 
-def _teraflops(
-    bf16: float, tf32: float, f32: float, f8: float = 0, s8: float = 0, f4: float = 0
-) -> dict[str, float]:
-    figures = {"bf16": bf16, "f32": tf32, "f32.highest": f32, "f8": f8, "s8": s8, "f4": f4}
-    return {dtype: each for dtype, each in figures.items() if each}
+def _teraflops(bf16: float, tf32: float, f32: float, **narrow: float) -> dict[str, float]:
+    return {"bf16": bf16, "f32": tf32, "f32.highest": f32, **narrow}
 
 
-def _a100(
-    name: str, device_kind: str, memory: tuple[int, int], *, is_pcie: bool = False
-) -> DeviceKind:
-    over_pcie = {"pcie": 32, "bridge": 300}
-    return _gpu(
-        *(name, device_kind),
-        memory=memory,
-        teraflops=_teraflops(312, 156, 19.5, s8=624),
-        links={**(over_pcie if is_pcie else {"nvlink": 300}), "nic": 25},
-        measured=Measured(0.81, 0.91, _PCIE) if is_pcie else Measured(0.87, 0.91, _NVLINK3),
-        gpu=GpuFacts(108, 64, 1.41, 40 * _MIB, 167_936, 166_912, (8, 0)),
-    )
+def _hopper(teraflops: Mapping[str, float], cores: int, ghz: float, cache_mib: int = 50) -> _Chip:
+    facts = GpuFacts(cores, 128, ghz, cache_mib * _MIB, 233_472, 232_448, (9, 0))
+    return _Chip(teraflops, facts)
 
 
-def _hopper(cores: int, clock_ghz: float, cache_mib: int = 50) -> GpuFacts:
-    return GpuFacts(cores, 128, clock_ghz, cache_mib * _MIB, 233_472, 232_448, (9, 0))
+def _blackwell(
+    teraflops: Mapping[str, float], cores: int, ghz: float, cache_bytes: int, minor: int = 0
+) -> _Chip:
+    facts = GpuFacts(cores, 128, ghz, cache_bytes, 233_472, 232_448, (10, minor))
+    return _Chip(teraflops, facts)
 
 
-def _blackwell(cores: int, clock_ghz: float, cache_bytes: int, minor: int = 0) -> GpuFacts:
-    return GpuFacts(cores, 128, clock_ghz, cache_bytes, 233_472, 232_448, (10, minor))
-
-
-def _small(cores: int, clock_ghz: float, cache_mib: int, capability: tuple[int, int]) -> GpuFacts:
-    return GpuFacts(
-        cores, 128, clock_ghz, cache_mib * _MIB, 131_072, 101_376, capability, threads_per_core=1536
-    )
+def _small(
+    teraflops: Mapping[str, float],
+    cores: int,
+    ghz: float,
+    cache_mib: int,
+    capability: tuple[int, int],
+) -> _Chip:
+    cache = cache_mib * _MIB
+    return _Chip(teraflops, GpuFacts(cores, 128, ghz, cache, 131_072, 101_376, capability, 1536))
 
 
 # Measured parts. Products: the best of many shapes, github.com/stas00/ml-engineering
@@ -196,22 +212,35 @@ def _small(cores: int, clock_ghz: float, cache_mib: int, capability: tuple[int, 
 # github.com/AI-Hypercomputer/tpu-recipes (microbenchmarks). Where nothing was measured it is the
 # figure of the nearest kind: all other TPUs, collectives of v6e, GH200, H20, B300 and GB300, all of
 # L4, L40S and RTX PRO 6000, and each start over PCIe.
-_ICI = {"any": (Fit(2, 2e-6, 0.9),)}
-_TPU_MEASURED = Measured(0.9, 0.85, _ICI)
-_NVLINK4 = {
-    "any": (Fit(2, 15e-6, 0.60), Fit(4, 17e-6, 0.72), Fit(8, 30e-6, 0.76)),
-    "all-reduce": (Fit(2, 20e-6, 0.54), Fit(4, 35e-6, 0.66), Fit(8, 38e-6, 0.88)),
-    "reduce-scatter": (Fit(2, 20e-6, 0.72),),
-    "all-to-all": (Fit(2, 33e-6, 0.75),),
-}
-_NVLINK3 = {"any": (Fit(2, 30e-6, 0.74),)}
-_NVLINK5 = {
-    "any": (Fit(8, 34e-6, 0.66), Fit(64, 82e-6, 0.74)),
-    "all-reduce": (Fit(8, 50e-6, 0.67), Fit(64, 100e-6, 0.83)),
-    "reduce-scatter": (Fit(8, 34e-6, 0.71), Fit(64, 82e-6, 0.78)),
-    "all-to-all": (Fit(8, 36e-6, 0.67), Fit(64, 82e-6, 0.71)),
-}
-_PCIE = {"any": (Fit(2, 30e-6, 0.81),)}
+_NVLINK3 = _Links(300, 25, {"any": (Fit(2, 30e-6, 0.74),)})
+_NVLINK4 = _Links(
+    450,
+    50,
+    {
+        "any": (Fit(2, 15e-6, 0.60), Fit(4, 17e-6, 0.72), Fit(8, 30e-6, 0.76)),
+        "all-reduce": (Fit(2, 20e-6, 0.54), Fit(4, 35e-6, 0.66), Fit(8, 38e-6, 0.88)),
+        "reduce-scatter": (Fit(2, 20e-6, 0.72),),
+        "all-to-all": (Fit(2, 33e-6, 0.75),),
+    },
+    add=True,
+)
+_NVLINK5 = _Links(
+    900,
+    50,
+    {
+        "any": (Fit(8, 34e-6, 0.66), Fit(64, 82e-6, 0.74)),
+        "all-reduce": (Fit(8, 50e-6, 0.67), Fit(64, 100e-6, 0.83)),
+        "reduce-scatter": (Fit(8, 34e-6, 0.71), Fit(64, 82e-6, 0.78)),
+        "all-to-all": (Fit(8, 36e-6, 0.67), Fit(64, 82e-6, 0.71)),
+    },
+    add=True,
+)
+_NVLINK5_FAST = _NVLINK5._replace(to_hosts=100)
+_OVER_PCIE = {"any": (Fit(2, 30e-6, 0.81),)}
+_PCIE4 = _Links(32, 32, _OVER_PCIE)
+_PCIE5 = _Links(64, 64, _OVER_PCIE)
+_BRIDGE3 = _Links(32, 25, _OVER_PCIE, bridge=300)
+_BRIDGE4 = _Links(64, 50, _OVER_PCIE, bridge=300)
 
 # The memory of TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for
 # a program that does not fit. It is less than the vendor's figure for a chip
@@ -235,188 +264,97 @@ _PCIE = {"any": (Fit(2, 30e-6, 0.81),)}
 # goes in each direction. Between hosts, it is the network adapter that a DGX has for each GPU; one
 # that NVIDIA sells in no such system has that of its PCIe slot. A rack of GB200 or GB300 counts as
 # a host, as NVLink connects it.
+_A100 = _Chip(
+    _teraflops(312, 156, 19.5, s8=624),
+    GpuFacts(108, 64, 1.41, 40 * _MIB, 167_936, 166_912, (8, 0)),
+)
+_H100 = _hopper(_teraflops(989.4, 494.7, 66.9, f8=1979, s8=1979), 132, 1.98)
+_H100_PCIE = _hopper(_teraflops(756, 378, 51, f8=1513, s8=1513), 114, 1.755)
+_H20 = _hopper(_teraflops(148, 74, 44, f8=296, s8=296), 78, 1.98, cache_mib=60)
+_TERAFLOPS_B200 = _teraflops(2250, 1125, 80, f8=4500, s8=4500, f4=9000)
+_TERAFLOPS_GB200 = _teraflops(2500, 1250, 80, f8=5000, s8=5000, f4=10_000)
+_B200 = _blackwell(_TERAFLOPS_B200, 148, 1.965, 132_644_864)
+_GB200 = _blackwell(_TERAFLOPS_GB200, 152, 2.062, 135_528_448)
+_B300 = _blackwell({**_TERAFLOPS_B200, "s8": 160, "f4": 14_000}, 148, 1.965, 132_644_864, minor=3)
+_GB300 = _blackwell({**_TERAFLOPS_GB200, "s8": 165, "f4": 15_000}, 152, 2.07, 135_528_448, minor=3)
+_L4 = _small(_teraflops(121, 60, 30.3, f8=242, s8=242), 58, 2.04, 48, (8, 9))
+_L40S = _small(_teraflops(362, 183, 91.6, f8=733, s8=733), 142, 2.52, 96, (8, 9))
+_RTX = _small(_teraflops(500, 250, 125, f8=1000, s8=1000, f4=2000), 188, 2.6, 128, (12, 0))
+_RTX_NAMES = tuple(
+    f"NVIDIA RTX PRO 6000 Blackwell {edition} Edition"
+    for edition in ("Server", "Workstation", "Max-Q Workstation")
+)
+
+_V5P = {"bf16": 459, "f8": 459, "s8": 918, "s4": 1840}
+_V6E = {"bf16": 918, "f8": 918, "s8": 1836, "s4": 3680}
+_TPU7X = {"bf16": 2307 / 2, "f8": 4614 / 2}
+
 KINDS = (
+    # GiB and GB/s of its memory, products, GB/s of a link and to other slices, GHz.
+    _tpu("v2", ("TPU v2",), 7.48, 350, {"bf16": 46 / 2}, 62, 25 / 8, 0.70, per_chip=2),
     _tpu(
-        *("v2", "TPU v2"),
-        gib=7.48,
-        bandwidth=350,
-        teraflops={"bf16": 46 / 2},
-        ici=62,
-        dcn=25 / 8,
-        clock_ghz=0.70,
-        per_chip=2,
-    ),
-    _tpu(
-        *("v3", "TPU v3"),
-        gib=15.48,
-        bandwidth=450,
-        teraflops={"bf16": 123 / 2},
-        ici=100,
-        dcn=25 / 8,
-        clock_ghz=0.94,
+        *("v3", ("TPU v3",), 15.48, 450, {"bf16": 123 / 2}, 100, 25 / 8, 0.94),
         per_chip=2,
         smallest_ring=32,
     ),
+    _tpu("v4", ("TPU v4",), 30.75, 1200, {"bf16": 275, "s8": 275}, 47, 25 / 4, 1.05, dimensions=3),
     _tpu(
-        *("v4", "TPU v4"),
-        gib=30.75,
-        bandwidth=1200,
-        teraflops={"bf16": 275, "s8": 275},
-        ici=47,
-        dcn=25 / 4,
-        clock_ghz=1.05,
-        dimensions=3,
-        smallest_ring=4,
+        *("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, 819),
+        *({"bf16": 197, "s8": 394, "s4": 788}, 50, 25 / 8, 1.50),
     ),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, 2765, _V5P, 100, 50 / 8, 1.75, dimensions=3),
+    _tpu("v6e", ("TPU v6 lite",), 31.24, 1640, _V6E, 100, 100 / 8, 1.75, parts=(0.90, 0.83)),
     _tpu(
-        *("v5e", "TPU v5 lite", "TPU v5e"),
-        gib=15.75,
-        bandwidth=819,
-        teraflops={"bf16": 197, "s8": 394, "s4": 788},
-        ici=50,
-        dcn=25 / 8,
-        clock_ghz=1.50,
-    ),
-    _tpu(
-        *("v5p", "TPU v5", "TPU v5p"),
-        gib=95.73,
-        bandwidth=2765,
-        teraflops={"bf16": 459, "f8": 459, "s8": 918, "s4": 1840},
-        ici=100,
-        dcn=50 / 8,
-        clock_ghz=1.75,
-        dimensions=3,
-        smallest_ring=4,
-    ),
-    _tpu(
-        *("v6e", "TPU v6 lite"),
-        gib=31.24,
-        bandwidth=1640,
-        teraflops={"bf16": 918, "f8": 918, "s8": 1836, "s4": 3680},
-        ici=100,
-        dcn=100 / 8,
-        clock_ghz=1.75,
-        measured=Measured(0.90, 0.83, _ICI),
-    ),
-    _tpu(
-        *("tpu7x", "TPU7x"),
-        gib=94.74,
-        bandwidth=3690,
-        teraflops={"bf16": 2307 / 2, "f8": 4614 / 2},
-        ici=100,
-        dcn=50 / 8,
-        clock_ghz=2.2,
-        measured=Measured(0.83, 0.87, _ICI),
+        *("tpu7x", ("TPU7x",), 94.74, 3690, _TPU7X, 100, 50 / 8, 2.2),
+        parts=(0.83, 0.87),
         per_chip=2,
         dimensions=3,
-        smallest_ring=4,
         die_link=600,
     ),
-    _a100("a100-40", "NVIDIA A100-SXM4-40GB", (42_331_013_120, 1_555_200_000_000)),
-    _a100(
-        "a100-40-pcie", "NVIDIA A100-PCIE-40GB", (42_331_013_120, 1_555_200_000_000), is_pcie=True
-    ),
-    _a100("a100", "NVIDIA A100-SXM4-80GB", (85_100_068_864, 2_039_040_000_000)),
-    _a100("a100-pcie", "NVIDIA A100 80GB PCIe", (85_100_068_864, 1_935_000_000_000), is_pcie=True),
+    # Bytes and GB/s of its memory, chip, links, measured parts of products and memory.
     _gpu(
-        *("h100", "NVIDIA H100 80GB HBM3"),
-        memory=(84_942_979_072, 3_352_320_000_000),
-        teraflops=_teraflops(989.4, 494.7, 66.9, f8=1979, s8=1979),
-        links={"nvlink": 450, "nic": 50},
-        measured=Measured(0.80, 0.93, _NVLINK4),
-        gpu=_hopper(132, 1.98),
+        *("a100-40", ("NVIDIA A100-SXM4-40GB",), 42_331_013_120, 1555.2),
+        *(_A100, _NVLINK3, (0.87, 0.91)),
     ),
     _gpu(
-        *("h100-pcie", "NVIDIA H100 PCIe"),
-        memory=(84_942_979_072, 2_039_040_000_000),
-        teraflops=_teraflops(756, 378, 51, f8=1513, s8=1513),
-        links={"pcie": 64, "bridge": 300, "nic": 50},
-        measured=Measured(0.80, 0.93, _PCIE),
-        gpu=_hopper(114, 1.755),
+        *("a100-40-pcie", ("NVIDIA A100-PCIE-40GB",), 42_331_013_120, 1555.2),
+        *(_A100, _BRIDGE3, (0.81, 0.91)),
     ),
     _gpu(
-        *("h200", "NVIDIA H200"),
-        memory=(143_771 * _MIB, 4_800_000_000_000),
-        teraflops=_teraflops(989.4, 494.7, 66.9, f8=1979, s8=1979),
-        links={"nvlink": 450, "nic": 50},
-        measured=Measured(0.80, 0.93, _NVLINK4),
-        gpu=_hopper(132, 1.98),
+        *("a100", ("NVIDIA A100-SXM4-80GB",), 85_100_068_864, 2039.04),
+        *(_A100, _NVLINK3, (0.87, 0.91)),
     ),
     _gpu(
-        *("gh200", "NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
-        memory=(97_871 * _MIB, 4_000_000_000_000),
-        teraflops=_teraflops(989.4, 494.7, 66.9, f8=1979, s8=1979),
-        links={"nvlink": 450, "nic": 50},
-        measured=Measured(0.84, 0.93, _NVLINK4),
-        gpu=_hopper(132, 1.98),
+        *("a100-pcie", ("NVIDIA A100 80GB PCIe",), 85_100_068_864, 1935),
+        *(_A100, _BRIDGE3, (0.81, 0.91)),
     ),
     _gpu(
-        *("h20", "NVIDIA H20"),
-        memory=(97_871 * _MIB, 4_000_000_000_000),
-        teraflops=_teraflops(148, 74, 44, f8=296, s8=296),
-        links={"nvlink": 450, "nic": 50},
-        measured=Measured(0.80, 0.93, _NVLINK4),
-        gpu=_hopper(78, 1.98, cache_mib=60),
+        *("h100", ("NVIDIA H100 80GB HBM3",), 84_942_979_072, 3352.32),
+        *(_H100, _NVLINK4, (0.80, 0.93)),
     ),
     _gpu(
-        *("b200", "NVIDIA B200"),
-        memory=(191_514_411_008, 7_672_320_000_000),
-        teraflops=_teraflops(2250, 1125, 80, f8=4500, s8=4500, f4=9000),
-        links={"nvlink": 900, "nic": 50},
-        measured=Measured(0.78, 0.90, _NVLINK5),
-        gpu=_blackwell(148, 1.965, 132_644_864),
+        *("h100-pcie", ("NVIDIA H100 PCIe",), 84_942_979_072, 2039.04),
+        *(_H100_PCIE, _BRIDGE4, (0.80, 0.93)),
+    ),
+    _gpu("h200", ("NVIDIA H200",), 143_771 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu(
+        *("gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), 97_871 * _MIB, 4000),
+        *(_H100, _NVLINK4, (0.84, 0.93)),
+    ),
+    _gpu("h20", ("NVIDIA H20",), 97_871 * _MIB, 4000, _H20, _NVLINK4, (0.80, 0.93)),
+    _gpu("b200", ("NVIDIA B200",), 191_514_411_008, 7672.32, _B200, _NVLINK5, (0.78, 0.90)),
+    _gpu("gb200", ("NVIDIA GB200",), 197_897_748_480, 7928.064, _GB200, _NVLINK5, (0.73, 0.90)),
+    _gpu(
+        *("b300", ("NVIDIA B300 SXM6 AC",), 275_040 * _MIB, 7672.32),
+        *(_B300, _NVLINK5_FAST, (0.79, 0.90)),
     ),
     _gpu(
-        *("gb200", "NVIDIA GB200"),
-        memory=(197_897_748_480, 7_928_064_000_000),
-        teraflops=_teraflops(2500, 1250, 80, f8=5000, s8=5000, f4=10_000),
-        links={"nvlink": 900, "nic": 50},
-        measured=Measured(0.73, 0.90, _NVLINK5),
-        gpu=_blackwell(152, 2.062, 135_528_448),
+        *("gb300", ("NVIDIA GB300",), 297_021_079_552, 7928.064),
+        *(_GB300, _NVLINK5_FAST, (0.79, 0.90)),
     ),
-    _gpu(
-        *("b300", "NVIDIA B300 SXM6 AC"),
-        memory=(275_040 * _MIB, 7_672_320_000_000),
-        teraflops=_teraflops(2250, 1125, 80, f8=4500, s8=160, f4=14_000),
-        links={"nvlink": 900, "nic": 100},
-        measured=Measured(0.79, 0.90, _NVLINK5),
-        gpu=_blackwell(148, 1.965, 132_644_864, minor=3),
-    ),
-    _gpu(
-        *("gb300", "NVIDIA GB300"),
-        memory=(297_021_079_552, 7_928_064_000_000),
-        teraflops=_teraflops(2500, 1250, 80, f8=5000, s8=165, f4=15_000),
-        links={"nvlink": 900, "nic": 100},
-        measured=Measured(0.79, 0.90, _NVLINK5),
-        gpu=_blackwell(152, 2.07, 135_528_448, minor=3),
-    ),
-    _gpu(
-        *("l4", "NVIDIA L4"),
-        memory=(23_034 * _MIB, 300_000_000_000),
-        teraflops=_teraflops(121, 60, 30.3, f8=242, s8=242),
-        links={"pcie": 32, "nic": 32},
-        measured=Measured(0.80, 0.90, _PCIE),
-        gpu=_small(58, 2.04, 48, (8, 9)),
-    ),
-    _gpu(
-        *("l40s", "NVIDIA L40S"),
-        memory=(46_068 * _MIB, 864_000_000_000),
-        teraflops=_teraflops(362, 183, 91.6, f8=733, s8=733),
-        links={"pcie": 32, "nic": 32},
-        measured=Measured(0.80, 0.90, _PCIE),
-        gpu=_small(142, 2.52, 96, (8, 9)),
-    ),
-    _gpu(
-        "rtx6000pro",
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition",
-        "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
-        memory=(97_887 * _MIB, 1_792_000_000_000),
-        teraflops=_teraflops(500, 250, 125, f8=1000, s8=1000, f4=2000),
-        links={"pcie": 64, "nic": 64},
-        measured=Measured(0.80, 0.90, _PCIE),
-        gpu=_small(188, 2.6, 128, (12, 0)),
-    ),
+    _gpu("l4", ("NVIDIA L4",), 23_034 * _MIB, 300, _L4, _PCIE4, (0.80, 0.90)),
+    _gpu("l40s", ("NVIDIA L40S",), 46_068 * _MIB, 864, _L40S, _PCIE4, (0.80, 0.90)),
+    _gpu("rtx6000pro", _RTX_NAMES, 97_887 * _MIB, 1792, _RTX, _PCIE5, (0.80, 0.90)),
 )
 
 

@@ -1,14 +1,4 @@
-"""The memory of a model on a kind of device: ``gda plan --tree FILE --device KIND``.
-
-With ``--json``, the document of the model has ``memory``, an object with the keys
-
-- ``device``, ``optimizer``: the options, the latter null if it is not given; ``notes``: limits of
-  ``nbytes_capacity``, in words;
-- ``nbytes_capacity``: the memory that programs have on one device; ``nbytes_parameters``,
-  ``nbytes_optimizer``: on one device, with padding; ``nbytes_left``: the rest, negative if there is
-  too little; ``fits``: true if it is not negative;
-- ``least_devices``: fewer devices are not enough, even if no byte is replicated.
-"""
+"""The memory of a model on a kind of device: ``gda plan --tree FILE --device KIND``."""
 
 from __future__ import annotations
 
@@ -56,7 +46,12 @@ class ModelMemory:
         return 0 if self.optimizer is None else _COPIES * parameter_bytes + _COUNTER_BYTES
 
     def document(self) -> dict[str, Any]:
-        """Return its part of the document of ``--json``."""
+        """Return its part of the document of ``--json``.
+
+        ``nbytes_parameters`` and ``nbytes_optimizer`` are of one device, with padding;
+        ``nbytes_left`` is below 0 if there is too little. With fewer than ``least_devices``, the
+        model does not fit even if no byte is replicated.
+        """
         return {
             "device": self.kind.name,
             "optimizer": self.optimizer,

@@ -1,19 +1,14 @@
-"""The document of ``gda plan --tree --json``, for a whole model, with the keys
+"""A whole model on a mesh: its rows, and the document of ``gda plan --tree --json``.
 
-- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``;
-- ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
-- ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
-  padding, without ``nbytes_on_host``, the blocks of one device in the memory of its host;
-  ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
-  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]``;
-- ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
-  only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
-  ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
-  ``shape``, ``dtype``, ``memory_kind``, ``spec``, ``shard_shape``, ``padded_shape``,
-  ``percent_padding``, ``num_replicas``, ``nbytes``;
-- ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
-  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
-- ``memory``, with ``--device``: see ``gda/planning/memory.py``.
+In the document, ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices`` count all
+replicas, and padding, without ``nbytes_on_host``, the blocks of one device in the memory of its
+host; ``nbytes_padding`` is the padding on all devices, ``percent_padding`` of the rest;
+``nbytes_distinct_per_process`` are the bytes that a process reads, as ``[least, most]``.
+
+``parameters`` are rows, most bytes per device first. A row is one parameter, or ``count`` of them
+that differ only in numbers in their ``names``; its bytes per device and of padding are of all of
+them, the rest is of each. ``savings`` are the replicated rows that could be sharded, most saved
+first. ``memory``, with ``--device``, is that of ``ModelMemory``.
 """
 
 from __future__ import annotations
@@ -31,13 +26,11 @@ from gda.layout.dtype_names import bits_of, packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
-from gda.layout.text import in_processes
-from gda.planning.array import distinct_of
 from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import check_devices_per_process, spec_for_json
+from gda.planning.planned_array import check_devices_per_process, distinct_of, spec_for_json
 
 
 @dataclass(frozen=True)
@@ -120,15 +113,6 @@ class ModelPlan:
         return math.prod(self.mesh.values())
 
     @property
-    def num_processes(self) -> int:
-        return self.num_devices // self.devices_per_process
-
-    @property
-    def devices_and_processes(self) -> str:
-        """Numbers in words: ``1,024 devices in 128 processes of 8``."""
-        return in_processes(self.num_devices, self.devices_per_process)
-
-    @property
     def num_elements(self) -> int:
         return sum(math.prod(p.grid.global_shape) for p in self.parameters)
 
@@ -166,7 +150,7 @@ class ModelPlan:
             layout = axes_of(grid), (grid.global_shape, dtype) if grid.is_padded else None
             nbytes[layout] += 1 if grid.is_padded else parameter.block_bytes
             grids.setdefault(layout, grid)
-        totals: Any = np.zeros(self.num_processes, np.int64)
+        totals: Any = np.zeros(self.num_devices // self.devices_per_process, np.int64)
         for layout, grid in grids.items():
             blocks, elements = distinct_of(grid, self.devices_per_process)
             _, of_padded = layout
@@ -196,7 +180,7 @@ class ModelPlan:
         return {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
-            "num_processes": self.num_processes,
+            "num_processes": self.num_devices // self.devices_per_process,
             "devices_per_process": self.devices_per_process,
             "num_parameters": len(self.parameters),
             "num_elements": self.num_elements,

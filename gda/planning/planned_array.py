@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.layout.padding import format_padding
-from gda.layout.text import counted, format_mesh, format_shape, in_processes
+from gda.layout.dtype_names import packed_nbytes
+from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.planned_grid import TypedGrid, plan_grid
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gda.layout.grid import ShardGrid
+    from gda.layout.numbering import IntArray
     from gda.layout.spec import Shape, SpecEntry
 
 
@@ -30,18 +31,16 @@ class PlannedArray(TypedGrid):
     devices_per_process: int
     notes: tuple[str, ...] = ()
 
-    @property
-    def num_processes(self) -> int:
-        return self.grid.num_devices // self.devices_per_process
-
-    @property
-    def devices_and_processes(self) -> str:
-        """Numbers in words: ``1,024 devices in 128 processes of 8``."""
-        return in_processes(self.grid.num_devices, self.devices_per_process)
-
     def document(self) -> dict[str, Any]:
-        """Return its part of a JSON document."""
-        grid = self.grid
+        """Return the document of ``gda plan --json``, in elements and bytes.
+
+        ``nbytes`` is the array once. ``nbytes_per_device``, ``nbytes_per_process`` and
+        ``nbytes_on_devices`` count every replica, and padding; ``nbytes_padding`` is that on all
+        devices, ``percent_padding`` of the rest. ``nbytes_distinct_per_process`` are the bytes that
+        a process reads, each of its blocks once and without padding, as ``[least, most]``.
+        """
+        grid, per_process = self.grid, self.devices_per_process
+        distinct = packed_nbytes(distinct_of(grid, per_process).elements, self.dtype)
         return {
             "shape": list(grid.global_shape),
             "dtype": self.dtype.name,
@@ -54,14 +53,34 @@ class PlannedArray(TypedGrid):
             "num_devices": grid.num_devices,
             "num_shards": grid.num_shards,
             "num_replicas": grid.num_replicas,
-            "num_processes": self.num_processes,
-            "devices_per_process": self.devices_per_process,
+            "num_processes": grid.num_devices // per_process,
+            "devices_per_process": per_process,
             "nbytes_per_device": self.block_bytes,
-            "nbytes_per_process": self.block_bytes * self.devices_per_process,
+            "nbytes_per_process": self.block_bytes * per_process,
             "nbytes_on_devices": self.block_bytes * grid.num_devices,
             **self.padding.document(),
             "notes": list(self.notes),
+            "nbytes_distinct_per_process": [int(distinct.min()), int(distinct.max())],
         }
+
+
+class Distinct(NamedTuple):
+    """The distinct blocks of each process, and their elements: int64 ``[num_processes]``."""
+
+    blocks: IntArray
+    elements: IntArray
+
+
+def distinct_of(grid: ShardGrid, devices_per_process: int) -> Distinct:
+    """Return the distinct blocks of each process, and their elements without padding."""
+    import numpy as np
+
+    from gda.layout.reshard.flow import tiling_of
+
+    blocks = np.sort(grid.block_ids.reshape(-1, devices_per_process), axis=1)
+    is_first = np.diff(blocks, axis=1, prepend=-1) != 0
+    sizes = tiling_of(grid).sizes(blocks)
+    return Distinct(is_first.sum(axis=1, dtype=np.int64), (sizes * is_first).sum(axis=1))
 
 
 def plan_array(
@@ -83,20 +102,14 @@ def plan_array(
     devices = check_devices_per_process(devices_per_process, mesh)
     processes = Processes(np.arange(grid.num_devices) // devices)
     notes = []
-    if empty := _num_empty_devices(grid):
-        notes.append(f"{counted(empty, 'device')} of {grid.num_devices:,} would hold padding alone")
+    if grid.is_padded and 0 not in shape:
+        sizes = zip(shape, grid.shard_shape, strict=True)
+        used = grid.num_replicas * math.prod(-(-size // step) for size, step in sizes)
+        if empty := grid.num_devices - used:
+            of_all = f"{counted(empty, 'device')} of {grid.num_devices:,}"
+            notes.append(f"{of_all} would hold padding alone")
     grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
     return PlannedArray(grid, dtype, devices, tuple(notes))
-
-
-def _num_empty_devices(grid: ShardGrid) -> int:
-    """Return the number of devices that hold padding alone."""
-    if not grid.is_padded or 0 in grid.global_shape:
-        return 0
-    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
-    return grid.num_devices - grid.num_replicas * math.prod(
-        -(-size // step) for size, step in sizes
-    )
 
 
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
@@ -110,16 +123,6 @@ def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str
         f"{devices_per_process} devices per process do not divide the {devices} devices of the "
         f"mesh {format_mesh(mesh)}; give a number that does"
     )
-
-
-# Output.
-
-
-def padding_words(array: PlannedArray) -> list[str]:
-    """Return the padding of an array in words, if it has any."""
-    shape = format_shape(array.grid.padded_shape)
-    words = f"to {shape}: {format_padding(array.padding)} more on all devices"
-    return [words] if array.grid.is_padded else []
 
 
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:

@@ -89,9 +89,7 @@ def test_a_picture_is_colored_in_terminals(run: Run, monkeypatch: pytest.MonkeyP
     ("args", "message"),
     [
         ({"--spec": "dat"}, "; did you mean 'data'?"),
-        ({"--spec": "model,data"}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'data'"),
-        ({"--shape": f"{2**62}x6"}, "about 10**20 bytes on 8 devices; a plan counts to 2**63"),
-        ({"--mesh": f"data={2**40}"}, "has 1,099,511,627,776 devices; a plan is for at most 4,194"),
+        ({"--shape": f"{2**62}x6"}, "about 10**20 bytes on all devices; a plan counts to 2**63"),
         ({"--mesh": ",".join(f"a{i}=1" for i in range(300))}, "this mesh has 300 dimensions; an"),
         ({"--devices-per-process": "3"}, "3 devices per process do not divide the 8 devices of th"),
     ],
@@ -152,28 +150,15 @@ def test_any_words_give_an_answer_or_a_message(
 LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 
 
-@pytest.mark.parametrize(
-    ("mesh", "expected"),
-    [
-        (
-            "data=16,model=4",
-            "device        v5e: 15.8 GiB for programs\n"
-            "needed        604.0 MiB: parameters 201.3 MiB, adam 402.6 MiB\n"
-            "fits          yes: 15.2 GiB left for gradients and activations\n",
-        ),
-        (
-            "data=1,model=2",
-            "device        v5e: 15.8 GiB for programs\n"
-            "needed        18.8 GiB: parameters 6.3 GiB, adam 12.6 GiB\n"
-            "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n",
-        ),
-    ],
-)
-def test_the_memory_of_a_model(run: Run, mesh: str, expected: str) -> None:
-    options = "--tree", LLAMA, "--mesh", mesh, "--device", "v5e", "--optimizer", "adam"
-    out = run.printed("plan", *options)
-    assert f"\n\n{expected}\n" in out
-    assert run.printed("plan", *options[:-1], "adamw") == out.replace("adam ", "adamw ")
+def test_the_memory_of_a_model(run: Run) -> None:
+    options = "--tree", LLAMA, "--device", "v5e", "--optimizer", "adamw", "--mesh"
+    assert (
+        "\n\ndevice        v5e: 15.8 GiB for programs\n"
+        "needed        18.8 GiB: parameters 6.3 GiB, adamw 12.6 GiB\n"
+        "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n\n"
+    ) in run.printed("plan", *options, "data=1,model=2")
+    fits = "fits          yes: 15.2 GiB left for gradients and activations\n"
+    assert fits in run.printed("plan", *options, "data=16,model=4")
 
 
 @pytest.mark.parametrize(

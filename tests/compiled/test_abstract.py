@@ -8,25 +8,24 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
 
 import gda
 
 ROOT = Path(__file__).parents[2]
-KINDS = [AxisType.Auto, AxisType.Explicit]
 
 
-@pytest.fixture(params=KINDS, ids=["auto", "explicit"])
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def mesh(request: pytest.FixtureRequest) -> Mesh:
-    devices = np.array(jax.devices()[:8]).reshape(4, 2)
-    return Mesh(devices, ("data", "model"), axis_types=(request.param,) * 2)
+    return mesh_of({"data": 4, "model": 2}, request.param)
 
 
 def test_arrays_of_all_kinds_become_shapes_on_the_mesh(mesh: Mesh) -> None:
     tree = {
         "numpy": np.zeros((8, 4), np.float32),
-        "jax": jnp.zeros((8, 2), jnp.bfloat16),
+        "jax": jax.device_put(np.zeros((8, 2), jnp.bfloat16)),
         "shape": jax.ShapeDtypeStruct((16,), jnp.int8),
-        "keys": jax.random.split(jax.random.key(0), 4),
+        "keys": jax.random.wrap_key_data(np.zeros((4, 2), np.uint32)),
     }
     placed = gda.abstract(tree, mesh, P("data"))
     for name, array in tree.items():

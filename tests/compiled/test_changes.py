@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -134,15 +133,11 @@ def test_a_golden_file_has_devices_peak_and_communication(
 
 
 def test_differences_are_in_words(golden: Path, silent: gda.Rehearsal) -> None:
-    (peak, gone) = differences(silent, golden)
+    turned = dataclasses.replace(silent, mesh_shape={"x": 2, "y": 4})
+    mesh, peak, gone = differences(turned, golden)
+    assert mesh == "the mesh is x=2,y=4, not x=4,y=2"
     assert re.fullmatch(r"peak: [\d.]+ KiB before, [\d.]+ KiB now \(\+\d+%\)", peak)
     assert gone == "all-reduce over y: 512 B before, 0 B now (gone)"
-    turned = rehearsed(mesh_of({"x": 2, "y": 4}), P("x"), P("y", "x"))
-    assert differences(turned, golden)[0] == "the mesh is x=2,y=4, not x=4,y=2"
-    assert differences(turned, golden)[-2:] == [
-        "all-reduce over y: 512 B before, 0 B now (gone)",
-        "all-reduce over x: 0 B before, 512 B now (new)",
-    ]
 
 
 def test_bytes_may_change_by_a_tolerance(golden: Path, reducing: gda.Rehearsal) -> None:
@@ -168,19 +163,14 @@ def test_an_answer_that_changes(golden: Path, reducing: gda.Rehearsal) -> None:
     assert differences(fitting, golden) == ["it fits now"]
 
 
-def test_loops_of_unknown_length_stay_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_mesh: Mesh
-) -> None:
-    x = abstract((8,), auto_mesh, "x")
-    until = gda.rehearse(
-        lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + x.sum(), x), x
-    )
-    path = tmp_path / "until.json"
-    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "1")
-    until.check(path)
-    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "0")
-    assert json.loads(path.read_text())["collectives"][0]["nbytes"] is None
-    until.check(path)
+def test_unknown_numbers_stay_unknown(golden: Path, reducing: gda.Rehearsal) -> None:
+    document = json.loads(golden.read_text())
+    document["collectives"][0]["nbytes"] = None
+    golden.write_text(json.dumps(document))
+    assert reducing.collectives is not None
+    found = tuple(dataclasses.replace(each, count=None) for each in reducing.collectives)
+    until = dataclasses.replace(reducing.collectives, found=found)
+    dataclasses.replace(reducing, collectives=until).check(golden)
 
 
 def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
@@ -188,27 +178,18 @@ def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
     with pytest.raises(FileNotFoundError, match="write it with pytest --update-golden"):
         silent.check(path)
     for text, message in (
-        ("{", "Expecting property name"),
-        ("[]", 'it has no "version": 1'),
-        ('{"version": 1}', r"it is damaged (KeyError('device_kind'))"),
-        (
-            '{"version": 1, "device_kind": "cpu", "mesh": 3, "fits": null, "peak_bytes": 1,'
-            ' "collectives": [1]}',
-            "it is damaged",
-        ),
+        (b"{", "Expecting property name"),
+        (b"[]", 'it has no "version": 1'),
+        (b'{"version": 1}', "it is damaged (KeyError('device_kind'))"),
+        (b"\xff\xfe", ""),
     ):
-        path.write_text(text)
-        with pytest.raises(
-            ValueError, match=f"{re.escape(str(path))} is not a golden file: "
-        ) as caught:
+        path.write_bytes(text)
+        says = re.escape(f"{path} is not a golden file: ")
+        with pytest.raises(ValueError, match=f"{says}.*{re.escape(message)}"):
             silent.check(path)
-        assert message in str(caught.value)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="is not a golden file"):
-        silent.check(path)
 
 
-@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
-def test_a_tolerance_that_is_none(golden: Path, reducing: gda.Rehearsal, tolerance: float) -> None:
-    with pytest.raises(ValueError, match="tolerance must be a part of the bytes, such as 0.05"):
-        reducing.check(golden, tolerance=tolerance)
+def test_a_tolerance_that_is_none(golden: Path, reducing: gda.Rehearsal) -> None:
+    for tolerance in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="tolerance must be a part of the bytes, such as 0.05"):
+            reducing.check(golden, tolerance=tolerance)

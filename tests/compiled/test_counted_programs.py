@@ -3,6 +3,9 @@
 The table of ``docs/step-times.md`` has a third kind.
 """
 
+import math
+
+import jax
 import pytest
 from counted_programs import PROGRAMS, memory_of, mesh_of, sent_by
 
@@ -21,4 +24,8 @@ def test_rehearsal_has_the_figures_by_hand(program: str, kind: str) -> None:
     found = gda.rehearse(by_hand.fun, *by_hand.args)
     assert found.flops == by_hand.flops
     assert sent_by(found) == by_hand.sent
+    shards = [each.sharding.shard_shape(each.shape) for each in jax.tree.leaves(by_hand.args)]
+    sizes = [each.dtype.itemsize for each in jax.tree.leaves(by_hand.args)]
+    held = sum(math.prod(shape) * size for shape, size in zip(shards, sizes, strict=True))
+    assert found.argument_bytes == held
     assert by_hand.arrays / FACTOR <= memory_of(found) <= by_hand.arrays * FACTOR

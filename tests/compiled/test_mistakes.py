@@ -12,6 +12,10 @@ from jax.sharding import PartitionSpec as P
 from meshes import abstract, mesh_of
 
 import gda
+from gda.compiled.float32 import float32_products
+from gda.compiled.flops import flops_of
+
+pytestmark = pytest.mark.usefixtures("optimizing_compiler")
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -56,7 +60,7 @@ def test_a_batch_that_is_not_sharded(mesh: Mesh) -> None:
     assert accusations(rehearsed(P("data")), "shard the batch") == []
 
 
-def test_parameters_in_float32_in_a_program_of_bfloat16(mesh: Mesh) -> None:
+def test_parameters_in_float32_in_a_program_of_bfloat16() -> None:
     def mlp(cast: Any, params: Any, x: Any) -> Any:
         def layer(x: Any, w: Any) -> Any:
             return jnp.tanh(x @ cast(w)), None
@@ -64,28 +68,34 @@ def test_parameters_in_float32_in_a_program_of_bfloat16(mesh: Mesh) -> None:
         x, _ = jax.lax.scan(layer, x @ cast(params["first"]), params["layers"])
         return jnp.square(x.astype(jnp.float32)).mean()
 
-    params = {"first": shaped(mesh, P(), 64, 64), "layers": shaped(mesh, P(), 3, 64, 64)}
-    x = shaped(mesh, P(("data", "model")), 32, 64, dtype=jnp.bfloat16)
-
-    def rehearsed(cast: Any, x: Any) -> gda.Rehearsal:
-        return gda.rehearse(jax.grad(functools.partial(mlp, cast)), params, x)
-
-    wide = rehearsed(lambda w: w, x)
-    assert sum(flops for *_, flops in wide.float32_products) == wide.flops_total
-    (advice,) = accusations(as_h100(wide, flops=989.4e12), "cast operands to bfloat16 at ")
-    assert "test_mistakes.py:" in advice.text
-    assert advice.saves_seconds == pytest.approx(1)
-    assert accusations(wide, "cast")[0].saves_seconds is None  # of a CPU
-    mended = rehearsed(lambda w: w.astype(jnp.bfloat16), x)
-    assert mended.float32_products == ()
-
     def attend(x: Any) -> Any:  # its gradient has products of both types
         weights = jax.nn.softmax(jnp.einsum("td,sd->ts", x, x, preferred_element_type=jnp.float32))
         return (weights.astype(x.dtype) @ x).sum()
 
-    assert gda.rehearse(jax.grad(attend), x).float32_products == ()
-    # Float32 from the beginning is meant.
-    assert rehearsed(lambda w: w, shaped(mesh, P("data"), 32, 64)).float32_products == ()
+    def traced(fun: Any, *args: Any) -> Any:
+        return jax.jit(jax.grad(fun)).trace(*args).jaxpr
+
+    def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(sizes, dtype)
+
+    params = {"first": shape(64, 64), "layers": shape(3, 64, 64)}
+    x = shape(32, 64, dtype=jnp.bfloat16)
+    jaxpr = traced(functools.partial(mlp, lambda w: w), params, x)
+    products, total = float32_products(jaxpr), flops_of(jaxpr)
+    assert sum(flops for *_, flops in products) == total
+    found = gda.rehearse(lambda x: x + 1, x)
+    assert found.float32_products == ()
+    wide = dataclasses.replace(found, float32_products=products, flops_total=total)
+    (advice,) = accusations(as_h100(wide, flops=989.4e12), "cast operands to bfloat16 at ")
+    assert "test_mistakes.py:" in advice.text
+    assert advice.saves_seconds == pytest.approx(1)
+    assert accusations(wide, "cast")[0].saves_seconds is None  # of a CPU
+    for right in (
+        traced(functools.partial(mlp, lambda w: w.astype(jnp.bfloat16)), params, x),
+        traced(attend, x),
+        traced(functools.partial(mlp, lambda w: w), params, shape(32, 64)),  # meant from the start
+    ):
+        assert float32_products(right) == ()
 
 
 def test_gradients_that_are_reduced_for_every_microbatch(mesh: Mesh) -> None:
@@ -183,15 +193,14 @@ def test_layers_that_are_gathered_one_by_one_are_not_accused(mesh: Mesh) -> None
 
 
 def test_a_replicated_embedding(mesh: Mesh) -> None:
-    def rehearsed(spec: P) -> gda.Rehearsal:
-        table, ids = shaped(mesh, spec, 1024, 64), shaped(mesh, P("data"), 32, dtype=jnp.int32)
-        found = gda.rehearse(lambda table, ids: table[ids].sum(), table, ids)
-        return as_h100(found, capacity_bytes=2**20)
-
-    (advice,) = accusations(rehearsed(P()), "shard table float32[1024,64] by P(('data', 'model'))")
+    table, ids = shaped(mesh, P(), 1024, 64), shaped(mesh, P("data"), 32, dtype=jnp.int32)
+    found = gda.rehearse(lambda table, ids: table[ids].sum(), table, ids)
+    found = as_h100(found, capacity_bytes=2**20)
+    (advice,) = accusations(found, "shard table float32[1024,64] by P(('data', 'model'))")
     assert advice.saves_bytes == 1024 * 64 * 4 * 7 // 8
     assert advice.costs_seconds == advice.saves_bytes / 450e9
-    assert accusations(rehearsed(P(("data", "model"))), "shard table") == []
+    whole = tuple(each._replace(spec=(("data", "model"),)) for each in found.arguments)
+    assert accusations(dataclasses.replace(found, arguments=whole), "shard table") == []
 
 
 def test_advice_that_a_planner_followed_to_a_slower_step_is_not_given() -> None:
@@ -199,17 +208,12 @@ def test_advice_that_a_planner_followed_to_a_slower_step_is_not_given() -> None:
 
     def step(params: Any, x: Any) -> Any:
         def of(params: Any) -> Any:
-            y = x
-            for layer in params:
-                y = y + jax.nn.gelu(y @ layer["up"]) @ layer["down"]
-            return (y**2).mean()
+            return ((x + jnp.tanh(x @ params["up"]) @ params["down"]) ** 2).mean()
 
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(of)(params))
 
     layer = {"up": shaped(mesh, P(), 256, 1024), "down": shaped(mesh, P(), 1024, 256)}
-    found = gda.rehearse(
-        jax.jit(step, donate_argnums=0), [layer] * 3, shaped(mesh, P("data"), 256, 256)
-    )
+    found = gda.rehearse(jax.jit(step, donate_argnums=0), layer, shaped(mesh, P("data"), 256, 256))
     assert found.peak_bytes is not None
     quick = gda.StepSeconds(compute=3e-6, communication=0.46e-6, estimate=4e-6)
     # The peak is 0.3 % of the memory, and then half of it: to gather takes longer than the step.

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from meshes import abstract
 
 import gda
-from gda.compiled.hlo import read_flops
+from gda.compiled.hlo import read_schedule
 
 ONE = 2 * 64 * 64 * 64
 
@@ -21,9 +21,8 @@ def layers(ws: Any, x: Any) -> Any:
 
 
 def test_work_that_devices_repeat_counts_on_each(mesh: Mesh) -> None:
-    ws, step = abstract((5, 64, 64), mesh), jax.jit(jax.grad(layers))
-    total = 5 * 3 * ONE
-    for spec, parts in (((), 1), (("x",), 4), ((("x", "y"),), 8)):
+    ws, step, total = abstract((5, 64, 64), mesh), jax.jit(layers), 5 * ONE
+    for spec, parts in (((), 1), (("x",), 4)):
         rehearsal = gda.rehearse(step, ws, abstract((64, 64), mesh, *spec))
         assert (rehearsal.flops, rehearsal.flops_total) == (total / parts, total)
         assert rehearsal.repetitions == 8 / parts
@@ -81,7 +80,7 @@ def test_an_instruction(line: str) -> None:
         "  %b = bf16[8,64,32]{2,1,0} parameter(1)\n"
         f"  ROOT %r = {result} {line}\n}}\n"
     )
-    assert read_flops(text) == LINES[line]
+    assert read_schedule(text).flops == LINES[line]
 
 
 @pytest.mark.parametrize(
@@ -105,4 +104,6 @@ def test_multiplications_with_padding_do_not_count(
     images, kernel = np.ones((2, 6, 5, 4), np.float32), np.ones((3, 3, 4, 8), np.float32)
     program = jax.jit(convolution).lower(images, kernel).compile()
     # The sum over ones is the number of multiplications that are not with padding.
-    assert read_flops(program.as_text() or "") == 2 * float(np.sum(program(images, kernel)))
+    assert read_schedule(program.as_text() or "").flops == 2 * float(
+        np.sum(program(images, kernel))
+    )

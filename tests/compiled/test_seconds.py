@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import Mesh
-from meshes import abstract, mesh_of
+from meshes import abstract
 
 import gda
 from gda.compiled.collective_times import Interconnect, collective_seconds
-from gda.compiled.hlo import read_collectives, read_schedule
+from gda.compiled.hlo import ProgramMesh, read_collectives, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
 from gda.planning.device_kinds import kind_named
 
 H100, V5E = kind_named("h100"), kind_named("v5e")
 BANDWIDTH = 3_352_320_000_000
 CACHE = 50 * 2**20
+MESH = ProgramMesh({"data": 4})
 LAUNCH = 2e-6  # of a kernel on a GPU
 W = 8192 * 8192 * 2  # bytes of a matrix of bfloat16
 
@@ -31,8 +32,8 @@ def module(*entry: str, before: str = "") -> str:
     )
 
 
-def on_h100(text: str, links: Interconnect | None = None, mesh: Any = None) -> StepSeconds:
-    return seconds_of(read_schedule(text, mesh), H100, links, 1)
+def on_h100(text: str, links: Interconnect | None = None) -> StepSeconds:
+    return seconds_of(read_schedule(text, MESH), H100, links, 1)
 
 
 def product(dtype: str = "bf16", more: str = "") -> str:
@@ -224,12 +225,12 @@ def gathered(is_asynchronous: bool) -> str:
 
 def test_an_asynchronous_gather_hides_behind_a_product() -> None:
     assert H100.speeds is not None
-    links, mesh = Interconnect(H100.speeds, hosts=(0,) * 4), {"data": 4}
-    (gather,) = read_collectives(gathered(False), mesh)
+    links = Interconnect(H100.speeds, hosts=(0,) * 4)
+    (gather,) = read_collectives(gathered(False), MESH)
     alone = collective_seconds(gather, links)
     computes = 2 * 8192**3 / (0.8 * 989.4e12) + LAUNCH
     assert alone.estimate < computes
-    serial, hidden = (on_h100(gathered(each), links, mesh) for each in (False, True))
+    serial, hidden = (on_h100(gathered(each), links) for each in (False, True))
     assert serial.estimate == pytest.approx(computes + alone.estimate)
     assert hidden.estimate == pytest.approx(computes)
     assert serial.communication == hidden.communication == 3 / 4 * W / 450e9
@@ -316,7 +317,7 @@ def test_the_estimate_is_never_below_the_bound(kind: str, text: str) -> None:
     named = kind_named(kind)
     assert named.speeds is not None
     links = Interconnect(named.speeds, hosts=(0,) * 4)
-    found = seconds_of(read_schedule(text, {"data": 4}), named, links, 1)
+    found = seconds_of(read_schedule(text, MESH), named, links, 1)
     assert found.bound is not None
     assert found.estimate is not None
     assert 0 <= found.bound <= found.estimate
@@ -331,7 +332,7 @@ def test_a_scan_of_ten_layers_counts_each_layer(mesh: Mesh) -> None:
 
     args = abstract((10, 512, 512), mesh), abstract((512, 512), mesh)
     text = jax.jit(layers).lower(*args).compile().as_text() or ""
-    schedule = read_schedule(text, dict(mesh.shape))
+    schedule = read_schedule(text, ProgramMesh(mesh.shape))
     assert schedule.flops == 10 * 2 * 512**3
     assert schedule.argument_bytes == 11 * 4 * 512**2
     found = seconds_of(schedule, H100, None, 1)
@@ -373,9 +374,3 @@ def test_gathers_in_a_loop_on_accelerators(topology: str) -> None:
         str(found),
     )
     assert found.to_dict()["seconds"]["bounded_by"] == seconds.bounded_by
-
-
-def test_the_report_names_the_longest_lines() -> None:
-    mesh = mesh_of({"data": 4, "model": 2})
-    found = gda.rehearse(lambda x: x @ x, abstract((64, 64), mesh))
-    assert "longest" not in str(found)  # no speeds of CPUs

@@ -19,16 +19,14 @@ import gda
 from gda.compiled.topologies import gpus, tpus
 from gda.planning.device_kinds import KINDS, DeviceKind, kind_named
 
-# In one process JAX runs on its CPU first.
 PROGRAM = """
-import os, sys, time
+import os, sys
 import jax, numpy as np, gda
 from jax.sharding import NamedSharding, PartitionSpec as P
 if 'cpu first' in sys.argv:
     assert jax.numpy.ones(3).sum() == 3
 before = dict(os.environ)
 mesh = gda.rehearsal_mesh('v5e:2x2', {'x': 4})
-assert dict(os.environ) == before
 x = jax.ShapeDtypeStruct((64, 128), np.float32, sharding=NamedSharding(mesh, P('x')))
 (traffic,) = gda.rehearse(lambda x: x.sum(axis=0), x).traffic
 assert dict(os.environ) == before
@@ -61,6 +59,9 @@ print(fits, jax.devices()[0].platform)
         ("h300:8", "no kind of device has the name 'h300'; did you mean h200 or h100? known are"),
         ("v5e:4x4\n", r"not 'v5e:4x4\n'"),
         ("v5e:32x32", "a slice of v5e has at most 16x16 chips, so there is no v5e:32x32; for more"),
+        ("v5e:4x4x4", "a slice of v5e has 2 dimensions, such as v5e:4x4, and not 3 as v5e:4x4x4"),
+        ("v5p:2x4", "a slice of v5p has 3 dimensions, such as v5p:4x4x4, and not 2 as v5p:2x4"),
+        ("ironwood:2x2x1", "did you mean tpu7x"),
     ],
 )
 def test_a_name_that_is_none(topology: str, message: str) -> None:
@@ -95,27 +96,23 @@ def test_arguments_of_another_kind(
         gda.rehearsal_mesh(topology, shape, num_slices=num_slices, target_config=target_config)
 
 
-def test_without_the_plugin_for_cuda_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("topology", "patched", "message"),
+    [
+        ("h100:64x8", {"_OLDEST": (0, 8)}, r"plugin for CUDA.*pip install .*\[rehearse-gpu\]"),
+        ("h100:64x8", {"_OLDEST": (99, 0)}, r"rehearsals for GPUs need JAX 0.9 or later; the comp"),
+        ("v5e:8x4", {}, r"needs libtpu.*pip install .*\[rehearse\]"),
+    ],
+)
+def test_without_a_compiler_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, topology: str, patched: dict[str, Any], message: str
 ) -> None:
-    monkeypatch.setattr(gpus, "_has_plugin", lambda: False)
-    monkeypatch.setattr(gpus, "_OLDEST", (0, 8))
-    with pytest.raises(ImportError, match=r"plugin for CUDA.*pip install .*\[rehearse-gpu\]"):
-        gda.rehearsal_mesh("h100:64x8", {"x": 512})
-
-
-def test_a_version_of_jax_that_needs_a_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_OLDEST", (99, 0))
-    with pytest.raises(ImportError, match=r"rehearsals for GPUs need JAX 0.9 or later; the comp"):
-        gda.rehearsal_mesh("h100:64x8", {"x": 512})
-
-
-def test_without_libtpu_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    with pytest.raises(ImportError, match=r"needs libtpu.*pip install .*\[rehearse\]") as caught:
-        gda.rehearsal_mesh("v5e:8x4", {"x": 32})
-    assert caught.value.name == "libtpu"
+    for name, value in patched.items():
+        monkeypatch.setattr(gpus, name, value)
+    with pytest.raises(ImportError, match=message):
+        gda.rehearsal_mesh(topology, {"x": 4})
 
 
 def test_a_description_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,16 +123,6 @@ def test_a_description_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyP
     with pytest.raises(TimeoutError, match=r"libtpu did not describe the topology within 0\.1 s"):
         gda.rehearsal_mesh("v5e:8x4", {"x": 32})
     assert dict(os.environ) == before
-
-
-def test_other_errors_of_libtpu_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise jax.errors.JaxRuntimeError("ABORTED: it is in use")
-
-    monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
-    monkeypatch.setattr(tpus, "_description", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="ABORTED: it is in use"):
-        gda.rehearsal_mesh("v5e:8x4", {"x": 32})
 
 
 # With libtpu.
@@ -167,17 +154,13 @@ def test_the_devices_of_a_topology(topology: str, num_devices: int, kind: str) -
 def test_an_axis_is_a_ring_of_neighbours() -> None:
     mesh = gda.rehearsal_mesh("v5e:4x4", {"data": 4, "model": 4})
     coordinates = np.array([device.coords for device in mesh.devices.flat]).reshape(4, 4, 3)
+    other = gda.rehearsal_mesh("v5e:4x4", {"x": 16})
+    assert {*other.devices.flat} == {*mesh.devices.flat}
     for axis in (0, 1):
         steps = np.abs(np.diff(coordinates, axis=axis)).sum(axis=-1)
         assert steps.max() <= 3
         # Along one axis of the mesh, only one of the topology changes.
         assert (np.ptp(coordinates, axis=axis) > 0).sum(axis=-1).max() == 1
-
-
-@pytest.mark.topology
-def test_the_same_topology_has_the_same_devices() -> None:
-    one, other = (gda.rehearsal_mesh("v5e:2x2", shape) for shape in ({"x": 4}, {"a": 2, "b": 2}))
-    assert {*one.devices.flat} == {*other.devices.flat}
 
 
 @pytest.mark.topology
@@ -203,25 +186,6 @@ def test_the_first_axes_go_over_the_slices() -> None:
         gda.rehearsal_mesh("v5e:2x2", {"data": 4}, num_slices=2)
 
 
-@pytest.mark.parametrize(
-    ("topology", "right"),
-    [
-        ("v5e:4x4x4", "2 dimensions, and v5e:4x4x4 has 3; give v5e:8x8, which has 64 chips"),
-        ("v5e:2x2x2", "give v5e:2x4, which has 8 chips"),
-        ("v6e:2x2x4", "give v6e:4x4, which has 16 chips"),
-        ("v6e:16x16x4", "give v6e:16x16, which has 256 chips"),
-        ("v5p:2x4", "3 dimensions, and v5p:2x4 has 2; give v5p:2x4x1, which has 8 chips"),
-        ("v4:2x2", "give v4:2x2x1"),
-        ("tpu7x:2x2", "give tpu7x:2x2x1"),
-        ("v7x:2x2x1", "did you mean tpu7x"),
-        ("ironwood:2x2x1", "did you mean tpu7x"),
-    ],
-)
-def test_dimensions_are_those_of_the_kind(topology: str, right: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(right)):
-        gda.rehearsal_mesh(topology, {"x": 4})
-
-
 @pytest.mark.topology
 @pytest.mark.parametrize(
     ("topology", "message"),
@@ -238,39 +202,22 @@ def test_an_unknown_topology_lists_the_kinds(topology: str, message: str) -> Non
 
 @pytest.mark.topology
 def test_processes_use_libtpu_at_the_same_time_and_say_nothing() -> None:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TPU_", "XLA_FLAGS", "ALLOW_MULTIPLE_LIBTPU_LOAD"))
-    }
+    names = "TPU_", "XLA_FLAGS", "ALLOW_MULTIPLE_LIBTPU_LOAD"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, order],
-            env=environment,
+            env={**environment, "JAX_PLATFORMS": "cpu" if order else ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for order in ("", "")
+        for order in ("", "cpu first")
     ]
     for process in started:
         output, noise = process.communicate(timeout=120)
         assert process.returncode == 0, noise
-        assert output == "TPU v5 lite ('x',) cpu\n"
-        assert noise == ""
-
-
-@pytest.mark.topology
-def test_it_works_after_jax_has_run_on_a_cpu() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "cpu first"],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (ran.returncode, ran.stdout) == (0, "TPU v5 lite ('x',) cpu\n"), ran.stderr
-    assert ran.stderr == ""
+        assert (output, noise) == ("TPU v5 lite ('x',) cpu\n", "")
 
 
 # With JAX's plugin for CUDA.

@@ -27,10 +27,10 @@ from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.listing import table_of as table_of
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective
+from gda.compiled.hlo.program import ProgramMesh as ProgramMesh
 from gda.compiled.hlo.program import num_devices as num_devices
 from gda.compiled.hlo.program import read_collectives as read_collectives
 from gda.compiled.hlo.schedule import Schedule as Schedule
 from gda.compiled.hlo.schedule import Step as Step
-from gda.compiled.hlo.schedule import read_flops as read_flops
 from gda.compiled.hlo.schedule import read_schedule as read_schedule
 from gda.compiled.hlo.schedule import with_inner as with_inner

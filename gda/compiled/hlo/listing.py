@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
@@ -107,10 +107,10 @@ class Collectives(Sequence[Collective]):
 
     def _headline(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
-        if not self:
-            return f"no collectives on {mesh}"
-        some = counted(len(self), "collective")
-        return f"{some} on {mesh}; bytes are of the operands on one device"
+        some = (
+            f"{counted(len(self), 'collective')} on {mesh}; bytes are of the operands on one device"
+        )
+        return some if self else f"no collectives on {mesh}"
 
     def _rows(self) -> list[list[str]]:
         header = ["collective", "over", "operands", "times", "bytes", "from"]
@@ -162,8 +162,8 @@ def _row(collective: Collective) -> list[str]:
 
 
 def _format_kind(collective: Collective) -> str:
-    reduction = "" if collective.reduction is None else f" ({collective.reduction})"
-    return f"{collective.kind}{reduction}"
+    reduction = collective.reduction
+    return collective.kind if reduction is None else f"{collective.kind} ({reduction})"
 
 
 def format_axes(axes: Axes | None) -> str:
@@ -172,10 +172,7 @@ def format_axes(axes: Axes | None) -> str:
 
 
 def _format_operands(collective: Collective) -> str:
-    operands = [
-        typed_shape(dtype, shape)
-        for dtype, shape in zip(collective.operand_dtypes, collective.operand_shapes, strict=True)
-    ]
+    operands = [*map(typed_shape, collective.operand_dtypes, collective.operand_shapes)]
     if not operands:
         return "none"
     same = operands.count(operands[0])
@@ -184,20 +181,9 @@ def _format_operands(collective: Collective) -> str:
     return f"{first} and {more} more" if more else first
 
 
-class _HasPlace(Protocol):
-    @property
-    def op_name(self) -> str: ...
-    @property
-    def source_file(self) -> str | None: ...
-    @property
-    def source_line(self) -> int | None: ...
-
-
-def format_source(collective: _HasPlace) -> str:
-    """Return file and line of the user, or the place in the traced function."""
-    if collective.source_file is None:
-        return collective.op_name
-    return format_line(collective.source_file, collective.source_line)
+def format_source(of: Any) -> str:
+    """Return file and line of a collective, a step or a temporary, or its place in the trace."""
+    return of.op_name if of.source_file is None else format_line(of.source_file, of.source_line)
 
 
 def format_line(file: str, line: int | None) -> str:

@@ -30,7 +30,7 @@ class _Test(NamedTuple):
 def trip_count(
     loop: Instruction, caller: Computation, computations: Mapping[str, Computation]
 ) -> int | None:
-    """Return the trips of a loop, from XLA or from its counter; None if they are unknown."""
+    """Return the trips of a loop, from XLA or, on TPUs, from its counter; None if unknown."""
     known = re.search(r"known_trip_count\W*n\W*(\d+)", loop.attributes.get("backend_config", ""))
     if known:
         return int(known[1])

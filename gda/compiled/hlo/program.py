@@ -114,41 +114,36 @@ class Collective:
         return None if self.count is None else self.nbytes * self.count
 
 
-def read_collectives(
-    text: str,
-    mesh_shape: Mapping[str, int] | None = None,
-    *,
-    slices: Mapping[str, int] | None = None,
-    device_ids: Sequence[int] = (),
-) -> tuple[Collective, ...]:
+@dataclass(frozen=True)
+class ProgramMesh:
+    """The mesh of a program.
+
+    Attributes:
+      shape: sizes of its axes by name; empty if it is unknown.
+      slices: the number of slices of TPUs along each axis that goes over several.
+      device_ids: those of its devices, in its order, if there are several slices.
+    """
+
+    shape: Mapping[str, int] = field(default_factory=dict)
+    slices: Mapping[str, int] = field(default_factory=dict)
+    device_ids: Sequence[int] = ()
+
+
+UNKNOWN_MESH = ProgramMesh()
+
+
+def read_collectives(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
-    Those in a computation that is called several times come at its first call. ``slices`` is the
-    number of slices of TPUs along each axis that goes over several, and ``device_ids`` are then
-    those of the mesh, in its order.
-
-    Raises:
-      ValueError: a line looks like a collective and cannot be read, or the text is no program.
+    Those in a computation that is called several times come at its first call. ``ValueError`` if a
+    line looks like a collective and cannot be read, or the text is no program.
     """
-    read = modules_of(text, mesh_shape, slices=slices, device_ids=device_ids)
-    return tuple(found for module in read for found in module.collectives())
+    return tuple(found for module in modules_of(text, mesh) for found in module.collectives())
 
 
-def modules_of(
-    text: str,
-    mesh_shape: Mapping[str, int] | None = None,
-    *,
-    slices: Mapping[str, int] | None = None,
-    device_ids: Sequence[int] = (),
-) -> list[Module]:
-    """Return the modules of a program."""
-    about = dict(mesh_shape or {}), dict(slices or {}), device_ids
-    return [Module(each, *about) for each in _texts_of(text)]
-
-
-def _texts_of(text: str) -> list[str]:
+def modules_of(text: str, mesh: ProgramMesh) -> list[Module]:
     parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
-    return [part for part in parts if part.strip()] or [text]
+    return [Module(part, mesh) for part in parts if part.strip()] or [Module(text, mesh)]
 
 
 def num_devices(text: str) -> int:
@@ -182,18 +177,11 @@ class _Runs(NamedTuple):
 class Module:
     """A module with its collectives."""
 
-    def __init__(
-        self,
-        text: str,
-        mesh_shape: dict[str, int],
-        slices: dict[str, int],
-        device_ids: Sequence[int],
-    ) -> None:
-        self.mesh_of_slices = mesh_shape
+    def __init__(self, text: str, mesh: ProgramMesh) -> None:
+        self.mesh = mesh
         # The program of a slice numbers the devices of its own.
-        self.mesh_shape = {name: n // slices.get(name, 1) for name, n in mesh_shape.items()}
-        self.slices = slices
-        self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
+        self.mesh_shape = {name: n // mesh.slices.get(name, 1) for name, n in mesh.shape.items()}
+        self.position_of = {device_id: at for at, device_id in enumerate(mesh.device_ids)}
         self.computations, self.entry = parse_computations(text)
         self.fusions: dict[str, Instruction] = {}
         self.bodies: set[str] = set()
@@ -316,11 +304,11 @@ class Module:
             r"megascale_target=(\{\{[\d,{}>-]+\}\})", instruction.frontend_attributes
         )
         if target is None:
-            return tuple(self.slices) or None
+            return tuple(self.mesh.slices) or None
         groups = [numbers(group) for group in re.findall(r"\{([\d,>-]+)\}", target[1])]
         positions = [[self.position_of.get(each, -1) for each in group] for group in groups]
         pairs = tuple((first, other) for first, *others in positions for other in others)
-        return axes_of_pairs(pairs, self.mesh_of_slices)
+        return axes_of_pairs(pairs, self.mesh.shape)
 
     def _operands_and_outputs(
         self, computation: Computation, instruction: Instruction
@@ -354,29 +342,12 @@ class Module:
         if groups == ():
             devices = self.partitions * self.replicas
             return (tuple(range(devices if devices > 1 else math.prod(self.mesh_shape.values()))),)
-        return groups and self._positions(groups, instruction)
-
-    def _positions(self, groups: Groups, instruction: Instruction) -> Groups:
-        """Return groups of positions among all devices.
-
-        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
-        numbers are positions with ``use_global_device_ids``. Else, without a ``channel_id``, they
-        are replicas, for each partition. With one they are replicas, with all their partitions, in
-        reductions and all-gathers, and in other kinds partitions, in each replica.
-
-        With one replica, some programs number the partitions whatever the attributes say.
-        """
-        width = self.partitions
-        partitions, replicas = range(width), range(self.replicas)
-        is_flattened = instruction.attributes.get("use_global_device_ids") == "true"
-        are_partitions = self.replicas == 1 and max(map(max, groups)) > 0
-        if is_flattened or width == 1 or are_partitions:
-            return groups
-        if "channel_id" not in instruction.attributes:
-            return tuple(tuple(r * width + p for r in g) for g in groups for p in partitions)
-        if instruction.kind in ("all-reduce", "all-gather", "reduce-scatter"):
-            return tuple(tuple(r * width + p for r in g for p in partitions) for g in groups)
-        return tuple(tuple(r * width + p for p in g) for r in replicas for g in groups)
+        if groups == ((0,),):  # the number of the only replica, which has all partitions
+            partitions = range(self.partitions)
+            is_together = "channel_id" in instruction.attributes
+            return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
+        # jax.jit makes partitions alone, whose numbers they are.
+        return groups if self.replicas == 1 or self.partitions == 1 else None
 
     def _reduction(self, instruction: Instruction) -> str | None:
         opcodes = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gda.compiled.hlo.instructions import Computation, Instruction
@@ -11,7 +11,13 @@ from gda.compiled.hlo.listing import summed
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.memory_traffic import MemoryTraffic
 from gda.compiled.hlo.products import Product, product_of
-from gda.compiled.hlo.program import Collective, Module, modules_of
+from gda.compiled.hlo.program import (
+    UNKNOWN_MESH,
+    Collective,
+    Module,
+    ProgramMesh,
+    modules_of,
+)
 from gda.compiled.hlo.source_lines import metadata_of
 
 _OPCODE = re.compile(r"\s([a-z][\w\-]*)\(")
@@ -94,17 +100,11 @@ def with_inner(steps: Iterable[Step]) -> Iterator[Step]:
             yield from with_inner(body)
 
 
-def read_schedule(
-    text: str,
-    mesh_shape: Mapping[str, int] | None = None,
-    *,
-    slices: Mapping[str, int] | None = None,
-    device_ids: Sequence[int] = (),
-) -> Schedule:
-    """Return the steps of a program; the arguments are those of ``read_collectives``."""
+def read_schedule(text: str, mesh: ProgramMesh = UNKNOWN_MESH) -> Schedule:
+    """Return the steps of a program."""
     steps: list[Step] = []
     nbytes = 0
-    for module in modules_of(text, mesh_shape, slices=slices, device_ids=device_ids):
+    for module in modules_of(text, mesh):
         reader = _ScheduleReader(module)
         entry = module.computations[module.entry]
         steps += reader.steps(module.entry)
@@ -113,11 +113,6 @@ def read_schedule(
             if opcode is not None and opcode[1] == "parameter":
                 nbytes += reader.traffic.of_argument(entry, name)
     return Schedule(tuple(steps), nbytes)
-
-
-def read_flops(text: str) -> float | None:
-    """Return the operations of the products and convolutions of a program, on one device."""
-    return read_schedule(text).flops
 
 
 class _ScheduleReader:

@@ -171,24 +171,16 @@ def _shardings(rehearsal: Rehearsal) -> Iterator[Advice]:
         blocks = ShardGrid(shape, rehearsal.mesh_shape, proposed).num_shards // grid.num_shards
         nbytes = sum(each.nbytes for each in arguments)
         saved = nbytes - nbytes // blocks
-        speeds = speeds_of_device(rehearsal.device_kind)
-        seconds = None if speeds is None else saved / (speeds.link * speeds.links)
+        speeds, seconds, price = speeds_of_device(rehearsal.device_kind), None, ""
+        if speeds is not None:
+            seconds = saved / (speeds.link * speeds.links)
+            price = f"; to gather it takes {format_seconds(seconds)} or more, each time"
         if _is_much(saved, rehearsal) and _is_worth(saved, seconds, rehearsal):
-            some = printable(arguments[0].name)
-            if len(arguments) > 1:
-                some = f"{counted(len(arguments), 'argument')} such as {some}"
+            some = f"{counted(len(arguments), 'argument')} such as " * (len(arguments) > 1)
             specs = f"{format_spec(proposed)} in place of {format_spec(spec)}"
-            price = (
-                ""
-                if seconds is None
-                else f"; to gather it takes {format_seconds(seconds)} or more, each time"
-            )
-            yield Advice(
-                f"shard {some} {typed_shape(dtype, shape)} by {printable(specs)}: "
-                f"saves {format_bytes(saved)}{price}",
-                saved,
-                seconds,
-            )
+            array = f"{printable(arguments[0].name)} {typed_shape(dtype, shape)}"
+            text = f"shard {some}{array} by {printable(specs)}: saves {format_bytes(saved)}{price}"
+            yield Advice(text, saved, seconds)
 
 
 def _is_worth(saved: int, seconds: float | None, rehearsal: Rehearsal) -> bool:

@@ -33,8 +33,8 @@ _TO_SAVE = "to save time, memory or communication:"
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
     """Return the report on a rehearsal."""
-    lines = [headline_of(rehearsal), "", *_memory(rehearsal), ""]
-    lines += [*notes_of(rehearsal), ""]
+    memory = table(_memory_cells(rehearsal), right={"per device"})
+    lines = [headline_of(rehearsal), "", *memory, "", *notes_of(rehearsal), ""]
     if rehearsal.fits is False:
         for shown in (temporary_table(rehearsal.temporaries), argument_table(rehearsal.arguments)):
             lines += [*shown.lines(), ""] if shown.rows else []
@@ -50,26 +50,22 @@ def page_of(rehearsals: Iterable[Rehearsal], summary: str = "") -> str:
 
 def html_of(rehearsal: Rehearsal) -> str:
     """Return the report with all tables as one HTML element, light or dark."""
-    tables = [_html(_memory_cells(rehearsal))]
-    lines = notes_of(rehearsal)
+    lines, cells = notes_of(rehearsal), [_memory_cells(rehearsal)]
     if advice := rehearsal.advice:
         lines += [_TO_SAVE, *(each.text for each in advice)]
-    if rehearsal.traffic:
-        tables.append(_html(traffic_cells(rehearsal.traffic)))
+    cells += [traffic_cells(rehearsal.traffic)] if rehearsal.traffic else []
+    tables = [markup.html_table(header, rows) for header, *rows in cells]
     for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
         tables += [shown.html()] if shown.rows else []
         lines += shown.more
-    if rehearsal.seconds.places:
-        tables.append(_html(place_cells(rehearsal.seconds.places)))
+    if places := rehearsal.seconds.places:
+        header, *rows = place_cells(places)
+        tables.append(markup.html_table(header, rows))
     if rehearsal.collectives:
         tables.append(table_of(rehearsal.collectives))
     if rehearsal.message and rehearsal.fits is False:
         lines.append(rehearsal.message)
     return markup.report([headline_of(rehearsal), *lines], tables)
-
-
-def _html(cells: Sequence[Sequence[str]]) -> str:
-    return markup.html_table(cells[0], cells[1:])
 
 
 def headline_of(rehearsal: Rehearsal) -> str:
@@ -96,14 +92,11 @@ def of_capacity(rehearsal: Rehearsal) -> str:
 def notes_of(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
-    if rehearsal.flops:
+    if flops := rehearsal.flops:
         share = "" if rehearsal.flops_are_counted else ", if all devices share them"
-        lines.append(
-            f"{rehearsal.flops:.3g} floating-point operations per device in products{share}"
-        )
-    lines += [repeated] if (repeated := repetition_of(rehearsal)) else []
-    lines += time_of(rehearsal)
-    return [*lines, f"compiled in {rehearsal.compile_seconds:.1f} s"]
+        lines.append(f"{flops:.3g} floating-point operations per device in products{share}")
+    lines += filter(None, [repetition_of(rehearsal)])
+    return [*lines, *time_of(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
 
 def repetition_of(rehearsal: Rehearsal) -> str:
@@ -146,14 +139,8 @@ def format_seconds(seconds: float | None) -> str:
     """Return a time in words, such as ``1.5 s`` or ``12.3 ms``; ``?`` for an unknown one."""
     if seconds is None:
         return "?"
-    unit, size = next(
-        (pair for pair in (("s", 1), ("ms", 1e-3)) if seconds >= pair[1]), ("µs", 1e-6)
-    )
+    unit, size = ("s", 1) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
     return f"{seconds / size:,.1f} {unit}"
-
-
-def _memory(rehearsal: Rehearsal) -> list[str]:
-    return table(_memory_cells(rehearsal), right={"per device"})
 
 
 def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
@@ -217,7 +204,10 @@ def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
 def _communication(rehearsal: Rehearsal) -> list[str]:
     if not rehearsal.traffic:
         return [] if rehearsal.collectives is None else ["no communication"]
-    cells = traffic_cells(rehearsal.traffic)
+    return _text(traffic_cells(rehearsal.traffic))
+
+
+def _text(cells: Sequence[Sequence[str]]) -> list[str]:
     return table(cells, right={*cells[0][1:]})
 
 
@@ -235,13 +225,8 @@ def place_cells(places: Sequence[PlaceSeconds]) -> list[list[str]]:
 
 
 def _places(rehearsal: Rehearsal) -> list[str]:
-    if not rehearsal.seconds.places:
-        return []
-    cells = place_cells(rehearsal.seconds.places)
-    return ["", *table(cells, right={*cells[0][1:]})]
-
-
-# Advice.
+    places = rehearsal.seconds.places
+    return ["", *_text(place_cells(places))] if places else []
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:

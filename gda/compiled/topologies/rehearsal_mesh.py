@@ -140,16 +140,13 @@ def _over_slices(sizes: Mapping[str, int], num_slices: int) -> tuple[list[int], 
 
 
 def _ordered(devices: list[Any], within: list[int], across: list[int]) -> Any:
-    for may_split in (False, True):
-        try:
-            if max(across, default=1) > 1:
-                return mesh_utils.create_hybrid_device_mesh(
-                    within, across, devices, allow_split_physical_axes=may_split
-                )
-            return mesh_utils.create_device_mesh(
-                within, devices, allow_split_physical_axes=may_split
-            )
-        except NotImplementedError:  # an axis of the mesh is a part of one of the torus
-            if may_split:
-                raise
-    raise AssertionError
+    def ordered(*, may_split: bool) -> Any:
+        options = {"allow_split_physical_axes": may_split}
+        if max(across, default=1) > 1:
+            return mesh_utils.create_hybrid_device_mesh(within, across, devices, **options)
+        return mesh_utils.create_device_mesh(within, devices, **options)
+
+    try:
+        return ordered(may_split=False)
+    except NotImplementedError:  # an axis of the mesh is a part of one of the torus
+        return ordered(may_split=True)

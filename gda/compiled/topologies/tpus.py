@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import math
 import os
 import re
 import threading
@@ -21,7 +20,6 @@ from jax.experimental import topologies
 
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.distribution import install_command
-from gda.layout.text import counted
 from gda.planning.device_kinds import KINDS
 
 _AT_MOST_16 = ("v5e", "v6e")
@@ -68,18 +66,11 @@ def tpus_of(topology: str, num_slices: int) -> list[Any]:
 
 def _check_dimensions(topology: str, kind: str, sizes: list[int]) -> None:
     dimensions = next((each.dimensions for each in KINDS if each.name == kind), len(sizes))
-    if len(sizes) == dimensions:
-        return
-    count = math.prod(sizes)
-    if dimensions == 3:
-        right = [*sizes, 1]
-    else:
-        slices = [(first, first * more) for first in (1, 2, 4, 8, 16) for more in (1, 2)]
-        right = min(slices[:-1], key=lambda size: abs(math.prod(size) - count))
-    raise ValueError(
-        f"a slice of {kind} has {dimensions} dimensions, and {topology} has {len(sizes)}; give "
-        f"{kind}:{'x'.join(map(str, right))}, which has {counted(math.prod(right), 'chip')}"
-    )
+    if len(sizes) != dimensions:
+        raise ValueError(
+            f"a slice of {kind} has {dimensions} dimensions, such as "
+            f"{kind}:{'x'.join('4' * dimensions)}, and not {len(sizes)} as {topology}"
+        )
 
 
 def _description(topology: str, **options: Any) -> Any:

@@ -51,5 +51,4 @@ def _has_tpu() -> bool:
 
 
 def _has_gpu() -> bool:
-    """Return True if there is a GPU of NVIDIA."""
     return any(_DEVICES.glob("nvidia[0-9]*")) or (_DEVICES / "dxg").exists()

@@ -2,19 +2,15 @@
 
 The file is one JSON object, with
 
-- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
-- ``mesh``: sizes of the axes by name, in mesh order; ``--mesh`` overrides it;
-- ``dtype`` and ``spec``: for the parameters without their own. Without a spec, or with null, a
-  parameter is not sharded;
+- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``, and perhaps
+  ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host;
+- ``mesh``: sizes of the axes by name, in mesh order, or a text; ``--mesh`` overrides it;
+- ``dtype`` and ``spec``: for the parameters without their own;
 - ``about``: anything a reader should know.
 
-A parameter may have ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host.
-
-A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
-axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. If the mesh
-is given, the object may also be ``parameters`` alone.
-
-A file may have 16 MiB: more than 100,000 parameters.
+A dtype is a name as ``--dtype`` takes it, a spec a list of null, axes and lists of axes, or a text
+as ``--spec`` takes it. With null, a parameter is not sharded. Without a mesh, the object may also
+be ``parameters`` alone. A file may have 16 MiB: more than 100,000 parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
-from gda.layout.text import counted, did_you_mean, format_mesh, nearest
+from gda.layout.text import did_you_mean, nearest
 from gda.planning.notation.mesh_and_spec import NOT_SHARDED, parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 from gda.planning.notation.name_ranges import with_ranges
@@ -48,11 +44,8 @@ if TYPE_CHECKING:
     from gda.layout.spec import Shape, SpecEntry
 
 _MOST_BYTES = 2**24
-_SHOWN = 20
-_KEYS_SHOWN = 8
+_LINES_SHOWN, _KEYS_SHOWN = 20, 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
-_OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
-_OF_A_PARAMETER = ("shape", "dtype", "spec", "memory_kind")
 
 
 class ModelArray(NamedTuple):
@@ -61,7 +54,7 @@ class ModelArray(NamedTuple):
     name: str
     shape: Shape
     dtype: np.dtype[Any]
-    spec: tuple[SpecEntry, ...]
+    spec: tuple[SpecEntry, ...] = ()
     memory_kind: str | None = None
 
 
@@ -71,43 +64,6 @@ class Parameter(TypedGrid):
 
     name: str
     memory_kind: str | None = None
-
-
-class Mistakes:
-    """The mistakes of a file, collected for one message."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._by_message: dict[str, list[str]] = defaultdict(list)
-
-    def add(self, message: str, name: str = "") -> None:
-        """Add a mistake; ``name`` is the parameter that has it."""
-        self._by_message[message].append(name)
-
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """Add the mistakes of a parameter that the block raises."""
-        try:
-            yield
-        except MistakesError as error:
-            for message in error.lines:
-                self.add(message, name)
-
-    def check(self) -> None:
-        """Raise ``MistakesError`` if there are any; parameters with the same one share a line."""
-        lines = [
-            f"  {name}: {message}" if name else f"  {message}"
-            for message, names in self._by_message.items()
-            for name, _ in with_ranges(names)
-        ]
-        if not lines:
-            return
-        count = sum(map(len, self._by_message.values()))
-        more = (
-            [f"  … and {len(lines) - _SHOWN} more lines like these"] if len(lines) > _SHOWN else []
-        )
-        kind = "a mistake" if count == 1 else f"{count:,} mistakes"
-        raise MistakesError(f"{self._path} has {kind}:", *lines[:_SHOWN], *more)
 
 
 class ModelText(NamedTuple):
@@ -131,17 +87,9 @@ def text_of(path: str, file: BinaryIO) -> ModelText:
 
 
 def read_arrays(file: ModelText) -> list[ModelArray]:
-    """Return the arrays of a file, for any mesh.
-
-    The mesh of the file is not read, and the specs are not checked against a mesh.
-    """
-    mistakes = Mistakes(file.path)
-    model = _model_of(file, mistakes)
-    defaults = _defaults_of(model, mistakes)
-    arrays = []
-    for name, entry in model["parameters"].items():
-        with mistakes.of(name):
-            arrays.append(_array(name, entry, defaults))
+    """Return the arrays of a file, for any mesh; that of the file is not read."""
+    mistakes = _Mistakes(file.path)
+    arrays = _arrays_of(_document_of(file), mistakes)
     mistakes.check()
     return arrays
 
@@ -153,63 +101,123 @@ def read_model(
 
     ``mesh``, of the option ``--mesh``, overrides the mesh of the file.
     """
-    mistakes = Mistakes(file.path)
-    model = _model_of(file, mistakes)
-    sizes = _mesh_of(model, mesh, mistakes)
-    mistakes.check()
-    defaults = _defaults_of(model, mistakes)
-    arrays, parameters = [], []
-    for name, entry in model["parameters"].items():
+    mistakes, document = _Mistakes(file.path), _document_of(file)
+    sizes: dict[str, int] = {}
+    with mistakes.of("mesh"):
+        given = _mesh_of(document.get("mesh")) if mesh is None else dict(mesh)
+        check_shape_and_mesh((), given)
+        sizes = given
+    arrays, parameters = _arrays_of(document, mistakes), []
+    for name, shape, dtype, spec, memory_kind in arrays if sizes else ():
         with mistakes.of(name):
-            array = _array(name, entry, defaults)
-            arrays.append(array)
-            grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad)
-            parameters.append(Parameter(grid, array.dtype, name, array.memory_kind))
-    if mesh is not None:
-        _check_axes(arrays, sizes, model.get("mesh"), file.path)
+            grid = plan_grid(shape, dtype, sizes, spec, pad=pad)
+            parameters.append(Parameter(grid, dtype, name, memory_kind))
     mistakes.check()
     return sizes, parameters
 
 
-def _model_of(file: ModelText, mistakes: Mistakes) -> dict[str, Any]:
+class _Mistakes:
+    """The mistakes of a file, collected for one message."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._by_message: dict[str, list[str]] = defaultdict(list)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Keep the mistakes that the block raises; ``name`` is what has them, or empty."""
+        try:
+            yield
+        except MistakesError as error:
+            for message in error.lines:
+                self._by_message[message].append(name)
+        except MisreadError as error:
+            self._by_message[str(error)].append(name)
+
+    def check(self) -> None:
+        """Raise ``MistakesError`` if there are any; parameters with the same one share a line."""
+        lines = [
+            f"  {name}: {message}" if name else f"  {message}"
+            for message, names in self._by_message.items()
+            for name, _ in with_ranges(names)
+        ]
+        if not lines:
+            return
+        count = sum(map(len, self._by_message.values()))
+        kind = "a mistake" if count == 1 else f"{count:,} mistakes"
+        if (more := len(lines) - _LINES_SHOWN) > 0:
+            lines[_LINES_SHOWN:] = [f"  … and {more} more lines like these"]
+        raise MistakesError(f"{self._path} has {kind}:", *lines)
+
+
+def _document_of(file: ModelText) -> dict[str, Any]:
     """Return the object of a file, with ``parameters``."""
     try:
         document = parse_json(file.text)
     except ValueError as error:
         raise MistakesError(f"{file.path} cannot be read as JSON: {error}") from None
     if not isinstance(document, dict):
-        raise MistakesError(f"{file.path} is {_kind(document)}; {_EXPECTED}")
-    if "parameters" not in document and not {"mesh", "about"} & document.keys():
-        return {"parameters": document}
-    if not isinstance(document.get("parameters"), dict):
-        found = "parameters" in document
-        given = f"is {_kind(document['parameters'])}" if found else "is missing"
-        mistakes.add(f'"parameters" {given}; {_EXPECTED}')
-    for message in _unknown_keys(document, _OF_A_MODEL, ' (names go into "parameters")'):
-        mistakes.add(message)
-    return {"parameters": {}, **document}
+        raise MistakesError(f"{file.path} is {_short(document)}; {_EXPECTED}")
+    return document if {"parameters", "mesh", "about"} & {*document} else {"parameters": document}
 
 
-def _mesh_of(
-    model: Mapping[str, Any], mesh: Mapping[str, int] | None, mistakes: Mistakes
-) -> dict[str, int]:
-    try:
-        sizes = _mesh_from(model.get("mesh")) if mesh is None else dict(mesh)
-        check_shape_and_mesh((), sizes)
-    except (MisreadError, MistakesError) as error:
-        mistakes.add(f"mesh: {error}")
-        return {}
-    return sizes
+def _arrays_of(document: Mapping[str, Any], mistakes: _Mistakes) -> list[ModelArray]:
+    given, arrays = document.get("parameters"), []
+    defaults: dict[str, Any] = {}
+    with mistakes.of(""):
+        if not isinstance(given, dict):
+            raise MistakesError(f'"parameters" is {_short(given)}; {_EXPECTED}')
+        defaults = _read(document, _OF_A_MODEL)
+    for name, entry in given.items() if isinstance(given, dict) else ():
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, defaults))
+    return arrays
 
 
-def _mesh_from(given: Any) -> dict[str, int]:
-    expected = 'sizes by axis such as {"data": 16, "model": 4}'
-    if given is None:
-        raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
+def _array(name: str, entry: Any, defaults: Mapping[str, Any]) -> ModelArray:
+    if not isinstance(entry, dict):
+        raise MistakesError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
+    needed = {key for key in ("shape", "dtype") if key not in defaults}
+    values = _read(entry, _OF_A_PARAMETER, needed)
+    not_sharded = {"spec": ()} if "spec" in entry else {}
+    return ModelArray(name, **{**defaults, **not_sharded, **values})
+
+
+def _read(
+    given: Mapping[str, Any],
+    readers: Mapping[str, Callable[[Any], Any] | None],
+    needed: Container[str] = (),
+) -> dict[str, Any]:
+    """Return the values that are not null; an error has a line for each that is wrong."""
+    values, wrong = {}, []
+    if unknown := [key for key in given if key not in readers]:
+        more = f" and {len(unknown) - _KEYS_SHOWN:,} more" if len(unknown) > _KEYS_SHOWN else ""
+        near = did_you_mean([f'"{each}"' for each in nearest(unknown[0], readers)])
+        known = near or f"; known are {_named([*readers])}"
+        wrong.append(f"{_named(unknown[:_KEYS_SHOWN])}{more}: not known{known}")
+    for key, read in readers.items():
+        if read is None:
+            continue
+        if given.get(key) is None:
+            wrong += [f'there is no "{key}"'] if key in needed else []
+            continue
+        try:
+            values[key] = read(given[key])
+        except (TypeError, ValueError) as error:
+            wrong.append(f'"{key}": {error}')
+    if wrong:
+        raise MistakesError(*wrong)
+    return values
+
+
+def _mesh_of(given: Any) -> dict[str, int]:
     if isinstance(given, str):
         return parse_mesh(given)
     if not isinstance(given, dict) or not given:
-        raise MistakesError(f"expected are {expected}, not {_short(given)}")
+        raise MistakesError(
+            'expected are sizes by axis such as {"data": 16, "model": 4}, here or by --mesh, '
+            f"not {_short(given)}"
+        )
     for name, size in given.items():
         if not name or name in NOT_SHARDED:
             raise MistakesError(f"an axis cannot have the name {name!r}")
@@ -218,144 +226,63 @@ def _mesh_from(given: Any) -> dict[str, int]:
     return given
 
 
-def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]:
-    """Return the dtype, which may be None, and the spec of the parameters without their own."""
-    given = {key: model[key] for key in ("dtype", "spec") if model.get(key) is not None}
-    values, wrong = _read(given)
-    for message in wrong:
-        mistakes.add(message)
-    return {"dtype": values.get("dtype"), "spec": values.get("spec") or ()}
-
-
-def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the shape, the dtype and the spec that can be read, and the mistakes in the others."""
-    values, wrong = {}, []
-    readers = {"shape": _shape_of, "dtype": _dtype_of, "spec": _spec_of, "memory_kind": _kind_of}
-    for key, read in readers.items():
-        try:
-            if key in given:
-                values[key] = read(given[key])
-        except MistakesError as error:
-            wrong += error.lines
-    return values, wrong
-
-
-def _array(name: str, entry: Any, defaults: Mapping[str, Any]) -> ModelArray:
-    if not isinstance(entry, dict):
-        raise MistakesError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
-    given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
-    values, wrong = _read(given)
-    values = {**defaults, **values}
-    wrong = _unknown_keys(entry, _OF_A_PARAMETER) + wrong
-    if "shape" not in given:
-        wrong.append('there is no "shape"')
-    if "dtype" not in given and defaults["dtype"] is None:
-        wrong.append('there is no "dtype", here or for all parameters')
-    if wrong:
-        raise MistakesError(*wrong)
-    return ModelArray(name, **values)
-
-
-def _check_axes(
-    arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str
-) -> None:
-    """Check that the mesh has all axes of the specs; an error has a line for each other axis."""
-    lacking: dict[str, list[str]] = defaultdict(list)
-    for array in arrays:
-        for entry in array.spec:
-            for axis in (entry,) if isinstance(entry, str) else entry or ():
-                if axis not in mesh:
-                    lacking[axis].append(array.name)
-    if not lacking:
-        return
-    hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
-    lines = [
-        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which shards "
-        f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
-        for axis, names in lacking.items()
-    ]
-    raise MistakesError(*lines[:_SHOWN])
-
-
 def _shape_of(given: Any) -> Shape:
     if not isinstance(given, list) or not all(type(size) is int for size in given):
-        raise MistakesError(f'"shape" must be a list of integers, not {_short(given)}')
+        raise ValueError(f"expected is a list of integers, not {_short(given)}")
     check_dimensions("shape", given)
     if any(not 0 <= size < 2**63 for size in given):
-        raise MistakesError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
+        raise ValueError(f"sizes are from 0 to 2**63 - 1, and not {_short(given)}")
     return tuple(given)
-
-
-def _dtype_of(given: Any) -> np.dtype[Any]:
-    if not isinstance(given, str):
-        raise MistakesError(f'"dtype" must be a name such as "bfloat16", not {_short(given)}')
-    try:
-        return _known_dtype(given)
-    except MisreadError as error:
-        raise MistakesError(f'"dtype" {error}') from None
-
-
-def _kind_of(given: Any) -> str | None:
-    if given is not None and not isinstance(given, str):
-        raise MistakesError(
-            f'"memory_kind" must be a name such as "pinned_host", not {_short(given)}'
-        )
-    return given
 
 
 _known_dtype = lru_cache(maxsize=256)(parse_dtype)
 
 
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    return _known_dtype(_text(given, "bfloat16"))
+
+
+def _kind_of(given: Any) -> str:
+    return _text(given, "pinned_host")
+
+
+def _text(given: Any, example: str) -> str:
+    if not isinstance(given, str):
+        raise ValueError(f'expected is a name such as "{example}", not {_short(given)}')
+    return given
+
+
 def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
-    if given is None:
-        return ()
+    if isinstance(given, str):
+        return parse_spec(given)
     for value in (given, *given) if isinstance(given, list) else ():
         if isinstance(value, list):
             check_dimensions("spec", value)
-    try:
-        if isinstance(given, str):
-            return parse_spec(given)
-        entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
-    except (MisreadError, MistakesError) as error:
-        raise MistakesError(f'"spec" {error}') from None
-    except (TypeError, ValueError) as error:
-        raise MistakesError(str(error)) from None
-    for word in NOT_SHARDED:
-        if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
-            raise MistakesError(
-                f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
-                f'not "{word}"'
-            )
+    entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
+    names = [name for each in entries for name in (each if isinstance(each, tuple) else (each,))]
+    for word in {*NOT_SHARDED} & {*names}:
+        raise ValueError(f'a dimension that is not sharded is null in a list, and not "{word}"')
     return entries
 
 
-# Words.
-
-
-def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = "") -> list[str]:
-    """Return a message for each key that is not known, in the order of the file; the last for many.
-
-    A file may have a million.
-    """
-    keys = [key for key in given if key not in known]
-    messages = []
-    for key in keys[:_KEYS_SHOWN]:
-        near = did_you_mean([_named([each]) for each in nearest(key, known)])
-        what = near or f"; known are {_named(known)}{hint}"
-        messages.append(f"{_named([key])} is not known{what}")
-    if rest := keys[_KEYS_SHOWN:]:
-        messages.append(f"{_named(rest)} are not known")
-    return messages
+# The keys, with the readers of their values.
+_OF_A_MODEL = {
+    "about": None,
+    "mesh": None,
+    "dtype": _dtype_of,
+    "spec": _spec_of,
+    "parameters": None,
+}
+_OF_A_PARAMETER = {
+    "shape": _shape_of,
+    "dtype": _dtype_of,
+    "spec": _spec_of,
+    "memory_kind": _kind_of,
+}
 
 
 def _named(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _KEYS_SHOWN:,} more" if len(keys) > _KEYS_SHOWN else ""
-    return ", ".join(json.dumps(key[:60]) for key in keys[:_KEYS_SHOWN]) + more
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text"}
-    return kinds.get(type(value), _short(value))
+    return ", ".join(json.dumps(key[:60]) for key in keys)
 
 
 def _short(value: Any) -> str:

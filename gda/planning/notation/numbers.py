@@ -17,45 +17,21 @@ if TYPE_CHECKING:
 
     from gda.layout.spec import Shape
 
-# The digit counts bits in JAX and bytes in NumPy.
-_BITS_OR_BYTES = {
-    "i8": ("int8", "int64"),
-    "u8": ("uint8", "uint64"),
-    "i4": ("int4", "int32"),
-    "u4": ("uint4", "uint32"),
-    "i2": ("int2", "int16"),
-    "u2": ("uint2", "uint16"),
-}
-
 
 def parse_shape(text: str) -> Shape:
     """Return a shape: ``65536x8192``, ``65536,8192`` or ``(65536, 8192)``; ``()`` or ``scalar``."""
-    if text.strip() == "scalar":
+    start, inside = inside_brackets(text, "([")
+    if text.strip() == "scalar" or (not inside.strip() and text.strip()):
         return ()
-    start, inside = _inside_brackets(text)
-    if not inside.strip():
-        if start == len(text) - len(text.lstrip()):
-            raise MisreadError(
-                "a shape such as 65536x8192, or () for a scalar was expected", text, start
-            )
-        return ()
-    separators = re.findall("[x,]", inside)
-    separator = separators[0] if separators else ","
-    if len({*separators}) > 1:
-        raise MisreadError(
-            "write x or a comma between sizes, not both; inside a size only _ is allowed, such "
-            "as 16_384",
-            text,
-            start + inside.index("," if separator == "x" else "x"),
-        )
+    separator = "," if "," in inside else "x"
     parts = inside.split(separator)
-    if separator == "," and separators and not parts[-1].strip():
+    if separator == "," and not parts[-1].strip():
         parts.pop()  # as in (8,)
-    numbers = []
+    sizes = []
     for part in parts:
-        numbers.append(number_in(text, part, start, "size"))
+        sizes.append(number_in(text, part, start, "size"))
         start += len(part) + 1
-    return tuple(numbers)
+    return tuple(sizes)
 
 
 def parse_number(text: str) -> int:
@@ -70,13 +46,11 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     """
     start = len(text) - len(text.lstrip())
     name = text.strip().rpartition(".")[2]  # of jnp.bfloat16
-    if name.lower() in _BITS_OR_BYTES and name not in ("I8", "U8"):
-        in_jax, in_numpy = _BITS_OR_BYTES[name.lower()]
-        raise MisreadError(
-            f"{name.lower()} means {in_jax} in JAX and {in_numpy} in NumPy; write one of these",
-            text,
-            start,
-        )
+    if name not in ("I8", "U8") and (short := re.fullmatch(r"([iu])([248])", name.lower())):
+        kind, digit = "uint" if short[1] == "u" else "int", int(short[2])
+        # The digit counts bits in JAX and bytes in NumPy.
+        both = f"{kind}{digit} in JAX and {kind}{8 * digit} in NumPy"
+        raise MisreadError(f"{short[0]} means {both}; write one of these", text, start)
     if (dtype := dtype_named(name)) is not None:
         return dtype
     hint = did_you_mean(similar_dtypes(name)) or ", such as float32, bfloat16 or int8"
@@ -84,42 +58,34 @@ def parse_dtype(text: str) -> np.dtype[Any]:
 
 
 def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
-    """Return the integer in a part of a text.
-
-    Args:
-      text: all of it, for messages.
-      part: the number.
-      at: its position in the text.
-      one: the word for it in messages.
-      least: its smallest valid value.
-    """
+    """Return the integer in the part of a text that begins at ``at``; ``one`` is a word for it."""
     at += len(part) - len(part.lstrip())
     part = part.strip()
+    reason = f"a {one} was expected, an integer such as 8192 or 8_192"
     if re.fullmatch(r"[0-9]+(_[0-9]+)*", part):
         digits = part.replace("_", "")
         if digits.startswith("0") and digits != "0":
-            raise MisreadError(f"a {one} must not begin with 0", text, at)
-        if len(digits) > 19 or int(digits) >= 2**63:
-            raise MisreadError(f"this {one} is too large; it must be below 2**63", text, at)
-        if int(digits) < least:
-            raise MisreadError(f"this {one} must be {least} or more", text, at)
-        return int(digits)
-    if re.fullmatch(r"-[0-9_]+", part):
-        raise MisreadError(f"this {one} must be {least} or more", text, at)
-    if re.fullmatch(r"[0-9_.]+ ?[kKmMgG]i?[bB]?", part):
-        raise MisreadError(
-            f"write the {one} in full, such as 65536 or 65_536: k could mean 1000 or 1024", text, at
-        )
-    raise MisreadError(f"a {one} was expected, an integer such as 8192 or 8_192", text, at)
+            reason = f"a {one} must not begin with 0"
+        elif len(digits) > 19 or int(digits) >= 2**63:
+            reason = f"this {one} is too large; it must be below 2**63"
+        elif int(digits) < least:
+            reason = f"this {one} must be {least} or more"
+        else:
+            return int(digits)
+    elif re.fullmatch(r"-[0-9_]+", part):
+        reason = f"this {one} must be {least} or more"
+    elif re.fullmatch(r"[0-9_.]+ ?[kKmMgG]i?[bB]?", part):
+        reason = f"write the {one} in full, such as 65_536: k could mean 1000 or 1024"
+    raise MisreadError(reason, text, at)
 
 
-def _inside_brackets(text: str) -> tuple[int, str]:
+def inside_brackets(text: str, opening: str) -> tuple[int, str]:
     """Return the position and the text inside the brackets around a text, if it has any."""
     stripped = text.strip()
     start = len(text) - len(text.lstrip())
-    closing = {"(": ")", "[": "]"}.get(stripped[:1])
-    if closing is None:
+    if not stripped or stripped[0] not in opening:
         return start, stripped
+    closing = {"(": ")", "[": "]", "{": "}"}[stripped[0]]
     if not stripped.endswith(closing):
         raise MisreadError(f"this bracket is not closed; {closing} was expected", text, start)
     return start + 1, stripped[1:-1]

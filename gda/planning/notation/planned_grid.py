@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gda.layout.dtype_names import bits_of, packed_nbytes
 from gda.layout.padding import Padding, format_percent, padding_of
-from gda.layout.text import counted, format_mesh, typed_shape
+from gda.layout.text import format_mesh, typed_shape
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class TypedGrid:
 
     @property
     def title(self) -> str:
-        """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
         return typed_shape(self.dtype.name, self.grid.global_shape)
 
 
@@ -70,9 +69,8 @@ def plan_grid(
     nbytes = packed_nbytes(math.prod(grid.shard_shape), dtype) * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
-            f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
-            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63 "
-            f"({2**63:.1e}); check the sizes"
+            f"this array takes {_power(nbytes)} bytes on all devices; a plan counts to 2**63; "
+            "check the sizes"
         )
     return grid
 
@@ -93,10 +91,9 @@ def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
     check_dimensions("shape", shape)
     check_dimensions("mesh", mesh)
     if (devices := math.prod(mesh.values())) > MAX_DEVICES:
-        count = f"{devices:,}" if devices < 10**15 else _power(devices)
         raise MistakesError(
-            f"the mesh {_clipped(format_mesh(mesh))} has {count} devices; a plan is for at most "
-            f"{MAX_DEVICES:,}"
+            f"the mesh {format_mesh(mesh):.80} has {_power(devices)} devices; a plan is for at "
+            f"most {MAX_DEVICES:,}"
         )
 
 
@@ -106,10 +103,6 @@ def check_dimensions(kind: str, value: Sized) -> None:
         raise MistakesError(
             f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
         )
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) < 60 else f"{text[:59]}…"
 
 
 def _power(number: int) -> str:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from trials import rarely
 
 from gda.layout.spec import axes_by_dimension
-from gda.planning.array import document_of
 from gda.planning.planned_array import plan_array
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
 
@@ -24,7 +23,7 @@ def test_a_document_has_the_blocks_and_bytes_of_all_devices(
     count = math.prod(case.mesh.values())
     per_process = data.draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
     array = plan_array(shape, INT16, case.mesh, tuple(case.spec), per_process, pad=True)
-    document = document_of(array)
+    document = array.document()
 
     axes = axes_by_dimension(case.spec, len(shape), case.mesh)
     ways = [math.prod(case.mesh[name] for name in names) for names in axes]
@@ -48,7 +47,7 @@ def test_a_document_has_the_blocks_and_bytes_of_all_devices(
 
 def test_the_document_of_an_array() -> None:
     array = plan_array((8, 2), np.dtype(np.float32), {"x": 4, "y": 2}, ("x",), 2, pad=False)
-    assert document_of(array) == {
+    assert array.document() == {
         "shape": [8, 2],
         "dtype": "float32",
         "itemsize": 4,
