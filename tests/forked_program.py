@@ -1,6 +1,7 @@
 """The first code in a forked process with JAX, which becomes a program, a launcher or a pytest."""
 
 import atexit
+import ctypes
 import os
 import runpy
 import signal
@@ -17,6 +18,8 @@ from gda.launch import child
 from gda.launch import run as launch_run
 from gda.launch.children import Children
 from gda.testing import forking
+
+CLONE_NEWUTS = 0x04000000  # os has it since Python 3.12
 
 
 def run(*words: str) -> None:
@@ -89,6 +92,14 @@ def launch_patiently(*words: str) -> NoReturn:
     launch(*words)
 
 
+def launch_without_address(*words: str) -> NoReturn:
+    """Run ``python -m gda.launch`` on a machine whose name has no address."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWUTS):
+        sys.exit("the name of the machine cannot be changed here, not even for one process")
+    socket.sethostname("nohost.invalid")
+    launch(*words)
+
+
 def pytest(*words: str) -> NoReturn:
     """Run ``python -m pytest`` with these words; its pools are forked from this process."""
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
@@ -99,7 +110,6 @@ def pytest(*words: str) -> NoReturn:
     for _ in range(2):  # now, because pytest takes the output
         servers.append(_ForkedServer(servers))
     forking._ForkServer = lambda _: servers.pop()
-
     _end(pytest.main([*words]))
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -129,14 +128,6 @@ def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
 def ignoring(command: Sequence[str]) -> list[str]:
     """The command, in which Ctrl-C and the end of the terminal are ignored from the start."""
     return ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *command]
-
-
-def without_address(command: Sequence[str]) -> list[str]:
-    """The command, on a machine whose name has no address."""
-    inside = ["unshare", "-u", "sh", "-c", 'hostname nohost.invalid && exec "$@"', "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*inside, "true"]).returncode:
-        pytest.skip("the name of the machine cannot be changed here, not even for one process")
-    return [*inside, *command]
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
