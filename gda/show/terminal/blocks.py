@@ -157,15 +157,17 @@ class _Matrix(NamedTuple):
 
     def draw(self) -> tuple[list[str], Notes]:
         """Return the lines of the first way that fits, and the notes about them."""
-        for way in self._ways():
+        *ways, last = self._ways()
+        for way in ways:
             table = self._table(way)
             lines = self._lines(table)
             if table.margin + box_width(table.widths) <= self.width and len(lines) <= _MOST_LINES:
                 return lines, self._notes(way)
-        margin = min(table.margin, self.width // 3)  # shortened texts
+        table = self._table(last)  # with shortened texts
+        margin = min(table.margin, self.width // 3)
         most = (self.width - margin - 1) // len(table.widths) - 3
         widths = [min(width, most) for width in table.widths]
-        return self._lines(table._replace(widths=widths, margin=margin)), self._notes(way)
+        return self._lines(table._replace(widths=widths, margin=margin)), self._notes(last)
 
     def _notes(self, way: _Way) -> Notes:
         if way.has_words:
