@@ -5,12 +5,18 @@ import sys
 import zlib
 from collections import Counter
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gda.testing import forking
+
+# Half of the time to compile a small program on CPU. Other versions of XLA lack the second flag.
+COMPILER_FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
+if version("jaxlib").startswith("0.10."):
+    COMPILER_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
 DEAREST = 25

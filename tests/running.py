@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from costs import COMPILER_FLAGS
 
 from gda import cli
 from gda.testing.forking import Forked
@@ -122,7 +123,7 @@ def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     A process of a busy machine may be silent for more than the usual 10 s.
     """
     words = ("--heartbeat-timeout", 60, *words)
-    return python(*words, **{"how": "launch", "XLA_FLAGS": "", **options})
+    return python(*words, **{"how": "launch", "XLA_FLAGS": COMPILER_FLAGS, **options})
 
 
 def ignoring(command: Sequence[str]) -> list[str]:

@@ -26,10 +26,10 @@ _FONT_SIZES = (12, 10)
 def svg_of(subject: Subject) -> str:
     """Return the drawing of a subject: an SVG element, self-contained, without scripts.
 
-    A colour is a process, grey is several. Hovering over a block shows its index, its devices with their replica
-    ids, its processes and its bytes. Text has the colour of the text around it. More than about
-    512 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
-    drawing says so.
+    A colour is a process, grey is several. Hovering over a block shows its index, its devices with
+    their replica ids, its processes and its bytes. Text has the colour of the text around it. More
+    than about 512 blocks, and those too small to be seen, are drawn as cells that stand for
+    several, and the drawing says so.
     """
     picture = Picture(subject)
     if len(subject.shape) > 2:
