@@ -6,12 +6,12 @@ import signal
 import sys
 from importlib.util import find_spec
 
-from costs import cache_folder
+from costs import COMPILER_FLAGS, cache_folder
 
 # Tests start hundreds of processes; without bytecode each would compile the same modules again.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+    f"{COMPILER_FLAGS} {os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 )
 # The subject of most tests is not the speed of their programs, and all processes compile the same
 # ones.

@@ -1,9 +1,11 @@
-"""The first code in a process that is forked, with JAX imported, to be a program or a launcher."""
+"""The first code in a forked process with JAX, which becomes a program, a launcher or a pytest."""
 
 import atexit
+import ctypes
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +17,9 @@ from gda.launch import __main__ as launcher
 from gda.launch import child
 from gda.launch import run as launch_run
 from gda.launch.children import Children
+from gda.testing import forking
+
+CLONE_NEWUTS = 0x04000000  # os has it since Python 3.12
 
 
 def run(*words: str) -> None:
@@ -87,16 +92,39 @@ def launch_patiently(*words: str) -> NoReturn:
     launch(*words)
 
 
+def launch_without_address(*words: str) -> NoReturn:
+    """Run ``python -m gda.launch`` on a machine whose name has no address."""
+    if ctypes.CDLL(None).unshare(CLONE_NEWUTS):
+        sys.exit("the name of the machine cannot be changed here, not even for one process")
+    socket.sethostname("nohost.invalid")
+    launch(*words)
+
+
+def pytest(*words: str) -> NoReturn:
+    """Run ``python -m pytest`` with these words; its pools are forked from this process."""
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    import pytest
+
+    servers: list[Any] = []
+    for _ in range(2):  # now, because pytest takes the output
+        servers.append(_ForkedServer(servers))
+    forking._ForkServer = lambda _: servers.pop()
+    _end(pytest.main([*words]))
+
+
 class _InChild(BaseException):
     """Leaves the code of the launcher in a process that it forked."""
 
 
 class _Forked:
-    """The part of ``subprocess.Popen`` that the launcher needs."""
+    """The part of ``subprocess.Popen`` that the launcher and a fork server need."""
 
-    def __init__(self, pid: int, stdout: int, stderr: int) -> None:
+    stdout: Any
+    stderr: Any
+
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.stdout, self.stderr = os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -121,8 +149,10 @@ def _fork(children: Any, command: list[str], *, env: Any, **options: Any) -> _Fo
         os.setpgid(pid, children._guard.pid)
         os.close(outputs[1])
         os.close(errors[1])
-        children._processes.append(_Forked(pid, outputs[0], errors[0]))
-        return children._processes[-1]
+        process = _Forked(pid)
+        process.stdout, process.stderr = (os.fdopen(each[0], "rb", 0) for each in (outputs, errors))
+        children._processes.append(process)
+        return process
     for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), outputs[1], errors[1])):
         os.dup2(file, number)
     for file in (*outputs, *errors):
@@ -134,3 +164,21 @@ def _fork(children: Any, command: list[str], *, env: Any, **options: Any) -> _Fo
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     raise _InChild(*command[3:])
+
+
+class _ForkedServer(forking._ForkServer):
+    """A server that is forked from this process, not started."""
+
+    def __init__(self, others: list["_ForkedServer"]) -> None:
+        self._socket, other_end = socket.socketpair()
+        self._owner = os.getpid()
+        if pid := os.fork():
+            other_end.close()
+            self._process: Any = _Forked(pid)
+            return
+        for each in (self, *others):  # it ends with the other ends
+            each._socket.close()
+        begin = forking.serve(other_end.detach(), ())
+        if begin is not None:
+            begin()
+        os._exit(0)

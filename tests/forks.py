@@ -14,6 +14,7 @@ import jax
 import kill_program
 import numpy as np
 import pytest
+from costs import COMPILER_FLAGS
 from kill_program import values_of
 from running import USUAL
 from trials import Trials
@@ -108,7 +109,7 @@ class Forks:
                 "forked_program:run",
                 program,
                 popen=Forked,
-                env={**os.environ, **USUAL, "XLA_FLAGS": ""},
+                env={**os.environ, **USUAL, "XLA_FLAGS": COMPILER_FLAGS},
                 stdin=read_commands,
                 stdout=write_outputs,
                 stderr=stderr.fileno(),

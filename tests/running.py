@@ -2,7 +2,6 @@
 
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from costs import COMPILER_FLAGS
 
 from gda import cli
 from gda.testing.forking import Forked
@@ -121,20 +121,12 @@ def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     A process of a busy machine may be silent for more than the usual 10 s.
     """
     words = ("--heartbeat-timeout", 60, *words)
-    return python(*words, **{"how": "launch", "XLA_FLAGS": "", **options})
+    return python(*words, **{"how": "launch", "XLA_FLAGS": COMPILER_FLAGS, **options})
 
 
 def ignoring(command: Sequence[str]) -> list[str]:
     """The command, in which Ctrl-C and the end of the terminal are ignored from the start."""
     return ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *command]
-
-
-def without_address(command: Sequence[str]) -> list[str]:
-    """The command, on a machine whose name has no address."""
-    inside = ["unshare", "-u", "sh", "-c", 'hostname nohost.invalid && exec "$@"', "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*inside, "true"]).returncode:
-        pytest.skip("the name of the machine cannot be changed here, not even for one process")
-    return [*inside, *command]
 
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from collections.abc import Container, Iterable, Sequence
 
 from gda.layout.tables import lines_of_rows, table, text_width, wrap
@@ -73,9 +71,7 @@ def picture_lines(array: PlannedArray) -> list[str]:
     from gda import show
 
     width = max(terminal_width(), _NARROWEST_PICTURE)
-    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    drawn = show.text(array.grid, dtype=array.dtype, width=width, color=color, header=False)
-    return drawn.split("\n")
+    return show.text(array.grid, dtype=array.dtype, width=width, header=False).split("\n")
 
 
 def held_and_distinct(held: int, distinct: Iterable[int]) -> str:

@@ -88,12 +88,12 @@ def _width(character: str) -> int:
 _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
 
 
-def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
-    """Return a text in lines of at most ``width`` columns; only ``cuts_words`` breaks words."""
+def wrap(text: str, width: int) -> list[str]:
+    """Return a text in lines of at most ``width`` columns."""
     if text_width(text) <= width:
         return [text]
     lines, taken = [""], 0
-    for piece in _pieces(text, width, _BREAKS if cuts_words else _BREAKS[:1], cuts_words):
+    for piece in _pieces(text, width, _BREAKS):
         if taken and taken + text_width(piece.rstrip()) > width:
             lines.append("")
             taken = 0
@@ -102,16 +102,14 @@ def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _pieces(text: str, width: int, breaks: Sequence[str], cuts_words: bool) -> Iterator[str]:
+def _pieces(text: str, width: int, breaks: Sequence[str]) -> Iterator[str]:
     if text_width(text.rstrip()) <= width:
         yield text
     elif breaks:
         for piece in re.findall(breaks[0], text):
-            yield from _pieces(piece, width, breaks[1:], cuts_words)
-    elif cuts_words:
-        yield from _chopped(text, width)
+            yield from _pieces(piece, width, breaks[1:])
     else:
-        yield text
+        yield from _chopped(text, width)
 
 
 def beginning(text: str, width: int) -> str:

@@ -5,8 +5,8 @@ Provisional: see ``docs/stable.md``.
 This module is that function too, and ``text``, ``svg`` and ``html`` return the picture. It shows
 each distinct block with its index, its devices and their processes, for arrays of any rank and
 meshes that exist or not; see ``text``. In a notebook it displays the drawing of ``html`` instead,
-unless ``file``, ``width`` or ``color`` asks for text. No data is moved, read or printed. It does
-not communicate: any process may call it alone, and sees the blocks of all.
+unless ``file`` or ``width`` asks for text. No data is moved, read or printed. It does not
+communicate: any process may call it alone, and sees the blocks of all.
 
 Inside ``jit`` JAX tells the layout that it chooses when it compiles:
 ``jax.debug.inspect_array_sharding(x, callback=lambda s: gda.show(x.shape, s))``.
@@ -16,8 +16,6 @@ Args:
   file: a text file, by default the standard output. Characters that its encoding lacks are written
     as their codes.
   width: the most columns of a line, at least 20; by default those of the terminal, or 80.
-  color: ``True`` colours the blocks by process; by default if ``file`` is a terminal with colours
-    and NO_COLOR is not set.
 
 Raises:
   TypeError, ValueError: as ``text``.
@@ -70,7 +68,6 @@ def text(
     *,
     dtype: npt.DTypeLike | None = None,
     width: int | None = None,
-    color: bool | None = None,
     header: bool = True,
 ) -> str:
     """Return a picture of the layout of an array as text; neither communicates nor reads data.
@@ -90,7 +87,6 @@ def text(
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
       width: the most columns of a line, at least 20; 80 by default.
-      color: ``True`` colours the blocks by process, with the escape codes of terminals.
       header: ``True`` puts shape, mesh, spec and bytes above the picture. A legend of the cells is
         there in any case.
 
@@ -120,8 +116,7 @@ def text(
     """
     from gda.show.terminal import text_of
 
-    subject = subject_of(x, mesh, spec, dtype=dtype)
-    return text_of(subject, width=width, color=bool(color), header=header)
+    return text_of(subject_of(x, mesh, spec, dtype=dtype), width=width, header=header)
 
 
 @public
@@ -188,16 +183,15 @@ class Show(ModuleType):
         dtype: npt.DTypeLike | None = None,
         file: TextIO | None = None,
         width: int | None = None,
-        color: bool | None = None,
     ) -> None:
         from gda.show.terminal import text_for
 
         subject = subject_of(x, mesh, spec, dtype=dtype)
-        if (file, width, color) == (None, None, None) and (display := _notebook_display()):
+        if file is None and width is None and (display := _notebook_display()):
             display(html(subject))
             return
         out = sys.stdout if file is None else file
-        text = text_for(subject, out, width=width, color=color)
+        text = text_for(subject, out, width=width)
         encoding = getattr(out, "encoding", None) or "utf-8"
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=out)
 

@@ -49,6 +49,8 @@ class Channel:
             elif name == "session":
                 self._run_session(self, *arguments)
                 return
+            elif name == "collect":
+                session.collect(*arguments)
             elif name == "test":
                 session.run_test(*arguments)
 

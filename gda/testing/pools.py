@@ -64,6 +64,8 @@ class Pools:
             pool = self.get(*processes.size)
             following = self._following(item, processes.size, nextitem)
             self._promise(pool, item, following)
+            files = [str(each.path) for each in (item, following) if each is not None]
+            raise_first(pool.ask(("collect", files), _SESSION_TIMEOUT), f"the import of {files[0]}")
             command = (
                 "test",
                 address_of(item),
@@ -110,16 +112,11 @@ class Pools:
         return self._next_of.get(item)
 
     @cached_property
-    def _items_of(self) -> dict[_Size | None, list[pytest.Item]]:
-        """The tests of each size, in their order."""
+    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
         items: dict[_Size | None, list[pytest.Item]] = defaultdict(list)
         for item in self._session.items:
             items[size_of(item)].append(item)
-        return items
-
-    @cached_property
-    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
-        return {item: after for each in self._items_of.values() for item, after in pairwise(each)}
+        return {item: after for each in items.values() for item, after in pairwise(each)}
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
@@ -128,12 +125,10 @@ class Pools:
             arguments.append("-n0")
         if hasattr(config.option, "no_cov"):  # of pytest-cov
             arguments.append("--no-cov")
-        items = self._items_of[pool.num_processes, pool.devices]
         plan = SessionPlan(
             arguments=tuple(arguments),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
-            files=tuple(dict.fromkeys(str(item.path) for item in items)),
             temporary=self._directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,6 @@ class SessionPlan:
     arguments: tuple[str, ...]
     directory: str
     script_arguments: tuple[str, ...]
-    files: tuple[str, ...]
     temporary: Path
     options: dict[str, Any]
     workerinput: dict[str, Any] | None
@@ -101,6 +101,8 @@ class _ProcessPlugin:
         self._config: pytest.Config | None = None
         self._channel = channel
         self._plan = plan
+        self._session: pytest.Session | None = None
+        self._files: set[str] = set()
         self._items: dict[Address, pytest.Item] = {}
         self._collection_failures: list[str] = []
         self._reports: list[pytest.TestReport] = []
@@ -128,10 +130,8 @@ class _ProcessPlugin:
             config.pluginmanager.register(type(reporter)(config, self.page), "terminalreporter")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self, session: pytest.Session) -> bool:
-        items = session.perform_collect(list(self._plan.files))
-        self._items = {address_of(item): item for item in items}
-        return True
+    def pytest_collection(self) -> bool:
+        return True  # each file is collected before its first test
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -140,6 +140,7 @@ class _ProcessPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.has_started = True
+        self._session = session
         self._channel.answer("returned", b"")
         self._channel.serve(self)
         return True
@@ -158,6 +159,16 @@ class _ProcessPlugin:
         # Hooks of other plugins may have added anything to the report.
         data = {name: value for name, value in data.items() if isinstance(value, _SENT)}
         self._channel.answer("trouble" if has_trouble else "report", data)
+
+    def collect(self, files: Sequence[str]) -> None:
+        """Import the tests of these files, unless they were, and answer."""
+        assert self._session is not None
+        for file in files:
+            if file not in self._files:
+                self._files.add(file)
+                items = self._session.perform_collect([file])
+                self._items.update({address_of(item): item for item in items})
+        self._channel.answer("returned", b"")
 
     def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:
         """Run one test and answer; ``next_address`` is the next test of this process."""

@@ -139,7 +139,7 @@ def test_jitted_functions_take_donate_and_return_containers(card_mesh: Mesh) -> 
 def test_a_picture_and_the_layouts_name_the_card(one_mesh: Mesh, card: Any) -> None:
     tree = gda.load_tree({"w": normal(SHAPE)}, one_mesh, SPEC)
     out = io.StringIO()
-    gda.show(tree["w"], file=out, width=80, color=False)
+    gda.show(tree["w"], file=out, width=80)
     assert str(card.id) in out.getvalue()
     (row,) = gda.layouts(tree).arrays
     assert (row.num_devices, row.nbytes_per_device) == (1, tree["w"].nbytes)

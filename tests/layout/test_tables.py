@@ -18,10 +18,6 @@ def test_wrapped() -> None:
         assert wrap(text, 12) == lines
 
 
-def test_words_that_are_not_cut_stay_whole() -> None:
-    assert wrap("ab " + "c" * 20, 12, cuts_words=False) == ["ab", "c" * 20]
-
-
 def test_columns_of_wide_characters_are_aligned() -> None:
     rows = [["軸", "size"], ["data", "4"], ["モデル", "16"]]
     assert table(rows, right={"size"}) == ["軸      size", "data       4", "モデル    16"]

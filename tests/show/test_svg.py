@@ -21,7 +21,7 @@ import gda
 from gda import ShardGrid
 from gda.layout.text import format_processes
 from gda.show.drawing import svg_of
-from gda.show.drawing.faces import COLORS, folded
+from gda.show.drawing.faces import COLORS, SHARED, folded
 from gda.show.markup import html_of
 from gda.show.subject import Subject, subject_of
 from gda.testing.strategies import mesh_shapes, sharded_cases
@@ -44,11 +44,11 @@ def subject(
 
 @dataclass(frozen=True)
 class Block:
-    """A drawn block: where it is, its colours and its hover text."""
+    """A drawn block: where it is, its colour and its hover text."""
 
     face: int
     box: tuple[float, float, float, float]
-    colors: list[str]
+    color: str
     title: str
 
     @property
@@ -67,15 +67,10 @@ def blocks_of(svg: str) -> list[Block]:
 
 
 def _blocks(face: int, group: ElementTree.Element) -> Iterator[Block]:
-    for parent in group.iter():
-        title = parent.find(f"{SVG}title")
-        if title is None:
-            continue
-        rect = parent if parent.tag == f"{SVG}rect" else parent.find(f"{SVG}rect")
-        assert rect is not None
-        box = tuple(float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
-        colors = [part.attrib["fill"] for part in parent.iter() if "fill" in part.attrib]
-        yield Block(face, box, colors, title.text or "")  # pyright: ignore[reportArgumentType]
+    for rect in group.iter(f"{SVG}rect"):
+        x, y, width, height = (float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        title = rect.findtext(f"{SVG}title", "")
+        yield Block(face, (x, y, width, height), rect.attrib["fill"], title)
 
 
 def texts_of(svg: str) -> list[str]:
@@ -144,9 +139,9 @@ def test_a_matrix_is_blocks_with_their_devices() -> None:
 def test_colors_are_of_processes() -> None:
     blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0, 1] * 4)))
     first, second = COLORS[:2]
-    assert [block.colors for block in blocks] == [[first], [second]] * 4
+    assert [block.color for block in blocks] == [first, second] * 4
     svg = svg_of(subject((8, 2), XY, ("x", "y")))
-    assert all(block.colors == [COLORS[0]] for block in blocks_of(svg))
+    assert all(block.color == COLORS[0] for block in blocks_of(svg))
     assert "process" not in svg
 
 
@@ -163,23 +158,16 @@ def test_replicas_are_counted_and_named() -> None:
     ]
 
 
-def test_a_block_in_several_processes_has_their_colors() -> None:
-    svg = svg_of(subject((64, 64), {"x": 4, "y": 2}, ("y",), [0, 0, 0, 0, 1, 1, 2, 2]))
-    assert [block.colors for block in blocks_of(svg)] == [[*COLORS[:3]]] * 2
-    assert "several colours: held by several processes" in texts_of(svg)
-
-
-def test_a_cell_of_several_blocks_has_the_colors_of_their_processes() -> None:
-    strip = subject((8192,), {"x": 1024}, ("x",), np.arange(1024) % 8)
-    svg = svg_of(strip)
-    four = [COLORS[color] for color in (0, 1, 2, 7)]
-    assert [block.colors for block in blocks_of(svg)] == [four] * 128
-    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
-    pairs = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 4))
-    assert len({*blocks_of(pairs)[0].colors}) == 2
-    assert "several colours: held by several processes" in texts_of(pairs)
+def test_blocks_of_several_processes_are_grey() -> None:
+    grey = "grey: held by several processes"
+    svg = svg_of(subject((64, 64), XY, ("y",), [0, 0, 0, 0, 1, 1, 2, 2]))
+    assert {block.color for block in blocks_of(svg)} == {SHARED}
+    assert grey in texts_of(svg)
+    cells = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 4))
+    assert {block.color for block in blocks_of(cells)} == {SHARED}  # each stands for 8 blocks
     alone = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 8))
-    assert not [text for text in texts_of(alone) if "colour" in text]
+    assert [block.color for block in blocks_of(alone)][:2] == [*COLORS[:2]]
+    assert grey not in texts_of(alone)
 
 
 def test_devices_have_the_names_of_the_mesh(auto_mesh: Mesh) -> None:

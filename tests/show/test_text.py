@@ -13,7 +13,7 @@ from trials import rarely
 import gda
 from gda.layout.text import format_numbers
 from gda.show.subject import Subject
-from gda.show.terminal import PALETTE, text_for
+from gda.show.terminal import text_for
 from gda.show.words import Gap, fold
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
@@ -201,12 +201,6 @@ def test_rows_and_columns_are_named_beside_large_boxes() -> None:
     assert "sides" not in picture(few)  # each block has its index
 
 
-def test_heads_of_columns_are_in_one_line_where_that_fits() -> None:
-    grid = gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x", "y"))
-    assert "\n        0:8     8:16    16:24" in picture(grid)
-    assert "\n        0:    8:    16:" in picture(grid, width=60)
-
-
 def test_an_empty_mesh_and_axes_of_size_1() -> None:
     assert "mesh    no axes: 1 device\n" in picture(gda.ShardGrid((8, 2), {}, ()))
     ones = picture(gda.ShardGrid((8, 2), {"x": 1, "y": 1}, ("x", "y"), process_of=[3]))
@@ -231,21 +225,6 @@ def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
     lines = picture(grid, width=20).splitlines()
     assert max(map(len, lines)) == 20
     assert [line for line in lines if line.endswith("│ … │")]
-
-
-# Colours.
-
-
-def test_each_process_has_its_colour_and_shared_blocks_none() -> None:
-    grid = gda.ShardGrid((8, 2), XY, ("x",), process_of=[5, 5, 5, 9, 9, 9, 9, 9])
-    text = gda.show.text(grid, color=True)
-    for number, code in (("0:2", PALETTE[0]), ("4:6", PALETTE[1]), ("6:8", PALETTE[1])):
-        assert re.search(rf"\x1b\[38;5;{code}m {number}, :", text)
-    assert not re.search(r"\x1b\[38;5;\d+m 2:4", text)
-    assert re.search(r" 2:4, :", text)
-    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
-    assert [line.rstrip() for line in plain.splitlines()] == gda.show.text(grid).splitlines()
-    assert gda.show.text(grid, color=False) == gda.show.text(grid)
 
 
 # Against what the grid says of every device.
@@ -317,12 +296,9 @@ def test_every_block_is_there_once_with_all_its_devices(grid: gda.ShardGrid) -> 
 
 
 @rarely(2)
-@given(grids(max_devices=20_000), st.integers(20, 140), st.booleans())
-def test_no_line_is_too_wide_and_no_index_wrong(
-    grid: gda.ShardGrid, width: int, color: bool
-) -> None:
-    text = gda.show.text(grid, width=width, dtype="float32", color=color)
-    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+@given(grids(max_devices=20_000), st.integers(20, 140))
+def test_no_line_is_too_wide_and_no_index_wrong(grid: gda.ShardGrid, width: int) -> None:
+    text = gda.show.text(grid, width=width, dtype="float32")
     lines = text.splitlines()
     assert max(map(cell_len, lines)) <= width
     drawn = text.partition("\n\n")[2]

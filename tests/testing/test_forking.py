@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,16 +27,10 @@ def files(tmp_path: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-@pytest.mark.parametrize(
-    ("program", "code"),
-    [
-        ("import sys; sys.exit(3)", 3),
-        ("raise ValueError", 1),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-    ],
-)
-def test_exit_codes_are_those_of_subprocess(program: str, code: int) -> None:
-    assert python("-c", program).returncode == code
+def test_exit_codes_are_those_of_subprocess() -> None:
+    codes = {"sys.exit(3)": 3, "raise ValueError": 1, "os.kill(os.getpid(), 9)": -9}
+    for end, code in codes.items():
+        assert python("-c", f"import os, sys; {end}").returncode == code
 
 
 def test_a_process_has_its_own_variables_and_devices() -> None:
@@ -58,23 +51,31 @@ def test_a_process_runs_until_it_is_killed(files: dict[str, Any]) -> None:
     process.send_signal(signal.SIGKILL)  # of no process
 
 
+# A server that imports no JAX.
+LIGHT = f"import gda\ngda.__all__ = []{forking._BOOTSTRAP}"
+
+
 def test_a_killed_server_is_replaced(
     files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forking, "_SLOW", ())  # the tests that ran before may have imported them
+    monkeypatch.setattr(forking, "_BOOTSTRAP", LIGHT)
+    monkeypatch.setattr(forking, "_SLOW", ())
     own = {**files, "server": "a server of this test"}
     process = Forked("time:sleep", 300, **own)
-    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[1])
-    os.kill(server, signal.SIGKILL)
+    assert is_running(process.pid)
+    (server,) = [each for key, each in forking._servers.items() if own["server"] in key]
+    server._process.kill()
+    server._process.wait()
     assert process.wait(60) == -signal.SIGKILL
     os.kill(process.pid, signal.SIGKILL)
     assert Forked("time:sleep", 0, **own).wait(60) == 0
 
 
-def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    program = """
-import os, sys, time
+def test_a_server_ends_with_a_parent_that_is_killed() -> None:
+    program = f"""
+import os, time
 from gda.testing import forking
+forking._BOOTSTRAP = {LIGHT!r}
 server = forking._ForkServer(dict(os.environ))
 print(server._process.pid, flush=True)
 time.sleep(300)
@@ -82,6 +83,6 @@ time.sleep(300)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        time.sleep(0.1)
+        assert is_running(pid)
         parent.kill()
     wait_until_gone([pid])

@@ -30,7 +30,7 @@ from gda.testing.strategies import (
 P = PartitionSpec
 
 # Shrinking is a search that may stop beside the smallest case; here it takes the same way always.
-SEARCH = settings(database=None, derandomize=True, max_examples=300)
+SEARCH = settings(database=None, derandomize=True, max_examples=100)
 
 
 @pytest.fixture
@@ -106,11 +106,6 @@ SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
     ("shards", lambda c: c.grid.num_shards > 1, "ShardedCase((2,), Mesh({'x': 2}), P('x'))"),
     ("replicas", lambda c: c.grid.num_replicas > 1, "ShardedCase((), Mesh({'x': 2}), P())"),
     (
-        "a subset of the devices",
-        lambda c: device_ids(c.mesh) == [1],
-        "ShardedCase((), Mesh({'x': 1}, devices=[1]), P())",
-    ),
-    (
         "Explicit axes",
         lambda c: AxisType.Explicit in c.mesh.axis_types,
         "ShardedCase((), Mesh({'x': 1}, axis_types=Explicit), P())",
@@ -155,12 +150,9 @@ def test_a_mesh_shape_may_be_given(mesh: Mesh) -> None:
     assert set(mesh.axis_types) == {AxisType.Explicit}
 
 
-def test_specs_and_shapes_take_any_kind_of_mesh() -> None:
-    shape = {"x": 4, "y": 2}
-    for mesh in (mesh_of(shape), AbstractMesh((4, 2), ("x", "y"))):
-        spec = find(partition_specs(mesh), lambda spec: len(spec) == 1, settings=SEARCH)
-        assert tuple(spec) == (None,)
-        assert find(global_shapes(mesh, P(None, "x")), lambda _: True, settings=SEARCH) == (1, 4)
+def test_specs_take_a_mesh_without_devices() -> None:
+    mesh = AbstractMesh((4, 2), ("x", "y"))
+    assert find(partition_specs(mesh), lambda _: True, settings=SEARCH) == P()
 
 
 @given(st.data(), mesh_shapes(max_devices=100))

@@ -7,7 +7,8 @@ some neighbours. Each is an element with its own hover text, of 200 bytes or so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,12 +23,6 @@ from gda.show.words import format_devices, padding_of, processes_at
 
 MOST_CELLS = 512
 """The most cells of a drawing; with more blocks, cells stand for several."""
-
-MOST_BANDS = 4
-"""The most colours of a cell."""
-
-Rectangle = tuple[float, float, float, float]
-"""The left and upper edge of a rectangle, its width and its height."""
 
 _SMALLEST_CELL = 3.0  # pixels
 _BETWEEN_STROKES = 6  # of the hatching, along a side
@@ -48,6 +43,10 @@ COLORS = (
 )
 
 
+SHARED = "#c8ccd4"
+"""The colour of blocks that several processes hold."""
+
+
 @dataclass(frozen=True)
 class Paint:
     """The colours of a subject's processes."""
@@ -64,22 +63,12 @@ class Paint:
     def colors(self) -> tuple[str, ...]:
         return COLORS[: len(self.numbers)]
 
-    @cached_property
-    def ranks(self) -> IntArray:
-        """Place in ``numbers`` of each device's process: ``[num_shards, num_replicas]``."""
-        return np.searchsorted(np.array(self.numbers), self.subject.owners)
-
-    @cached_property
-    def by_block(self) -> IntArray:
-        """Place in ``colors`` of each device's process."""
-        return self.ranks % len(self.colors)
-
-    def of_blocks(self, blocks: IntArray) -> list[str]:
-        """Return the colours of the processes that hold some blocks, at most ``MOST_BANDS``."""
-        shown = np.unique(self.by_block[blocks]).tolist()
-        if len(shown) > MOST_BANDS:
-            shown = shown[: MOST_BANDS - 1] + shown[-1:]
-        return [self.colors[color] for color in shown]
+    def of_blocks(self, blocks: IntArray) -> str:
+        """Return the colour of the process that holds some blocks, or that for several."""
+        owners = self.subject.owners[blocks]
+        if owners.min() < owners.max():
+            return SHARED
+        return COLORS[bisect_left(self.numbers, owners.min()) % len(COLORS)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,20 +115,6 @@ class Face:
     def is_folded(self) -> bool:
         return self.num_cells < self.blocks.size
 
-    @cached_property
-    def most_owners(self) -> int:
-        """The most processes that hold the blocks of a cell."""
-        num_processes = len(self.paint.numbers)
-        if num_processes == 1:
-            return 1
-        rows, columns = (
-            np.repeat(np.arange(len(edges) - 1), np.diff(edges))
-            for edges in (self.rows, self.columns)
-        )
-        cells = rows[:, None] * len(self.columns) + columns
-        pairs = np.unique(cells[:, :, None] * num_processes + self.paint.ranks[self.blocks])
-        return int(np.bincount(pairs // num_processes).max())
-
     def edges(self) -> tuple[list[float], list[float]]:
         """Return the starts of the columns and the rows of cells, in pixels, and the ends."""
         rows, columns = self.blocks.shape
@@ -161,7 +136,7 @@ class Face:
                 blocks = self.blocks[top:bottom, left:right]
                 title = f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
                 box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
-                yield _cell(box, self.paint.of_blocks(blocks), title)
+                yield f'{_rect(*box)} fill="{self.paint.of_blocks(blocks)}">{title}</rect>'
 
     def _padding(self) -> str:
         """The hatching of the padding, which is right of the elements and below them."""
@@ -232,32 +207,10 @@ def _hatching(x: float, y: float, width: float, height: float) -> Iterator[str]:
         yield f"M{number(left)} {number(at - left)}L{number(right)} {number(at - right)}"
 
 
-def _cell(box: Rectangle, colors: Sequence[str], title: str) -> str:
-    if len(colors) == 1:
-        return f'{_rect(*box)} fill="{colors[0]}">{title}</rect>'
-    bands = [f'{_rect(*box)} fill="{colors[0]}"/>']
-    for place, color in enumerate(colors[1:], start=1):
-        bands.append(f'<path fill="{color}" d="{_corner(box, place / len(colors))}"/>')
-    return f"<g>{title}{''.join(bands)}</g>"
-
-
 def _rect(x: float, y: float, width: float, height: float) -> str:
     return (
         f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
     )
-
-
-def _corner(box: Rectangle, share: float) -> str:
-    """Return the path around a rectangle without a ``share`` of its area in the upper left."""
-    x, y, width, height = box
-    if share <= 0.5:
-        along = math.sqrt(2 * share)
-        corners = [(along, 0), (1, 0), (1, 1), (0, 1), (0, along)]
-    else:
-        along = 1 - math.sqrt(2 * (1 - share))
-        corners = [(1, along), (1, 1), (along, 1)]
-    points = [f"{number(x + u * width)} {number(y + v * height)}" for u, v in corners]
-    return f"M{'L'.join(points)}z"
 
 
 # Hover texts.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from gda.layout.text import counted, format_numbers
 from gda.show.drawing.boxes import draw_boxes
-from gda.show.drawing.faces import INK, MOST_BANDS, Face
+from gda.show.drawing.faces import INK, SHARED, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of
@@ -26,10 +26,10 @@ _FONT_SIZES = (12, 10)
 def svg_of(subject: Subject) -> str:
     """Return the drawing of a subject: an SVG element, self-contained, without scripts.
 
-    A colour is a process. Hovering over a block shows its index, its devices with their replica
-    ids, its processes and its bytes. Text has the colour of the text around it. More than about
-    512 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
-    drawing says so.
+    A colour is a process, grey is several. Hovering over a block shows its index, its devices with
+    their replica ids, its processes and its bytes. Text has the colour of the text around it. More
+    than about 512 blocks, and those too small to be seen, are drawn as cells that stand for
+    several, and the drawing says so.
     """
     picture = Picture(subject)
     if len(subject.shape) > 2:
@@ -180,7 +180,5 @@ def _notes(picture: Picture) -> Iterator[str]:
         yield f"each cell stands for {face.rows[1]} {TIMES} {face.columns[1]} of them"
     if not picture.is_to_scale:
         yield "sides not to scale"
-    most = max(face.most_owners for face, _, _ in picture.faces)
-    if most > 1:
-        shown = f", at most {MOST_BANDS} of them shown" if most > MOST_BANDS else ""
-        yield f"several colours: held by several processes{shown}"
+    if any(SHARED in part for part in picture.sheet.parts):
+        yield "grey: held by several processes"

@@ -1,12 +1,12 @@
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 
 @pytest.mark.processes(1)
-def test_sleeps(shared_tmp_path):
-    file = shared_tmp_path / f"{os.getpid()}.tmp"
-    file.touch()
-    file.rename(file.with_suffix(".pid"))
+def test_sleeps():
+    Path("pid.tmp").write_text(str(os.getpid()))
+    os.rename("pid.tmp", "pid")
     time.sleep(600)

@@ -1,4 +1,5 @@
 import os
+import sys
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ pytestmark = pytest.mark.processes(2, devices=2)
 
 
 def test_a_collective(shared_tmp_path):
+    assert "test_another_file" not in sys.modules  # before a test of it
     assert (jax.process_count(), jax.device_count()) == (2, 4)
     mesh = jax.make_mesh((4,), ("x",))
     x = jax.make_array_from_callback(

@@ -14,12 +14,7 @@ def test_one_size(number, worker_id):
     assert worker_id.startswith("gw")
 
 
-@pytest.mark.processes(1, devices=3)
-def test_another_size():
-    assert num_devices() == 3
-
-
-@pytest.mark.processes(1, devices=3)
+@pytest.mark.processes(1)
 def test_fails():
     assert num_devices() == 2
 
