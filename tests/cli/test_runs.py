@@ -70,6 +70,15 @@ def test_verify_reads_all_steps(folder: Path, capsys: pytest.CaptureFixture[str]
     assert [line.partition(":")[0] for line in lines] == ["step 10", "step 30"]
 
 
+def test_verify_says_that_there_is_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Run(tmp_path, every=10) as run:
+        run.resume({"w": np.zeros(4)})
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path} has no complete step\n"
+
+
 def test_rollback_removes_the_later_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollback", str(folder), "10"]) == 0
     assert capsys.readouterr().out == "removed 20, 30; the run goes on at step 10\n"
