@@ -85,12 +85,12 @@ WAYS: dict[str, Callable[[Function, Any], Any]] = {
 HEAD = r"""# Functions that work on a `GlobalArray`
 
 This page is for code that was written for `jax.Array` and now gets a `GlobalArray`. It lists
-{count} functions, each called in six ways. A function that works returns the same values as for a
-`jax.Array`. Under `gda.jit`, every function that works for a `jax.Array` works.
+{count} functions, each called in six ways, by what to write. A function that works returns the same
+values as for a `jax.Array`. Under `gda.jit`, every function that works for a `jax.Array` works.
 
 - `yes`: pass the `GlobalArray` `x`.
 - `x.array`: JAX does not take the container. Write `x.array` instead of `x`.
-- `no`: JAX does not take the array either, for example for the gradient of an integer.
+- `no`: JAX does not take the array either: it has no gradient of an integer.
 
 In three cases JAX raises "Triggering `__jax_array__()` during abstractification is no longer
 supported":
@@ -110,11 +110,13 @@ supported version of JAX.
 def page() -> str:
     """Return the page, made of the answers that are found now."""
     found = answers()
-    parts = [HEAD.format(count=len(found))]
-    for module, texts in TABLE.items():
-        rows = [[f"`{text}`", *found[text]] for text in texts]
-        parts.append(table([module, *WAYS], rows))
-    return "\n".join(parts)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for text, cells in found.items():
+        alike.setdefault(tuple(cells), []).append(f"`{text}`")
+    rows = [
+        [", ".join(alike[cells]), *cells] for cells in sorted(alike, key=lambda x: len(alike[x]))
+    ]
+    return "\n".join([HEAD.format(count=len(found)), table(["functions", *WAYS], rows)])
 
 
 def answers() -> dict[str, list[str]]:
@@ -154,7 +156,6 @@ def stacked(x: gda.GlobalArray) -> gda.GlobalArray:
 def test_page_is_up_to_date() -> None:
     text = page()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert len(rows) == 75
     assert all(row.endswith("| yes |") for row in rows), "not under gda.jit"
     assert text == PAGE.read_text(encoding="utf-8"), "write it again: python tests/test_works.py"
 

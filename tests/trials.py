@@ -120,7 +120,7 @@ def _table(outcomes: dict[str, Counter[str]], failed: Counter[str]) -> str:
         f"{datetime.date.today()}, gda {gda.__version__}, JAX {version('jax')}, Python "
         f"{platform.python_version()}, {platform.system()} {platform.machine()} with "
         f"{os.cpu_count()} cores.\n",
-        "| fault | trials | outcomes | lost or wrong |",
+        "| fault | trials | outcomes | failed tests |",
         "|---|---|---|---|",
     ]
     for fault, counts in sorted(outcomes.items()):

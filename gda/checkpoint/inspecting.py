@@ -31,7 +31,7 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
-from gda.storage.stores.errors import CorruptionError, repr_of
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.per_process import PerProcess
 from gda.trees.records.compared_fingerprints import check_recorded, line_of
@@ -142,18 +142,22 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
     The other files may be damaged: see ``verify``.
 
     Args:
-      path: as for ``save``.
+      path: as for ``restore``.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
       OSError: the path cannot be read; the message names it.
+      ValueError: ``@best``, and the run has no rule for the best.
 
     >>> import gda, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     gda.checkpoint.exists(folder + '/step-1')
     False
     """
-    return is_whole(open_store(path, timeout))
+    try:
+        return is_whole(open_store(path_of(path, timeout), timeout))
+    except CheckpointNotFoundError:  # of the step that the path names
+        return False
 
 
 @set_module("gda.checkpoint")

@@ -175,8 +175,7 @@ class _PrintVersion(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gda",
-        description="Sharded JAX arrays outside jit: plan layouts, rehearse programs, inspect, "
-        "verify, compare and convert checkpoints.",
+        description="Plan layouts, rehearse programs, inspect, compare and convert checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -206,7 +206,7 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rollback(commands: Any) -> None:
-    says = "Remove the steps of a run after one; a training that writes there can no longer save."
+    says = "Remove the steps of a run after one; its training can no longer save."
     _add_step(add_command(commands, rollback, says))
 
 

@@ -34,6 +34,12 @@ _GLOO = re.compile(
     rb"|Expected number of connected peer ranks is : )+"
 )
 
+# In the middle of a line, such as that of print("sum", array): the array is computed in between.
+_GLOO_WITHIN = re.compile(
+    rb"(?:\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+)+\n+"
+)
+
 
 class Lines:
     """The lines of one pipe, each written to the file descriptor ``target`` with a prefix.
@@ -52,7 +58,7 @@ class Lines:
 
     def take(self, data: bytes) -> bytes:
         """Take bytes, and return the lines that they complete, prefixed."""
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        *lines, self._partial = _GLOO_WITHIN.sub(b"", self._partial + data).split(b"\n")
         if len(self._partial) > _MAX_LINE:
             lines.append(self._partial)
             self._partial = b""

@@ -84,8 +84,8 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-# A line may end after spaces and commas, but within numbers only if nothing else helps.
-_BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
+# A line may end after spaces and commas, but within numbers and paths only if nothing else helps.
+_BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+", r"[^./_]+[./_]*|[./_]+")
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -28,10 +29,9 @@ white-space:normal}
 .gda-show .gda-facts.gda-facts.gda-facts th{font-weight:400;opacity:.8;padding-right:20px;\
 white-space:nowrap}
 .gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
-.gda-show .gda-facts.gda-rows.gda-rows :is(th,td){max-width:32em;padding-right:20px;\
+.gda-show .gda-facts.gda-rows.gda-rows :is(th,td){max-width:32em;padding-right:16px;\
 overflow-wrap:break-word;white-space:normal}
-.gda-show .gda-facts.gda-rows.gda-rows :is(th,td):nth-child(n+4){text-align:right;\
-white-space:nowrap}
+.gda-show .gda-facts.gda-rows.gda-rows :is(th,td):nth-child(n+4){text-align:right}
 """.strip()
 
 
@@ -60,12 +60,17 @@ def page(title: str, elements: Iterable[str]) -> str:
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts; those from the fourth column on are aligned to the right."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    cells = ("".join(f"<td>{_breakable(cell)}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         f'<table class="gda-facts gda-rows"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
+
+
+def _breakable(text: str) -> str:
+    """Return a text as HTML that may be broken within paths, types and meshes, not in numbers."""
+    return "<wbr/>".join(map(escape, re.split(r"(?<=[/_\[])|(?<=[.,])(?=[a-z])", text)))
 
 
 def html_of(subject: Subject) -> str:

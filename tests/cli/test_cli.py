@@ -188,10 +188,12 @@ def test_help_and_version(run: Run) -> None:
     out = run.printed()
     assert "inspect" in out
     assert "verify" in out
+    assert max(map(len, out.splitlines())) <= 80
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
     words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "--at", "convert": "--map", "rehearse": "'v5e:4x4; h100:8' --price"}
+    words |= {"rollback": "STEP", "hold": "STEP", "report": "versions"}
     for command, word in words.items():
         out = run.printed(command, "--help")
         assert word in out

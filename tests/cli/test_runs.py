@@ -45,8 +45,10 @@ def test_a_step_is_named_by_its_number_or_place(
 ) -> None:
     for name, value in [("@10", 10), ("@latest", 30), ("@best", 20)]:
         assert gda.checkpoint.restore(f"{folder}{name}")["w"][0] == value
+        assert gda.checkpoint.exists(f"{folder}{name}")
         assert main(["inspect", f"{folder}{name}"]) == 0
         assert f"{folder}/000000{value}/data-" in capsys.readouterr().out
+    assert not gda.checkpoint.exists(f"{folder}@40")
     assert main(["diff", f"{folder}@best", f"{folder}@20"]) == 0
     assert main(["diff", f"{folder}@10", f"{folder}@20"]) == 1
     assert main(["verify", f"{folder}@latest"]) == 0
@@ -68,6 +70,15 @@ def test_verify_reads_all_steps(folder: Path, capsys: pytest.CaptureFixture[str]
     assert main(["verify", str(folder)]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["step 10", "step 30"]
+
+
+def test_verify_says_that_there_is_no_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Run(tmp_path, every=10) as run:
+        run.resume({"w": np.zeros(4)})
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path} has no complete step\n"
 
 
 def test_rollback_removes_the_later_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,6 +58,7 @@ print(fits, jax.devices()[0].platform)
         ("h100:2x2x8", "not 'h100:2x2x8'"),
         ("h300:8", "no kind of device has the name 'h300'; did you mean h200 or h100? known are"),
         ("v5e:4x4\n", r"not 'v5e:4x4\n'"),
+        ("cpu:8", "not 'cpu:8'; for CPUs make a jax.sharding.Mesh of jax.devices()"),
         ("v5e:32x32", "a slice of v5e has at most 16x16 chips, so there is no v5e:32x32; for more"),
         ("v5e:4x4x4", "a slice of v5e has 2 dimensions, such as v5e:4x4, and not 3 as v5e:4x4x4"),
         ("v5p:2x4", "a slice of v5p has 3 dimensions, such as v5p:4x4x4, and not 2 as v5p:2x4"),

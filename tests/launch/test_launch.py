@@ -439,6 +439,15 @@ def test_connection_messages_of_gloo_are_omitted(line: bytes, is_shown: bool) ->
     assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
 
 
+def test_a_message_of_gloo_within_a_line_is_omitted() -> None:
+    of_one = b"[Gloo] Rank 1 is connected to 3 peer ranks. "
+    of_one += b"Expected number of connected peer ranks is : 3"
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    assert lines.take(b"sum " + of_one) == b""
+    assert lines.take(of_one + b"\n\n8.0\nmore\n") == b"[0] sum 8.0\n[0] more\n"
+
+
 def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
     path = program("""
     for _ in range(3000):

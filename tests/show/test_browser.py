@@ -256,14 +256,15 @@ return {
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_a_table_can_be_read(tmp_path: Path, is_dark: bool) -> None:
-    rows = [["w", "f32[8]", "P()", "1", "9 B"]] * 3
+def test_a_table_can_be_read_in_400_pixels(tmp_path: Path, is_dark: bool) -> None:
+    name = "model.layers.0.post_attention_layernorm.weight"
+    rows = [[name, "bfloat16[4096,4096]", "P('data', 'model')", "1", "256.0 KiB"]] * 3
     header = ["array", "", "layout", "replicas", "per device"]
-    page = report(["9 B in 3 arrays"], [html_table(header, rows)])
-    found = measure(page, TABLES, tmp_path, is_dark=is_dark, width=900)
+    page = f'<div style="width:384px">{report(["3 arrays"], [html_table(header, rows)])}</div>'
+    found = measure(page, TABLES, tmp_path, is_dark=is_dark)
     assert (sum(found["page"]) < 150) == is_dark
     assert min(found["contrasts"]) >= 4.5
-    assert found["table"]["right"] <= 900
+    assert found["table"]["right"] <= 392
 
 
 ALONE = """

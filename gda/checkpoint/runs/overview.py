@@ -95,6 +95,8 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike, *, fingerprint
             problems += [f"step {number}: {problem}" for problem in error.problems]
     if problems:
         raise CorruptionError(f"{folder.url} is damaged", problems)
+    if not complete:
+        return f"{folder.url} has no complete step"
     return f"{folder.url} is whole: {counted(len(complete), 'step')}, {format_bytes(nbytes)}"
 
 

@@ -75,6 +75,8 @@ def rehearsal_mesh(
     if not isinstance(topology, str):
         raise TypeError(_wrong_name(topology))
     kind = topology.partition(":")[0]
+    if kind == "cpu":
+        raise ValueError(_wrong_name(topology))
     is_gpu = target_config is not None or kind in _GPUS
     if not is_gpu and (kind in OTHER_NAMES or not kind.startswith(("v", "tpu"))):
         kind_named(kind)  # libtpu may know newer ones
