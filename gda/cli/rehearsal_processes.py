@@ -125,7 +125,9 @@ def reports_of(
                     ended_by = TIME_LIMIT
         except KeyboardInterrupt:
             ended_by = CTRL_C
-    phases = {index: f"while {worker.phase}" for index, worker in running.values()}
+    phases = {
+        index: f"while {worker.phase.partition('; ')[0]}" for index, worker in running.values()
+    }
     for index in range(len(requests)):
         end = f"ended by {ended_by} {phases.get(index, 'before it began')}"
         reports.setdefault(index, RehearsalReport(None, end, [end], ended_by=ended_by))
@@ -156,10 +158,12 @@ class _ProgressLines:
             return
         self.next = now + _SECONDS_BETWEEN_LINES
         for worker in running:
-            self._tell(f"{worker.point}: {worker.phase}, {now - worker.begun:.0f} s")
+            phase, _, hint = worker.phase.partition("; ")
+            self._tell(hint)
+            self._tell(f"{worker.point}: {phase}, {now - worker.begun:.0f} s")
 
     def _tell(self, line: str) -> None:
-        if line not in self._told:
+        if line and line not in self._told:
             print(f"gda: {line}", file=sys.stderr, flush=True)
         self._told.add(line)
 

@@ -478,7 +478,7 @@ def test_a_limit_ends_the_only_mesh(run: Run, train: str, canned: Callable[..., 
 def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     lines = rehearsal_processes._ProgressLines(time.monotonic() + 1000, True)
     known = [("a=2", report(1 << 20, {})), ("a=4", RehearsalReport(reason="E: no"))]
-    phases = "compiling step", "tracing step"
+    phases = "compiling step; 32 equal layers are written out; scan them", "tracing step"
     running: Any = [
         SimpleNamespace(point=f"a={n}", phase=phase, begun=time.monotonic() - 90 * n + 0.25)
         for n, phase in enumerate(phases, 1)
@@ -496,6 +496,7 @@ def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[s
         [
             "gda: a=2: fits, 1.0 MiB",
             "gda: a=4: E: no",
+            "gda: 32 equal layers are written out; scan them",
             "gda: a=1: compiling step, 90 s",
             "gda: a=2: tracing step, 180 s",
             "gda: a=8: does not fit, >= 90.0 GiB",
