@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -273,7 +273,24 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     return block
 
 
-def read_all(pending: Sequence[PendingArray], options: Options, description: str) -> None:
+class Reads(Protocol):
+    """Reads of the blocks of some arrays."""
+
+    @property
+    def source(self) -> Source | None:
+        """The source of the blocks, if they have one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        ...
+
+    def tasks(self, report: Callable[[int], object], /) -> Iterable[Task | AsyncTask]:
+        """Return the tasks; ``report`` is told the bytes of each read."""
+        ...
+
+
+def read_all(pending: Sequence[Reads], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
         report = reporter(pending, show)
@@ -281,7 +298,7 @@ def read_all(pending: Sequence[PendingArray], options: Options, description: str
         run(tasks, with_workers(options, pending))
 
 
-def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
+def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     """Return the options, with the number of threads that suits all sources if none was given.
 
     Many small reads are left to one thread: several would mostly wait for Python's lock.
@@ -294,7 +311,7 @@ def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
 
 
 def reporter(
-    pending: Sequence[PendingArray], show: Callable[[int, int], object]
+    pending: Sequence[Reads], show: Callable[[int, int], object]
 ) -> Callable[[int], None]:
     """Return the function to call with the bytes of every read."""
     done = total = 0
