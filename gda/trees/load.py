@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -249,13 +249,15 @@ class _LoadingTree:
         if self.options.read_once:
             read_builds(builds, self.options, "load_tree")
         else:
-            together = SmallTensors.of_each_task(small, self.options.max_bytes)
-            read_all([*builds, *together], self.options, "load_tree")
+            options = self.options
+            if not builds and options.max_workers is None:
+                # To place small arrays takes longer than to read them.
+                options = replace(options, max_workers=1)
+            together = SmallTensors.of_each_task(small, options.max_bytes)
+            read_all([*builds, *together], options, "load_tree")
         return self._tree_of(leaves, lambda build: build.array())
 
-    def _tree_of(
-        self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]
-    ) -> Any:
+    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]) -> Any:
         """Return the tree with what is made of each pending array, contained."""
         made = [
             leaf.contained(make(leaf.build)) if isinstance(leaf, _LoadedLeaf) else leaf

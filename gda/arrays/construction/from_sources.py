@@ -310,9 +310,7 @@ def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 
-def reporter(
-    pending: Sequence[Reads], show: Callable[[int, int], object]
-) -> Callable[[int], None]:
+def reporter(pending: Sequence[Reads], show: Callable[[int, int], object]) -> Callable[[int], None]:
     """Return the function to call with the bytes of every read."""
     done = total = 0
 

@@ -5,6 +5,7 @@ The tasks and blocks of a tensor of 64 KiB took six times as long as its placeme
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.buffers import Buffers
+from gda.arrays.buffers import ALIGNMENT, aligned_empty
 from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader
 from gda.arrays.construction.from_sources import PendingArray, are_sent
 from gda.arrays.construction.placing import LocalBlocks
@@ -27,6 +28,9 @@ from gda.storage.sources import Source
 from gda.storage.tasks import AsyncTask, Task, Transfer, groups_within
 
 _Memory = np.ndarray[Any, Any]
+
+# Of one task and one allocation: of this size on, memory has huge pages, which NumPy asks for.
+_AT_A_TIME = 4 * 2**20
 
 
 class SmallKind(NamedTuple):
@@ -91,10 +95,10 @@ class SmallTensors:
     def of_each_task(
         cls, tensors: Sequence[SmallTensor], max_bytes: int | None
     ) -> list[SmallTensors]:
-        """Return the tensors in groups, each of about 1 MiB, in the order of the files."""
+        """Return the tensors in groups, in the order of the files."""
         ordered = sorted(tensors, key=lambda each: place_of(each.tensor))
         sizes = [_held_bytes(each) for each in ordered]
-        most = min(LARGE_BYTES, max_bytes or LARGE_BYTES)
+        most = min(_AT_A_TIME, max_bytes or _AT_A_TIME)
         return [cls(group) for group in groups_within(ordered, sizes, most)]
 
     def tasks(self, report: Callable[[int], object]) -> Iterator[Task | AsyncTask]:
@@ -104,10 +108,7 @@ class SmallTensors:
 
     def _read(self) -> list[_Memory]:
         """Return the rows of each tensor in the dtype of its array."""
-        buffers = Buffers(len(self._tensors))
-        memory = [
-            buffers.empty(each.kind.shape, each.tensor.dtype) for each in self._tensors
-        ]
+        memory = _memory_for(self._tensors)
         parts = [
             (each.tensor, each.kind.rows, out)
             for each, out in zip(self._tensors, memory, strict=True)
@@ -148,6 +149,23 @@ class SmallTensors:
         return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
+def _memory_for(tensors: Sequence[SmallTensor]) -> list[_Memory]:
+    """Return aligned memory for the rows of each tensor, all of one allocation."""
+    dtypes = [native(each.kind.source.dtype) for each in tensors]
+    sizes = [
+        math.prod(each.kind.shape) * dtype.itemsize
+        for each, dtype in zip(tensors, dtypes, strict=True)
+    ]
+    *starts, end = itertools.accumulate(
+        [-(-size // ALIGNMENT) * ALIGNMENT for size in sizes], initial=0
+    )
+    slab = aligned_empty(end, np.uint8)
+    return [
+        np.ndarray(each.kind.shape, dtype, slab, start)
+        for each, dtype, start in zip(tensors, dtypes, starts, strict=True)
+    ]
+
+
 def _held_bytes(tensor: SmallTensor) -> int:
     """Bytes of the rows as they are read, and of their copy if they have to be cast."""
     kind = tensor.kind
@@ -160,6 +178,6 @@ def _as_wanted(kind: SmallKind, rows: _Memory) -> _Memory:
     dtype = np.dtype(kind.reader.dtype)
     if rows.dtype == dtype:
         return rows
-    out = Buffers(1).empty(kind.shape, dtype)
+    out = aligned_empty(kind.shape, dtype)
     kind.reader.write(out, rows, kind.rows)
     return out
