@@ -352,7 +352,7 @@ def _start_of(tensor: SafetensorsTensor, rows: Index) -> int:
 
 
 def _read_rows(file: int, some: Sequence[_Rows]) -> None:
-    memory = [out.reshape(-1).view(np.uint8) for _, _, out in some]
+    memory: list[Any] = [out.reshape(-1).view(np.uint8) for _, _, out in some]
     count = os.preadv(file, memory, _start_of(*some[0][:2]))
     if count < sum(out.nbytes for out in memory):
         for (tensor, index, _), out in zip(some, memory, strict=True):
