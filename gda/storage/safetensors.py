@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -303,6 +304,59 @@ class SafetensorsTensor(LocalFile):
             f"SafetensorsTensor({self.name!r}, shape={self.shape}, dtype={self._dtype}, "
             f"path={str(self.path)!r})"
         )
+
+
+# Several tensors at a time.
+
+_MOST_AT_A_TIME = 1024  # of the kernel, in one request
+_Rows = tuple[SafetensorsTensor, Index, _Memory]
+
+
+def place_of(tensor: SafetensorsTensor) -> tuple[str, tuple[int, ...], int]:
+    """Return the file of a tensor, its version, and the first byte in it."""
+    return str(tensor.path), tensor._version, tensor._offset
+
+
+def read_together(every: Sequence[_Rows]) -> None:
+    """Read whole rows of tensors into memory; those side by side in a file with one request.
+
+    Errors name one of the tensors, not always the one that cannot be read.
+    """
+    for _, group in itertools.groupby(every, key=lambda rows: place_of(rows[0])[:2]):
+        of_file = list(group)
+        first = of_file[0][0]
+        with open(first.path, "rb", buffering=0) as file:
+            first._check_unchanged(file.fileno())
+            for some in _side_by_side(of_file):
+                _read_rows(file.fileno(), some)
+            first._check_unchanged(file.fileno())
+
+
+def _side_by_side(of_file: Iterable[_Rows]) -> Iterator[list[_Rows]]:
+    some: list[_Rows] = []
+    end = -1
+    for tensor, index, out in of_file:
+        start = _start_of(tensor, index)
+        if some and (start != end or len(some) == _MOST_AT_A_TIME):
+            yield some
+            some = []
+        some.append((tensor, index, out))
+        end = start + out.nbytes
+    yield some
+
+
+def _start_of(tensor: SafetensorsTensor, rows: Index) -> int:
+    """Return the first byte of rows in the file."""
+    first = rows[0].start if rows else 0
+    return tensor._offset + (first * (tensor.nbytes // tensor.shape[0]) if first else 0)
+
+
+def _read_rows(file: int, some: Sequence[_Rows]) -> None:
+    memory: list[Any] = [out.reshape(-1).view(np.uint8) for _, _, out in some]
+    count = os.preadv(file, memory, _start_of(*some[0][:2]))
+    if count < sum(out.nbytes for out in memory):
+        for (tensor, index, _), out in zip(some, memory, strict=True):
+            tensor._read(file, out, _start_of(tensor, index) - tensor._offset)
 
 
 # The files, and their tensors.

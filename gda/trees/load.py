@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
+from gda.arrays.construction.small_tensors import SmallKind, SmallTensor, SmallTensors
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
@@ -24,6 +25,7 @@ from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, leaf_path
 from gda.storage.options import Options, ProgressLike, Retry
+from gda.storage.safetensors import SafetensorsTensor
 from gda.storage.sources import array_here, source_of
 from gda.trees.leaves import (
     are_bare_keys,
@@ -139,7 +141,7 @@ class _LoadedLeaf(NamedTuple):
     """A source, and its pending array."""
 
     source: Any
-    build: PendingArray
+    build: PendingArray | SmallTensor
 
     def contained(self, array: Any) -> Any:
         """Return what is made of the source around its array, or around shape and dtype of it."""
@@ -181,11 +183,11 @@ class _LoadingTree:
         sources = jax.tree.leaves(self.tree, is_leaf=is_container)
         layouts = specs_per_leaf(self.tree, self.mesh, self.specs, _shaped).of_each_leaf()
         requests = zip(sources, layouts, self._dtypes(), strict=True)
-        leaves = []
+        leaves, kinds = [], {}
         for number, request in enumerate(requests):
             note = partial(note_path, tree=self.tree, number=number)
             try:
-                leaves.append(self._prepared(*request, note))
+                leaves.append(self._prepared(*request, note, kinds))
             except Exception as error:
                 note(error)
                 raise
@@ -205,10 +207,21 @@ class _LoadingTree:
         return list(zip(prefix.of_each_leaf(), is_named, strict=True))
 
     def _prepared(
-        self, source: Any, layout: Any, given: tuple[Any, bool], note: Callable[..., None]
+        self,
+        source: Any,
+        layout: Any,
+        given: tuple[Any, bool],
+        note: Callable[..., None],
+        kinds: dict[Any, SmallKind],
     ) -> Any:
+        """Return a leaf; ``kinds`` are those of the tensors before, by all that decides them."""
         if is_value(source):
             return source
+        key = None
+        if isinstance(source, SafetensorsTensor) and not self.options.read_once:
+            key = source.shape, source.dtype, layout, given
+            if (kind := kinds.get(key)) is not None:
+                return _LoadedLeaf(source, SmallTensor(kind, source, note))
         dtype, is_named = given
         if not is_named:
             dtype = _dtype_of_floats(source, dtype)
@@ -218,22 +231,33 @@ class _LoadingTree:
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], self.pad)
             data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
         build = pending_array_of_source(data, *over, dtype, self.options, note, pad=self.pad)
+        if key is not None and (kind := SmallKind.of(build)) is not None:
+            kinds[key] = kind
+            build = SmallTensor(kind, source, note)
         return _LoadedLeaf(source, build)
 
     def described(self, leaves: _Leaves) -> Description:
         """Return what must be the same in all processes."""
-        description = describe(self._tree_of(leaves, PendingArray.wanted))
+        description = describe(self._tree_of(leaves, lambda build: build.wanted()))
         if self.options.read_once:
             description |= reads_wanted(_builds_of(leaves), self.options)
         return description
 
     def read(self, leaves: _Leaves) -> Any:
         """Read the blocks of all sources, and return the tree of arrays."""
-        read = read_builds if self.options.read_once else read_all
-        read(_builds_of(leaves), self.options, "load_tree")
-        return self._tree_of(leaves, PendingArray.array)
+        builds, small = _builds_of(leaves), _small_of(leaves)
+        if self.options.read_once:
+            read_builds(builds, self.options, "load_tree")
+        else:
+            options = self.options
+            if not builds and options.max_workers is None:
+                # To place small arrays takes longer than to read them.
+                options = replace(options, max_workers=1)
+            together = SmallTensors.of_each_task(small, options.max_bytes)
+            read_all([*builds, *together], options, "load_tree")
+        return self._tree_of(leaves, lambda build: build.array())
 
-    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray], Any]) -> Any:
+    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]) -> Any:
         """Return the tree with what is made of each pending array, contained."""
         made = [
             leaf.contained(make(leaf.build)) if isinstance(leaf, _LoadedLeaf) else leaf
@@ -243,7 +267,13 @@ class _LoadingTree:
 
 
 def _builds_of(leaves: _Leaves) -> list[PendingArray]:
-    return [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
+    builds = [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
+    return [build for build in builds if isinstance(build, PendingArray)]
+
+
+def _small_of(leaves: _Leaves) -> list[SmallTensor]:
+    builds = [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
+    return [build for build in builds if isinstance(build, SmallTensor)]
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:

@@ -490,21 +490,6 @@ def names_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P("x", "y"), P()])
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-def test_small_blocks_of_a_file_take_one_read(
-    spec: P, dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {"a": batch(8, 8).astype(dtype), "b": batch(16, 4).astype(dtype)}
-    save_file(values, tmp_path / "model.safetensors")
-    names = names_of_readers(monkeypatch)
-    mesh = mesh_of({"x": 4, "y": 2})
-    loaded = gda.load_tree(open_safetensors(tmp_path), mesh, spec)
-    assert all(np.array_equal(loaded[name], value) for name, value in values.items())
-    # Small tensors are left to the thread of the caller.
-    assert names == [threading.current_thread().name] * 2
-
-
 @pytest.mark.parametrize("max_bytes", [None, 2**18])
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (99, 32)])
 def test_as_many_threads_as_cores_read_large_tensors(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -265,7 +265,24 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     return block
 
 
-def read_all(pending: Sequence[PendingArray], options: Options, description: str) -> None:
+class Reads(Protocol):
+    """Reads of the blocks of some arrays."""
+
+    @property
+    def source(self) -> Source | None:
+        """The source of the blocks, if they have one."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        ...
+
+    def tasks(self, report: Callable[[int], object], /) -> Iterable[Task | AsyncTask]:
+        """Return the tasks; ``report`` is told the bytes of each read."""
+        ...
+
+
+def read_all(pending: Sequence[Reads], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
         report = reporter(pending, show)
@@ -273,7 +290,7 @@ def read_all(pending: Sequence[PendingArray], options: Options, description: str
         run(tasks, with_workers(options, pending))
 
 
-def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
+def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     """Return the options, with the number of threads that suits all sources if none was given."""
     if options.max_workers is not None or not pending:
         return options
@@ -283,9 +300,7 @@ def with_workers(options: Options, pending: Sequence[PendingArray]) -> Options:
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 
-def reporter(
-    pending: Sequence[PendingArray], show: Callable[[int, int], object]
-) -> Callable[[int], None]:
+def reporter(pending: Sequence[Reads], show: Callable[[int, int], object]) -> Callable[[int], None]:
     done = total = 0
 
     def report(nbytes: int) -> None:
