@@ -64,6 +64,13 @@ class Contents:
       nbytes: bytes of all arrays together.
       about: date of the save, versions of gda and JAX, and number of processes.
       structure: the structure of the tree, for ``shapes``.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.arange(4, dtype=np.int32), 'step': 1})
+    ...     contents = gda.checkpoint.inspect(folder)
+    >>> [leaf.path for leaf in contents.leaves], contents.nbytes
+    ([('step',), ('w',)], 16)
     """
 
     path: str

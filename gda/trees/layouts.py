@@ -227,6 +227,11 @@ class Layouts:
 
     Attributes:
       arrays: the layout of each array; of equal size, in the order of the tree.
+
+    >>> import gda, jax.numpy as jnp
+    >>> found = gda.layouts({'w': jnp.zeros((1024, 2)), 'b': jnp.zeros(2)})
+    >>> [row.path for row in found.arrays], found.nbytes
+    (['w', 'b'], 8200)
     """
 
     arrays: tuple[ArrayLayout, ...]

@@ -128,7 +128,7 @@ def test_all_save_once_and_go_on(process_pool: Pools) -> None:
 
 
 def test_a_signal_to_one_process_ends_all_at_one_call_and_is_logged(process_pool: Pools) -> None:
-    results = process_pool(4).run(train, {1: (TERM,)})
+    results = process_pool(4, devices=2).run(train, {1: (TERM,)})
     line = "process 1 got SIGTERM: all save and end"
     assert [messages for _, messages, _ in results] == [[line], [line], [], []]
     ((call, *_),) = results[0][0]
@@ -138,7 +138,7 @@ def test_a_signal_to_one_process_ends_all_at_one_call_and_is_logged(process_pool
 def test_a_handler_that_is_replaced_later_is_named_once_and_called_too(
     process_pool: Pools,
 ) -> None:
-    results = process_pool(2).run(train, {1: (TERM,)}, thief=True, in_step=True)
+    results = process_pool(2, devices=4).run(train, {1: (TERM,)}, thief=True, in_step=True)
     assert results[0][0] == results[1][0]
     for _, messages, stolen in results:
         replaced, ended = messages
@@ -174,7 +174,7 @@ def call_without(process: int) -> str:
 
 
 def test_a_process_without_a_call_is_named(process_pool: Pools) -> None:
-    *others, late = process_pool(4).run(call_without, 3)
+    *others, late = process_pool(4, devices=2).run(call_without, 3)
     assert late == ""
     assert len({*others}) == 1
     assert others[0].startswith("(3,): process ")
@@ -277,10 +277,10 @@ def since() -> tuple[float, float, float]:
 
 
 def test_all_save_once_if_a_thread_asks_and_know_when_a_signal_came(process_pool: Pools) -> None:
-    first, second = process_pool(2).run(asked, 1)
+    first, second = process_pool(2, devices=4).run(asked, 1)
     assert first == second
     assert first[1:] == (False, "")
-    (_, came, end), (before, same, late) = process_pool(2).run(since)
+    (_, came, end), (before, same, late) = process_pool(2, devices=4).run(since)
     assert before <= came <= end  # on one machine, their clocks are one
     assert before <= same <= late
 

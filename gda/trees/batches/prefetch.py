@@ -122,6 +122,13 @@ class Prefetched(Iterator[Any]):
     """The iterator that ``gda.prefetch`` returns, for one thread to use.
 
     As a context manager it closes itself at the end of the block.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
+    >>> with gda.prefetch([np.zeros(8), np.ones(8)], mesh, P('data')) as batches:
+    ...     next(batches)
+    GlobalArray(shape=(8,), dtype=float32, mesh={'data': 8}, spec=P('data'))
     """
 
     def __init__(
