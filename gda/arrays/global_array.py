@@ -280,6 +280,16 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     mesh_axes = Container.spec  # by its name in GlobalDeviceArray
 
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True if every device holds the whole array."""
+        return self.sharding.is_fully_replicated
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """True if all devices belong to this process."""
+        return self.array.is_fully_addressable
+
     def local_data(self, i: int) -> jax.Array:
         """Return the data of ``local_shards[i]``, and raise the same errors."""
         return self.local_shards[i].data
@@ -340,9 +350,8 @@ _OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
 # They compute nothing.
 _QUESTIONS = {
-    *("__len__", "aval", "committed", "device", "devices", "format", "is_fully_addressable"),
-    *("is_fully_replicated", "is_ready", "itemsize", "on_device_size_in_bytes", "platform"),
-    *("traceback", "weak_type"),
+    *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
+    *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
 }
 
 

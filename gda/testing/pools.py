@@ -112,11 +112,16 @@ class Pools:
         return self._next_of.get(item)
 
     @cached_property
-    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
+    def _items_of(self) -> dict[_Size | None, list[pytest.Item]]:
+        """The tests of each size, in their order."""
         items: dict[_Size | None, list[pytest.Item]] = defaultdict(list)
         for item in self._session.items:
             items[size_of(item)].append(item)
-        return {item: after for each in items.values() for item, after in pairwise(each)}
+        return items
+
+    @cached_property
+    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
+        return {item: after for each in self._items_of.values() for item, after in pairwise(each)}
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
@@ -125,10 +130,12 @@ class Pools:
             arguments.append("-n0")
         if hasattr(config.option, "no_cov"):  # of pytest-cov
             arguments.append("--no-cov")
+        items = self._items_of[pool.num_processes, pool.devices]
         plan = SessionPlan(
             arguments=tuple(arguments),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
+            files=tuple(dict.fromkeys(str(item.path) for item in items)),
             temporary=self._directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)

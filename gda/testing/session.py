@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class SessionPlan:
     arguments: tuple[str, ...]
     directory: str
     script_arguments: tuple[str, ...]
+    files: tuple[str, ...]
     temporary: Path
     options: dict[str, Any]
     workerinput: dict[str, Any] | None
@@ -102,7 +104,7 @@ class _ProcessPlugin:
         self._channel = channel
         self._plan = plan
         self._session: pytest.Session | None = None
-        self._files: set[str] = set()
+        self._modules: dict[str, list[pytest.Module]] = defaultdict(list)  # not imported yet
         self._items: dict[Address, pytest.Item] = {}
         self._collection_failures: list[str] = []
         self._reports: list[pytest.TestReport] = []
@@ -130,8 +132,20 @@ class _ProcessPlugin:
             config.pluginmanager.register(type(reporter)(config, self.page), "terminalreporter")
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> bool:
-        return True  # each file is collected before its first test
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        items = session.perform_collect(list(self._plan.files))
+        self._items = {address_of(item): item for item in items}  # of files that are no modules
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> pytest.CollectReport | None:
+        """Collect no tests of a file yet: each is imported before its first test."""
+        if self._session is not None or not isinstance(collector, pytest.Module):
+            return None
+        self._modules[str(collector.path)].append(collector)
+        return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -162,12 +176,15 @@ class _ProcessPlugin:
 
     def collect(self, files: Sequence[str]) -> None:
         """Import the tests of these files, unless they were, and answer."""
-        assert self._session is not None
+        session = self._session
+        assert session is not None
         for file in files:
-            if file not in self._files:
-                self._files.add(file)
-                items = self._session.perform_collect([file])
-                self._items.update({address_of(item): item for item in items})
+            items = [
+                item for each in self._modules.pop(file, ()) for item in session.genitems(each)
+            ]
+            hook = session.config.hook
+            hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+            self._items.update({address_of(item): item for item in items})
         self._channel.answer("returned", b"")
 
     def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:

@@ -74,6 +74,8 @@ def test_tests_run_in_processes(printed: pytest.LineMatcher, folder: Path) -> No
     counts = {"PASSED": 5, "SKIPPED": 2, "XFAIL": 2, "XPASS": 1}
     assert outcomes(printed, "test_a_size") == counts
     assert outcomes(printed, "test_another_file") == {"PASSED": 2}
+    assert outcomes(printed, "below/test_first") == outcomes(printed, "below/test_second")
+    assert outcomes(printed, "below/test_second") == {"PASSED": 1}
     printed.fnmatch_lines_random(
         [
             "test_a_size.py::test_a_collective PASSED*",

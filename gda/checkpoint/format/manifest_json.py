@@ -206,9 +206,30 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "float": (repr, lambda text: float(_text(text))),
     "complex": (repr, lambda text: complex(_text(text))),
-    "str": (str, lambda text: _text(text)),
+    "str": (
+        lambda text: text.encode("utf-8", "surrogatepass").hex() if _is_odd(text) else [text],
+        lambda given: (
+            bytes.fromhex(given).decode("utf-8", "surrogatepass")
+            if isinstance(given, str)
+            else _one_text(given)
+        ),
+    ),
     "bytes": (bytes.hex, lambda text: bytes.fromhex(_text(text))),
 }
+
+
+def _one_text(values: Any) -> str:
+    (text,) = _list(values)
+    return _text(text)
+
+
+def _is_odd(text: str) -> bool:
+    """Return True if a string has lone surrogates, which UTF-8 does not encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 # From JSON, with every value checked.

@@ -386,7 +386,9 @@ def path_of(path: Any, timeout: float) -> Any:
 
 def _best(folder: RunFolder) -> int:
     owner = folder.owner()
-    if owner is None or owner.best is None:
+    if owner is None:
+        return -1
+    if owner.best is None:
         raise ValueError(
             f"{folder.url}@best: the run has no metric by which a step is best; name the step, or "
             "give its Run keep_best=(1, 'loss')"

@@ -32,10 +32,9 @@ _PASTED_ENTRY = re.compile(
 def parse_mesh(text: str) -> dict[str, int]:
     """Return the sizes of mesh axes by name: ``data=64,model=16``, also with ``:`` as in Python."""
     mesh: dict[str, int] = {}
+    _check_length(text)
     start, inside = inside_brackets(text, "{")
-    if start and text[start - 1] == "{":
-        inside = inside.rstrip().removesuffix(",")
-    for at, part in _parts(text, start, inside):
+    for at, part in _parts(text, start, inside.rstrip().removesuffix(",")):
         axis = _AXIS.fullmatch(part)
         if axis is None:
             raise MisreadError("an axis with its size was expected, such as data=64", text, at)
@@ -57,16 +56,20 @@ def parse_spec(text: str) -> tuple[SpecEntry, ...]:
     a dimension that is not sharded. Dimensions at the end may be omitted; an empty text shards
     none. ``P(...)`` of Python may be pasted.
     """
+    _check_length(text)
     if pasted := _PASTED.fullmatch(text):
         return tuple(_pasted_entries(text, *pasted.span("entries")))
     parts = _parts(text, 0, text) if text.strip() else ()
     return tuple(_entry(text, at, part) for at, part in parts)
 
 
-def _parts(text: str, start: int, inside: str) -> Iterator[tuple[int, str]]:
-    """Yield the parts between commas, without spaces, each after its position in the text."""
+def _check_length(text: str) -> None:
     if len(text) > _MOST_LETTERS:
         raise MisreadError(f"it has more than {_MOST_LETTERS:,} characters", text, len(text))
+
+
+def _parts(text: str, start: int, inside: str) -> Iterator[tuple[int, str]]:
+    """Yield the parts between commas, without spaces, each after its position in the text."""
     for part in inside.split(","):
         yield start + len(part) - len(part.lstrip()), part.strip()
         start += len(part) + 1

@@ -83,7 +83,16 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
 
 def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
     """Return in words what a folder holds instead of a run, and what to do."""
-    runs = [name for name in names if STEP.fullmatch(name) and folder.entries(name)]
+    marks = (METADATA, *_OF_RUN)
+    runs = [
+        name
+        for name in names
+        if STEP.fullmatch(name)
+        and (
+            any(folder.has(f"{name}/{mark}") for mark in marks)
+            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
+        )
+    ]
     if runs:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
@@ -97,6 +106,10 @@ def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
         )
     if any(PARTIAL in name for name in names):
         return "it has only unfinished saves; pass a run that is complete"
+    if "manifest.json" in names:
+        return "it has a manifest.json; restore a checkpoint of gda with gda.checkpoint.restore"
+    if any(name.endswith(".safetensors") for name in names):
+        return "it has safetensors files; open them with gda.storage.open_safetensors"
     return f"it has {join_some([repr(name) for name in names]) or 'no files'}"
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
 from gda.layout.spec import Index, Shape
@@ -296,22 +296,25 @@ def _digits_between(
 ) -> Iterator[tuple[range, ...]]:
     """Yield the boxes of digits of nested factors whose positions are from ``low`` to ``high``.
 
-    >>> [*_digits_between([Factor(0, 10, 4), Factor(0, 1, 10)], 0, 8, 20)]  # tens and ones
-    [(range(0, 1), range(8, 10)), (range(1, 2), range(0, 10)), (range(2, 3), range(0, 1))]
+    >>> [*_digits_between([Factor(0, 10, 4), Factor(0, 1, 10)], 0, 8, 30)]  # tens and ones
+    [(range(0, 1), range(8, 10)), (range(3, 4), range(0, 1)), (range(1, 3), range(0, 10))]
     """
     if not factors:
         if low <= start <= high:
             yield ()
         return
     (_, stride, size), *inner = factors
-    ends = [each.stride * (each.size - 1) for each in inner]
+    ends = [stride * (size - 1) for _, stride, size in inner]
     before, after = sum([min(end, 0) for end in ends]), sum([max(end, 0) for end in ends])
     touched = _between(stride, size, low - start - after, high - start - before)
-    if not inner and touched:
-        yield (touched,)
-    for digit in touched if inner else ():
+    within = _between(stride, size, low - start - before, high - start - after)
+    if not within:  # one digit, or two
+        within = range(touched.stop, touched.stop)
+    for digit in chain(range(touched.start, within.start), range(within.stop, touched.stop)):
         for rest in _digits_between(inner, start + stride * digit, low, high):
             yield range(digit, digit + 1), *rest
+    if within:
+        yield within, *[range(size) for _, _, size in inner]
 
 
 def _between(stride: int, size: int, low: int, high: int) -> range:

@@ -10,9 +10,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import numpy as np
@@ -95,11 +94,12 @@ def prefetch(
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
-    >>> batches = ({'tokens': np.full((16, 4), step)} for step in range(2))
+    >>> batches = ({'tokens': np.full((16, 4), step)} for step in range(3))
     >>> for batch in gda.prefetch(batches, mesh, P('data')):
     ...     print(batch['tokens'].shape, batch['tokens'].max())
     (16, 4) 0
     (16, 4) 1
+    (16, 4) 2
     """
     count = operator.index(size)
     if count < 1:
@@ -151,43 +151,46 @@ class Prefetched(Iterator[Any]):
 
     @public
     def __next__(self) -> Any:
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             raise StopIteration
-        made = self._thread.following()
-        try:
-            if made.error is not None:
-                self._thread = None
-            if self._processes:
-                self._compare(made)
-            if made.error is not None:
-                raise made.error
+        made = thread.following()
+        if made.error is None:
+            if made.check is not None:
+                self._compare(made, made.check)
             self._state = made.state
             return made.batch
+        self._thread = None
+        try:
+            if self._processes:
+                self._compare(made, None)
+            raise made.error
         finally:
             del made  # the traceback has this frame, which would keep the error
 
-    def _compare(self, made: _Made) -> None:
+    def _compare(self, made: _Made, check: ReplicaCheck | None) -> None:
         """Compare the batch, or the end, with those of the other processes."""
-
-        def end() -> None:
-            if made.error is not None and not isinstance(made.error, StopIteration):
-                raise made.error
-
         try:
-            if made.check is not None:
-                made.check._compare_as(_NAME, self._processes, {("", "batch"): f"{made.number}"})
-            else:
-                there = {("", "batch"): f"none after {counted(made.number, 'batch', 'batches')}"}
-                done_by_all(end, lambda _: there, _NAME, self._processes)
+            if check is not None:
+                check._compare_as(_NAME, self._processes, {("", "batch"): f"{made.number}"})
+                return
+
+            def end() -> None:
+                if not isinstance(made.error, StopIteration):
+                    raise cast("BaseException", made.error)
+
+            there = {("", "batch"): f"none after {counted(made.number, 'batch', 'batches')}"}
+            done_by_all(end, lambda _: there, _NAME, self._processes)
         except Exception as error:
             _note_number(error, made.number)
             raise
 
     @public
     def get_state(self) -> Any:
-        """Return the state of the iterator at the last batch that was handed out, or at the start.
+        """Return the state of the iterator after the last batch that was handed out.
 
-        It does not count what was fetched ahead.
+        It is what ``get_state()`` of the iterator returned at that batch, and does not count what
+        was fetched ahead. Before the first batch it is the state at the start.
 
         Raises:
           TypeError: the iterator has no ``get_state``.
@@ -209,24 +212,31 @@ class Prefetched(Iterator[Any]):
         self._check_has("set_state")
         if self._is_closed:
             raise ValueError("the prefetched batches were closed; call gda.prefetch again")
-        self._end_thread()
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread.join()
+            self._thread = None
         self._source.set_state(copy.deepcopy(state))  # pyright: ignore[reportAttributeAccessIssue]
         self._state = _state_of(self._source)
         self._thread = self._start()
 
     @public
     def close(self) -> None:
-        """End the thread after the batch that it makes, and call ``close()`` of the iterator."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._end_thread()
-            _close(self._source)
+        """End the thread, and call ``close()`` of the iterator if it has one.
 
-    def _end_thread(self) -> None:
+        Waits for the batch that is being made. There are no more batches afterwards.
+        """
         thread, self._thread = self._thread, None
+        if self._is_closed:
+            return
+        self._is_closed = True
         if thread is not None:
-            thread.stop()
+            thread.stop(closes=True)
             thread.join()
+        if thread is None or not thread.has_closed:
+            _close(self._source)
+        elif thread.failure is not None:
+            raise thread.failure
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +253,8 @@ class Prefetched(Iterator[Any]):
         if not hasattr(self._source, method):
             raise TypeError(
                 f"the iterator is a {type(self._source).__name__}, which has no {method}(); "
-                "prefetch one that has get_state() and set_state(state), such as one of grain"
+                "prefetch an iterator that has get_state() and set_state(state), such as one of "
+                "grain"
             )
 
 
@@ -261,7 +272,10 @@ class _Made(NamedTuple):
 
 
 class _BatchThread(threading.Thread):
-    """A thread that makes batches, and keeps no ``Prefetched``, which may become garbage."""
+    """A thread that makes batches, until the iterator ends, an error or ``stop``.
+
+    The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
+    """
 
     def __init__(
         self,
@@ -281,6 +295,8 @@ class _BatchThread(threading.Thread):
         for _ in range(size):
             self._room.put(None)
         self._is_over = self._closes = False
+        self.has_closed = False  # True if the thread has called close() of the iterator
+        self.failure: BaseException | None = None  # of that
         _running.add(self)
         self.start()
 
@@ -304,8 +320,11 @@ class _BatchThread(threading.Thread):
         with jax.enable_x64(self._x64):
             last = self._make_all()
             if self._closes:
-                with suppress(Exception):
+                self.has_closed = True
+                try:
                     _close(self._source)
+                except BaseException as error:
+                    self.failure = error
         del self._source, self._place  # an error may keep this for long
         self._made.put(last)
         del last  # the frames of the error lead to this one
