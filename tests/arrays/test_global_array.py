@@ -57,6 +57,7 @@ def test_repr_and_str_show_the_layout_and_move_no_data(mesh: Mesh) -> None:
         assert str(g) == f"{g}" == "float32[8,2] P('x', 'y')"
     g.delete()
     assert repr(g) == expected
+    assert (g.is_fully_replicated, g.is_fully_addressable) == (False, True)
 
 
 def test_a_scalar_is_printed_as_its_value(mesh: Mesh) -> None:

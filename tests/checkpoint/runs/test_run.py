@@ -295,6 +295,8 @@ def test_the_best_step_of_a_run_is_that_of_its_restart(tmp_path: Path) -> None:
     assert resumed(tmp_path.parent / "moved", keep_best=(1, "loss"))[0].best() == 1
     assert gda.checkpoint.restore(f"{tmp_path.parent}/moved@best")["n"] == 1
     assert gda.checkpoint.open(tmp_path.parent / "moved@latest")["n"] == 2
+    for name in ("latest", "best", "3"):
+        assert not gda.checkpoint.exists(f"{tmp_path.parent}/other@{name}")
 
 
 # Removal.

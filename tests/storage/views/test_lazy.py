@@ -26,6 +26,7 @@ from gda.layout.dtype_names import _names_of_ml_dtypes, dtype_named
 from gda.storage import LazyArray, concatenate, lazy, stack
 from gda.storage.sources import AsyncSource, source_of
 from gda.storage.views import reads
+from gda.storage.views.mapping import identity
 
 
 def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
@@ -439,3 +440,12 @@ def test_parts_that_are_shared_are_looked_at_once() -> None:
     assert len(repr(view)) < 1000
     assert source_of(view).chunks == (1,)
     assert np.asarray(view[2**49 - 1 : 2**49 + 2]).tolist() == [0.0] * 3
+
+
+def test_a_piece_of_a_source_is_a_few_boxes_of_the_view() -> None:
+    pairs = identity((2_000_000,)).reshaped((1_000_000, 2))
+    assert pairs is not None
+    reverse = pairs.indexed((range(1_000_000), range(1, -1, -1)))
+    assert reverse is not None
+    [box] = reverse.boxes((slice(0, 1_000_000), slice(0, 2)))
+    assert len([*box.parts_at((slice(3, 1_999_998),))]) <= 3
