@@ -503,7 +503,7 @@ HOSTILE = [
     *each(on_leaf, "key", key_impl=[3, [], True, {}, "", "\n"]),
     *each(on_leaf, "more", pieces=[*LISTED, [], [[0] * 4]]),
     *each(on_leaf, "step", value=[3, "x", None, "", "1.5", [], "9" * 10**5]),
-    *each(on_leaf, "name", value=[3, None, [], ["a"], {}]),
+    *each(on_leaf, "name", value=[3, None, "no digits", [], [3], ["a", "b"], {}]),
     *[on_leaf("step", kind="bool", value=value) for value in [0, "True", None]],
     *[on_leaf("step", kind="float", value=value) for value in [1.5, "x", []]],
     on_leaf("step", kind="complex", value="1+"),
@@ -639,7 +639,7 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
 
     def edit(body: dict[str, Any]) -> None:
         leaf_at(body, "w").update(spec=f"P('x'){evil}", mesh={evil: 4})
-        leaf_at(body, "name").update(value=evil)
+        leaf_at(body, "name").update(value=[evil])
         body["about"] = {evil: evil, "saved": "x" * 10**5}
         leaf = leaf_at(body, "step")
         leaf["path"] = [evil]
