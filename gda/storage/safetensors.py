@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import math
@@ -243,9 +244,14 @@ class SafetensorsTensor(LocalFile):
             )
         if not out.size:
             return
+        with self._opened() as file:
+            self._read_part(file, out, index)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
         with open(self.path, "rb", buffering=0) as file:
             self._check_unchanged(file.fileno())
-            self._read_part(file.fileno(), out, index)
+            yield file.fileno()
             self._check_unchanged(file.fileno())  # the file may be written meanwhile
 
     def _check_unchanged(self, file: int) -> None:
@@ -324,12 +330,9 @@ def read_together(every: Sequence[_Rows]) -> None:
     """
     for _, group in itertools.groupby(every, key=lambda rows: place_of(rows[0])[:2]):
         of_file = list(group)
-        first = of_file[0][0]
-        with open(first.path, "rb", buffering=0) as file:
-            first._check_unchanged(file.fileno())
+        with of_file[0][0]._opened() as file:
             for some in _side_by_side(of_file):
-                _read_rows(file.fileno(), some)
-            first._check_unchanged(file.fileno())
+                _read_rows(file, some)
 
 
 def _side_by_side(of_file: Iterable[_Rows]) -> Iterator[list[_Rows]]:
@@ -355,8 +358,8 @@ def _read_rows(file: int, some: Sequence[_Rows]) -> None:
     memory: list[Any] = [out.reshape(-1).view(np.uint8) for _, _, out in some]
     count = os.preadv(file, memory, _start_of(*some[0][:2]))
     if count < sum(out.nbytes for out in memory):
-        for (tensor, index, _), out in zip(some, memory, strict=True):
-            tensor._read(file, out, _start_of(tensor, index) - tensor._offset)
+        for tensor, index, out in some:
+            tensor._read_part(file, out, index)
 
 
 # The files, and their tensors.

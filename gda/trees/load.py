@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -154,6 +154,8 @@ class _LoadedLeaf(NamedTuple):
         return array if are_bare_keys(self.source) else GlobalArray(array=array)
 
 
+BuildT = TypeVar("BuildT", PendingArray, SmallTensor)
+
 _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
 
@@ -240,21 +242,18 @@ class _LoadingTree:
         """Return what must be the same in all processes."""
         description = describe(self._tree_of(leaves, lambda build: build.wanted()))
         if self.options.read_once:
-            description |= reads_wanted(_builds_of(leaves), self.options)
+            description |= reads_wanted(_builds_of(leaves, PendingArray), self.options)
         return description
 
     def read(self, leaves: _Leaves) -> Any:
         """Read the blocks of all sources, and return the tree of arrays."""
-        builds, small = _builds_of(leaves), _small_of(leaves)
+        builds = _builds_of(leaves, PendingArray)
         if self.options.read_once:
             read_builds(builds, self.options, "load_tree")
         else:
-            options = self.options
-            if not builds and options.max_workers is None:
-                # To place small arrays takes longer than to read them.
-                options = replace(options, max_workers=1)
-            together = SmallTensors.of_each_task(small, options.max_bytes)
-            read_all([*builds, *together], options, "load_tree")
+            small = _builds_of(leaves, SmallTensor)
+            groups = SmallTensors.of_each_task(small, self.options.max_bytes)
+            read_all([*builds, *groups], self.options, "load_tree")
         return self._tree_of(leaves, lambda build: build.array())
 
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]) -> Any:
@@ -266,14 +265,9 @@ class _LoadingTree:
         return jax.tree.unflatten(jax.tree.structure(self.tree, is_leaf=is_container), made)
 
 
-def _builds_of(leaves: _Leaves) -> list[PendingArray]:
+def _builds_of(leaves: _Leaves, kind: type[BuildT]) -> list[BuildT]:
     builds = [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
-    return [build for build in builds if isinstance(build, PendingArray)]
-
-
-def _small_of(leaves: _Leaves) -> list[SmallTensor]:
-    builds = [leaf.build for leaf in leaves if isinstance(leaf, _LoadedLeaf)]
-    return [build for build in builds if isinstance(build, SmallTensor)]
+    return [build for build in builds if isinstance(build, kind)]
 
 
 def _shaped(source: Any) -> jax.ShapeDtypeStruct:

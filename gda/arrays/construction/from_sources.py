@@ -269,10 +269,6 @@ class Reads(Protocol):
     """Reads of the blocks of some arrays."""
 
     @property
-    def source(self) -> Source | None:
-        """The source of the blocks, if they have one."""
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         ...
@@ -292,11 +288,13 @@ def read_all(pending: Sequence[Reads], options: Options, description: str) -> No
 
 def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     """Return the options, with the number of threads that suits all sources if none was given."""
-    if options.max_workers is not None or not pending:
+    # To place small tensors takes longer than to read them.
+    builds = [each for each in pending if isinstance(each, PendingArray)]
+    if options.max_workers is not None or not builds:
         return options
-    workers = min(1 if each.source is None else each.source.workers for each in pending)
+    workers = min(1 if each.source is None else each.source.workers for each in builds)
     # Several threads would mostly wait for Python's lock.
-    is_small = sum(each.nbytes for each in pending) < len(pending) * LARGE_BYTES
+    is_small = sum(each.nbytes for each in builds) < len(builds) * LARGE_BYTES
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 

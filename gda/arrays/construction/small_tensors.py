@@ -7,51 +7,48 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.arrays.buffers import ALIGNMENT, aligned_empty
-from gda.arrays.construction.blocks import LARGE_BYTES, BlockReader
+from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
+from gda.arrays.construction.blocks import LARGE_BYTES
 from gda.arrays.construction.from_sources import PendingArray, are_sent
-from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape
 from gda.multihost.settings import own_settings
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors import SafetensorsTensor, place_of, read_together
-from gda.storage.sources import Source
-from gda.storage.tasks import AsyncTask, Task, Transfer, groups_within
+from gda.storage.tasks import Task, Transfer, groups_within
 
 _Memory = np.ndarray[Any, Any]
 
-# Of one task and one allocation: of this size on, memory has huge pages, which NumPy asks for.
-_AT_A_TIME = 4 * 2**20
+# Of one task and one allocation. From 4 MiB on memory has huge pages, which NumPy asks for; all but
+# the last have as much, where nothing is cast.
+_AT_A_TIME = 4 * 2**20 + LARGE_BYTES
 
 
 class SmallKind(NamedTuple):
     """The small tensors of one shape, dtype and layout."""
 
-    plan: LocalBlocks
-    reader: BlockReader
-    source: Source  # one of them
+    build: PendingArray  # of one of them
     rows: Index  # all of the tensor that this process reads
     shape: Shape  # of the rows
     cuts: list[Index]  # the blocks in the rows
-    nbytes: int  # of the blocks
 
     @classmethod
     def of(cls, build: PendingArray) -> SmallKind | None:
         """Return the kind of a tensor; ``None`` if it is large, or read better block by block."""
         plan, source = build.plan, build.source
+        if source is None or plan.grid.is_padded or not plan.distinct:
+            return None
         shape = plan.grid.global_shape
-        whole_bytes = math.prod(shape) * (build.dtype or np.dtype(bool)).itemsize
-        is_small = 0 < whole_bytes < LARGE_BYTES
-        if source is None or not is_small or plan.grid.is_padded or not plan.distinct:
+        whole_bytes = math.prod(shape) * source.dtype.itemsize
+        if not 0 < whole_bytes < LARGE_BYTES:
             return None
         blocks = [bounded(index, shape) for index in plan.distinct]
         hull = hull_of(blocks)
@@ -59,7 +56,7 @@ class SmallKind(NamedTuple):
         if rows != hull and whole_bytes // shape[0] > READ_BYTES:
             return None
         cuts = [within(block, start_of(rows)) for block in blocks]
-        return cls(plan, build.reader, source, rows, sizes_of(rows), cuts, build.nbytes)
+        return cls(build, rows, sizes_of(rows), cuts)
 
 
 class SmallTensor:
@@ -69,13 +66,11 @@ class SmallTensor:
         self, kind: SmallKind, tensor: SafetensorsTensor, note: Callable[[Exception], object]
     ) -> None:
         self.kind, self.tensor, self.note = kind, tensor, note
-        self.plan = kind.plan
+        self.plan = kind.build.plan
         self.placed: jax.Array | None = None
 
     def wanted(self) -> jax.ShapeDtypeStruct:
-        """Return shape, dtype and layout of the array."""
-        dtype = self.kind.reader.dtype
-        return jax.ShapeDtypeStruct(self.plan.shape, dtype, sharding=self.plan.sharding)
+        return self.kind.build.wanted()
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
@@ -88,8 +83,7 @@ class SmallTensors:
 
     def __init__(self, tensors: Sequence[SmallTensor]) -> None:
         self._tensors = tensors
-        self.source = tensors[0].kind.source
-        self.nbytes = sum(each.kind.nbytes for each in tensors)
+        self.nbytes = sum(each.kind.build.nbytes for each in tensors)
 
     @classmethod
     def of_each_task(
@@ -101,14 +95,14 @@ class SmallTensors:
         most = min(_AT_A_TIME, max_bytes or _AT_A_TIME)
         return [cls(group) for group in groups_within(ordered, sizes, most)]
 
-    def tasks(self, report: Callable[[int], object]) -> Iterator[Task | AsyncTask]:
-        """Yield the task; ``report`` is told the bytes."""
+    def tasks(self, report: Callable[[int], object]) -> list[Task]:
         nbytes = sum(map(_held_bytes, self._tensors))
-        yield Task(nbytes, self._read, partial(self._place, report))
+        return [Task(nbytes, self._read, partial(self._place, report))]
 
     def _read(self) -> list[_Memory]:
         """Return the rows of each tensor in the dtype of its array."""
         memory = _memory_for(self._tensors)
+        buffers = Buffers(len(self._tensors))
         parts = [
             (each.tensor, each.kind.rows, out)
             for each, out in zip(self._tensors, memory, strict=True)
@@ -119,7 +113,7 @@ class SmallTensors:
             for each, part in zip(self._tensors, parts, strict=True):
                 self._noted(each, partial(part[0].read_direct, part[2], part[1]))
         return [
-            self._noted(each, partial(_as_wanted, each.kind, out))
+            self._noted(each, partial(_as_wanted, each.kind, out, buffers))
             for each, out in zip(self._tensors, memory, strict=True)
         ]
 
@@ -127,7 +121,7 @@ class SmallTensors:
         try:
             return function()
         except Exception as error:
-            tensor.kind.reader.note(error, tensor.kind.rows)
+            tensor.kind.build.reader.note(error, tensor.kind.rows)
             tensor.note(error)
             raise
 
@@ -151,7 +145,7 @@ class SmallTensors:
 
 def _memory_for(tensors: Sequence[SmallTensor]) -> list[_Memory]:
     """Return aligned memory for the rows of each tensor, all of one allocation."""
-    dtypes = [native(each.kind.source.dtype) for each in tensors]
+    dtypes = [native(each.tensor.dtype) for each in tensors]
     sizes = [
         math.prod(each.kind.shape) * dtype.itemsize
         for each, dtype in zip(tensors, dtypes, strict=True)
@@ -169,15 +163,15 @@ def _memory_for(tensors: Sequence[SmallTensor]) -> list[_Memory]:
 def _held_bytes(tensor: SmallTensor) -> int:
     """Bytes of the rows as they are read, and of their copy if they have to be cast."""
     kind = tensor.kind
-    read, dtype = kind.source.dtype, np.dtype(kind.reader.dtype)
+    read, dtype = tensor.tensor.dtype, np.dtype(kind.build.reader.dtype)
     itemsize = read.itemsize + (0 if native(read) == dtype else dtype.itemsize)
     return math.prod(kind.shape) * itemsize
 
 
-def _as_wanted(kind: SmallKind, rows: _Memory) -> _Memory:
-    dtype = np.dtype(kind.reader.dtype)
+def _as_wanted(kind: SmallKind, rows: _Memory, buffers: Buffers) -> _Memory:
+    dtype = np.dtype(kind.build.reader.dtype)
     if rows.dtype == dtype:
         return rows
-    out = aligned_empty(kind.shape, dtype)
-    kind.reader.write(out, rows, kind.rows)
+    out = buffers.empty(kind.shape, dtype)
+    kind.build.reader.write(out, rows, kind.rows)
     return out

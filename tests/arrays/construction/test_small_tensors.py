@@ -16,6 +16,7 @@ from meshes import batch, mesh_of
 from safetensors.numpy import save_file
 
 import gda
+from gda.arrays.construction import small_tensors
 from gda.storage import safetensors as storage
 from gda.storage.safetensors import open_safetensors
 
@@ -54,6 +55,9 @@ def test_tensors_side_by_side_take_one_read(
     assert np.array_equal(some[0], values["c"])
     assert np.array_equal(some[1], values["a"])
     assert len(threads) == 2
+    del threads[:]
+    gda.load_tree(tensors, MESH, spec, max_bytes=values["a"].nbytes)
+    assert len(threads) == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"max_bytes": 100}, {"max_workers": 3}])
@@ -71,13 +75,15 @@ def test_trees_of_all_kinds(options: dict[str, int], tmp_path: Path) -> None:
     save_file(dict(list(values.items())[1::2]), files[1])
     done: list[tuple[int, int]] = []
     given = {"read": open_safetensors(files), "number": 3}
-    specs = {"read": lambda path, leaf: P("x") if leaf.shape[:1] in ((4,), (2**19,)) else P()}
-    found = gda.load_tree(
-        given["read"], MESH, specs["read"], progress=lambda *each: done.append(each), **options
-    )
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        return P("x") if leaf.shape[:1] in ((4,), (2**19,)) else P()
+
+    found = gda.load_tree(given, MESH, spec_of, progress=lambda *each: done.append(each), **options)
+    assert found["number"] == 3
     for name, value in values.items():
-        assert np.array_equal(found[name], value)
-        assert found[name].dtype == value.dtype
+        assert np.array_equal(found["read"][name], value)
+        assert found["read"][name].dtype == value.dtype
     assert done[-1][0] == done[-1][1] == sum(value.nbytes for value in values.values())
 
 
@@ -113,10 +119,10 @@ def test_an_error_names_the_tensor_that_cannot_be_read(
         read(tensor, file, out, start)
 
     monkeypatch.setattr(storage.SafetensorsTensor, "_read", broken)
-    monkeypatch.setattr(os, "preadv", lambda file, buffers, offset: 0)
-    tensors = open_safetensors(tmp_path)
+    # All three are read together, which does not tell whose bytes are missing.
+    monkeypatch.setattr(small_tensors, "read_together", lambda parts: 1 / 0)
     with pytest.raises(OSError, match="broken disk") as caught:
-        gda.load_tree({"b": tensors["b"]}, MESH, P("x"))
+        gda.load_tree(open_safetensors(tmp_path), MESH, P("x"))
     assert "gda: at b of the tree" in caught.value.__notes__
     assert any("reading index [0:8, 0:6]" in note for note in caught.value.__notes__)
 
