@@ -134,26 +134,26 @@ def rehearse(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     if failed and (is_one or options.compare):
         raise MistakesError(*failed[0].lines)
-    documents: Any = [each.document() for each in results]
-    lines = _lines(results)
-    shown, summary = lines, "\n".join(lines)
+    compared, summary = None, ""
     if options.compare:
         from gda.compiled.comparison import compare_rehearsals
 
         compared = compare_rehearsals(*rehearsals)
-        documents, shown, summary = compared.changes, [str(compared)], str(compared)
+        shown = summary = str(compared)
     elif is_one:
-        documents, (rehearsal,), summary = documents[0], rehearsals, ""
-        found = rehearsal.collectives
-        shown = [str(rehearsal), *(["", str(found)] if found else [])]
+        (rehearsal,) = rehearsals
+        shown = "\n\n".join(map(str, filter(None, (rehearsal, rehearsal.collectives))))
+    else:
+        shown = summary = "\n".join(_lines(results))
     if options.html:
         from gda.compiled.report.rehearsal_text import page_of
 
         Path(options.html).write_text(page_of(rehearsals, summary), encoding="utf-8")
     if options.json:
-        print_json(documents)
+        documents = [each.document() for each in results]
+        print_json(compared.changes if compared else documents[0] if is_one else documents)
     else:
-        print(*shown, sep="\n")
+        print(shown)
     if is_interrupted:
         raise KeyboardInterrupt
     return min(result.code for result in results)
@@ -174,7 +174,7 @@ def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Res
     from gda.cli.rehearsal_processes import RehearsalRequest, reports_of
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
-    num_slices = read_option("--num-slices", options.num_slices, parse_number)
+    num_slices = _num_slices(options)
     requests = [
         RehearsalRequest(
             *(file, function, of.topology, num_slices, options.target_config, of.mesh),
@@ -187,6 +187,10 @@ def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Res
     ]
     reports = reports_of(requests, time_limit=options.time_limit, is_silent=len(requests) > 1)
     return [*map(_Result, requests, reports)]
+
+
+def _num_slices(options: argparse.Namespace) -> int:
+    return read_option("--num-slices", options.num_slices, parse_number)
 
 
 def _examples(text: str | None, keywords: Mapping[str, int]) -> float | None:
@@ -244,7 +248,7 @@ def _point(options: argparse.Namespace, text: str) -> _Point:
 def _searched(
     options: argparse.Namespace, of: _Point, names: Sequence[str]
 ) -> list[dict[str, int]]:
-    num_slices = read_option("--num-slices", options.num_slices, parse_number)
+    num_slices = _num_slices(options)
     try:
         return meshes_of(names, num_devices_of(of.topology) * num_slices)
     except ValueError as error:

@@ -121,21 +121,27 @@ class OfferToPull:
         """Return the catalog with the fingerprint of each array below a path."""
         pieces: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
         sums: dict[int, list[Any]] = {}
+        alike: dict[Any, tuple[ArrayLeaf, list[int]]] = {}
         for number, leaf in enumerate(catalog.leaves):
-            self.deadline.check(self.peer(0))
             if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
-                sums[number], grid = [], catalog.grid_of(leaf)
-                for piece in pulled_pieces(grid, all_blocks(grid)):
-                    pieces[piece.server].append(PiecesToPull(piece, leaf.dtype.name, [number]))
+                key = leaf.array, leaf.shape, leaf.dtype.name
+                alike.setdefault(key, (leaf, []))[1].append(number)
+                sums[number] = []
+        for leaf, numbers in alike.values():
+            self.deadline.check(self.peer(0))
+            grid = catalog.grid_of(leaf)
+            for piece in pulled_pieces(grid, all_blocks(grid)):
+                pieces[piece.server].append(PiecesToPull(piece, leaf.dtype.name, numbers))
 
         def receive(connection: Connection, of_question: list[PiecesToPull]) -> None:
             given, words = _answer(connection).get("sums"), np.empty(0)
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 words = np.array(given, np.uint32)
-            if words.shape != (len(of_question), LANES):
+            numbers = [number for each in of_question for number in each.leaves]
+            if words.shape != (len(numbers), LANES):
                 raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
-            for each, part in zip(of_question, words, strict=True):
-                sums[each.leaves[0]].append(part)
+            for number, part in zip(numbers, words, strict=True):
+                sums[number].append(part)
 
         self._ask_all("sums", catalog, pieces, receive)
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from gda.arrays.dtypes import is_float
 from gda.arrays.fingerprints.fingerprint import sums_of_host
-from gda.exchange.connection import Address, Connection, Deadline
+from gda.exchange.connection import Address, BlockAs, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.indices import index_at, within
@@ -58,7 +58,7 @@ ERRORS = {
 }
 
 # JSON, and the blocks that follow it, each with the dtype to send.
-_Answer = tuple[bytes, list[tuple[np.ndarray[Any, Any], np.dtype[Any]]]]
+_Answer = tuple[bytes, list[BlockAs]]
 
 
 class PieceToSend(NamedTuple):

@@ -178,13 +178,14 @@ class _ProcessPlugin:
         """Import the tests of these files, unless they were, and answer."""
         session = self._session
         assert session is not None
+        config = session.config
         for file in files:
-            items = [
-                item for each in self._modules.pop(file, ()) for item in session.genitems(each)
-            ]
-            hook = session.config.hook
-            hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
-            self._items.update({address_of(item): item for item in items})
+            if modules := self._modules.pop(file, ()):
+                items = [item for each in modules for item in session.genitems(each)]
+                config.hook.pytest_collection_modifyitems(
+                    session=session, config=config, items=items
+                )
+                self._items.update({address_of(item): item for item in items})
         self._channel.answer("returned", b"")
 
     def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:

@@ -180,5 +180,5 @@ def _notes(picture: Picture) -> Iterator[str]:
         yield f"each cell stands for {face.rows[1]} {TIMES} {face.columns[1]} of them"
     if not picture.is_to_scale:
         yield "sides not to scale"
-    if any(SHARED in part for part in picture.sheet.parts):
+    if any(f'fill="{SHARED}"' in part for part in picture.sheet.parts):
         yield "grey: held by several processes"

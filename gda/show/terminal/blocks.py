@@ -160,9 +160,10 @@ class _Matrix(NamedTuple):
         *ways, last = self._ways()
         for way in ways:
             table = self._table(way)
-            lines = self._lines(table)
-            if table.margin + box_width(table.widths) <= self.width and len(lines) <= _MOST_LINES:
-                return lines, self._notes(way)
+            if table.margin + box_width(table.widths) <= self.width:
+                lines = self._lines(table)
+                if len(lines) <= _MOST_LINES:
+                    return lines, self._notes(way)
         table = self._table(last)  # with shortened texts
         margin = min(table.margin, self.width // 3)
         most = (self.width - margin - 1) // len(table.widths) - 3
