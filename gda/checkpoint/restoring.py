@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax
@@ -198,7 +198,9 @@ class _Restore:
     request: Request
     check_fingerprint: bool
     timeout: float
-    together: tuple[int, ...] = ()  # the processes that read each chunk in one of them
+    together: tuple[int, ...] = field(
+        default=(), init=False
+    )  # the processes that read each chunk in one of them
 
     def tree(self) -> Any:
         """Return the restored tree; begin again if another save replaces the checkpoint."""

@@ -210,9 +210,9 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
         )
     limit = found.capacity_bytes if max_bytes is None else max_bytes
     if found.fits is False or (max_bytes is not None and (found.peak_bytes or 0) > max_bytes):
+        peak = "too much memory" if found.peak_bytes is None else format_bytes(found.peak_bytes)
         raise AssertionError(
-            f"{found.name} takes {format_size(found.peak_bytes)} on a device, {format_size(limit)} "
-            f"are allowed\n{found}"
+            f"{found.name} takes {peak} on a device, {format_size(limit)} are allowed\n{found}"
         )
 
 

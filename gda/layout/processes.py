@@ -123,7 +123,10 @@ def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Proce
 
 
 def _integers(process_of: object) -> npt.NDArray[Any]:
-    values = np.asarray(process_of)
+    try:
+        values = np.asarray(process_of)
+    except ValueError:  # NumPy's word for rows of several lengths
+        values = np.empty((), object)
     if values.dtype.kind not in "iu" and (values.size or values.ndim != 1):
         raise TypeError(
             "process_of must give the process of each device in device order, integers such as "

@@ -155,9 +155,9 @@ def check_processes_agree(
     of the mesh before it reads. After building, all constructors but ``from_array`` compare their
     results, so that all processes hear of a failure in one at once. Functions that communicate
     check in any case, and wait longer outside such a block. Only the main thread checks: others
-    may run in another order in each process. The environment
-    variable ``GDA_CHECK_AGREEMENT=1`` switches this on for the whole program, and ``0`` off; the
-    launcher and the pytest plugin switch it on.
+    may run in another order in each process. The environment variable ``GDA_CHECK_AGREEMENT=1``
+    switches this on for the whole program, and ``0`` off; the launcher and the pytest plugin switch
+    it on.
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,

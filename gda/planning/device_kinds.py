@@ -107,7 +107,7 @@ class _Chip(NamedTuple):
     facts: GpuFacts
 
 
-class _Links(NamedTuple):
+class _GpuLinks(NamedTuple):
     """The links of a GPU, in GB/s and one direction, and what was measured of collectives.
 
     ``to_others`` goes over NVLink or PCIe, ``to_hosts`` over its network adapter, and ``bridge`` to
@@ -161,7 +161,7 @@ def _gpu(
     memory_bytes: int,
     bandwidth: float,
     chip: _Chip,
-    links: _Links,
+    links: _GpuLinks,
     parts: tuple[float, float],
 ) -> DeviceKind:
     """Return a row; ``bandwidth`` in GB/s, ``parts`` are those of ``Measured``."""
@@ -212,8 +212,8 @@ def _small(
 # github.com/AI-Hypercomputer/tpu-recipes (microbenchmarks). Where nothing was measured it is the
 # figure of the nearest kind: all other TPUs, collectives of v6e, GH200, H20, B300 and GB300, all of
 # L4, L40S and RTX PRO 6000, and each start over PCIe.
-_NVLINK3 = _Links(300, 25, {"any": (Fit(2, 30e-6, 0.74),)})
-_NVLINK4 = _Links(
+_NVLINK3 = _GpuLinks(300, 25, {"any": (Fit(2, 30e-6, 0.74),)})
+_NVLINK4 = _GpuLinks(
     450,
     50,
     {
@@ -224,7 +224,7 @@ _NVLINK4 = _Links(
     },
     add=True,
 )
-_NVLINK5 = _Links(
+_NVLINK5 = _GpuLinks(
     900,
     50,
     {
@@ -237,10 +237,10 @@ _NVLINK5 = _Links(
 )
 _NVLINK5_FAST = _NVLINK5._replace(to_hosts=100)
 _OVER_PCIE = {"any": (Fit(2, 30e-6, 0.81),)}
-_PCIE4 = _Links(32, 32, _OVER_PCIE)
-_PCIE5 = _Links(64, 64, _OVER_PCIE)
-_BRIDGE3 = _Links(32, 25, _OVER_PCIE, bridge=300)
-_BRIDGE4 = _Links(64, 50, _OVER_PCIE, bridge=300)
+_PCIE4 = _GpuLinks(32, 32, _OVER_PCIE)
+_PCIE5 = _GpuLinks(64, 64, _OVER_PCIE)
+_BRIDGE3 = _GpuLinks(32, 25, _OVER_PCIE, bridge=300)
+_BRIDGE4 = _GpuLinks(64, 50, _OVER_PCIE, bridge=300)
 
 # The memory of TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for
 # a program that does not fit. It is less than the vendor's figure for a chip

@@ -112,6 +112,11 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
       1-2 (x2): float32[1024,1024], 4.0 MiB, P() on x=4,y=2; P('x', 'y') would leave 512.0 KiB
     shard them, or pass max_replicated_bytes= if they are to be whole on every device
     """
+    if type(max_replicated_bytes) is not int or max_replicated_bytes < 0:
+        raise ValueError(
+            "max_replicated_bytes must be a number of bytes, 0 or more, not "
+            f"{max_replicated_bytes!r:.80}"
+        )
     found = layouts(tree)
     sizes = [row.num_devices for row in found.arrays if row.mesh is not None]
     num_devices = max(sizes) if sizes else jax.device_count()

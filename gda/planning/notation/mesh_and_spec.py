@@ -23,10 +23,9 @@ _MOST_LETTERS = 10_000
 _NAME = r"[^\s()\[\]{},+=:'\"]+"
 _QUOTED = r"""(?:'[^']+'|"[^"]+")"""
 _AXIS = re.compile(rf"""\s*(['"]?)(?P<name>{_NAME})\1\s*[=:](?P<size>.*)""", re.DOTALL)
-_PASTED = re.compile(r"\s*(?:[\w.]*\.)?(?:P|PartitionSpec)\((?P<entries>.*)\)\s*", re.DOTALL)
-_PASTED_ENTRY = re.compile(
-    rf"\s*(?:None|{_QUOTED}|[(\[](?:\s*{_QUOTED}\s*(?:,|(?=[)\]])))*\s*[)\]])\s*(?:,|\Z)"
-)
+_PASTED = re.compile(r"\s*(?:[\w.]*\.)?(?:P|PartitionSpec)\s*\((?P<entries>.*)\)\s*", re.DOTALL)
+_ITEMS = rf"(?:\s*{_QUOTED}\s*(?:,|(?=[)\]])))*\s*"
+_PASTED_ENTRY = re.compile(rf"\s*(?:None|{_QUOTED}|\({_ITEMS}\)|\[{_ITEMS}\])\s*(?:,|\Z)")
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -108,7 +108,7 @@ def read_model(
         check_shape_and_mesh((), given)
         sizes = given
     arrays, parameters = _arrays_of(document, mistakes), []
-    for name, shape, dtype, spec, memory_kind in arrays if sizes else ():
+    for name, shape, dtype, spec, memory_kind in arrays:
         with mistakes.of(name):
             grid = plan_grid(shape, dtype, sizes, spec, pad=pad)
             parameters.append(Parameter(grid, dtype, name, memory_kind))
@@ -162,13 +162,14 @@ def _document_of(file: ModelText) -> dict[str, Any]:
 
 
 def _arrays_of(document: Mapping[str, Any], mistakes: _Mistakes) -> list[ModelArray]:
-    given, arrays = document.get("parameters"), []
-    defaults: dict[str, Any] = {}
+    given: Any = document.get("parameters")
+    arrays, defaults = [], {}
     with mistakes.of(""):
         if not isinstance(given, dict):
             raise MistakesError(f'"parameters" is {_short(given)}; {_EXPECTED}')
         defaults = _read(document, _OF_A_MODEL)
-    for name, entry in given.items() if isinstance(given, dict) else ():
+    mistakes.check()
+    for name, entry in given.items():
         with mistakes.of(name):
             arrays.append(_array(name, entry, defaults))
     return arrays
@@ -194,7 +195,8 @@ def _read(
         more = f" and {len(unknown) - _KEYS_SHOWN:,} more" if len(unknown) > _KEYS_SHOWN else ""
         near = did_you_mean([f'"{each}"' for each in nearest(unknown[0], readers)])
         known = near or f"; known are {_named([*readers])}"
-        wrong.append(f"{_named(unknown[:_KEYS_SHOWN])}{more}: not known{known}")
+        is_or_are = "is" if len(unknown) == 1 else "are"
+        wrong.append(f"{_named(unknown[:_KEYS_SHOWN])}{more} {is_or_are} not known{known}")
     for key, read in readers.items():
         if read is None:
             continue

@@ -91,9 +91,10 @@ def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
     check_dimensions("shape", shape)
     check_dimensions("mesh", mesh)
     if (devices := math.prod(mesh.values())) > MAX_DEVICES:
+        count = f"{devices:,}" if devices < 10**9 else _power(devices)
         raise MistakesError(
-            f"the mesh {format_mesh(mesh):.80} has {_power(devices)} devices; a plan is for at "
-            f"most {MAX_DEVICES:,}"
+            f"the mesh {format_mesh(mesh):.80} has {count} devices; a plan is for at most "
+            f"{MAX_DEVICES:,}"
         )
 
 

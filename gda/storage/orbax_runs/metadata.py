@@ -26,7 +26,7 @@ EMPTY: dict[str, Callable[[], Any]] = {
 }
 ARRAYS = ("jax.Array", "np.ndarray")
 
-DEEPEST = 200
+_DEEPEST = 200
 _MOST_NAME_BYTES = 4095  # of a path in Linux
 _SEQUENCE, _MAPPING = 1, 2
 
@@ -129,8 +129,8 @@ def _leaf(name: str, entry: Any) -> OrbaxLeaf:
     try:
         entry = _of(dict, entry, "the entry")
         keys = _of(list, entry.get("key_metadata"), "key_metadata")
-        if len(keys) > DEEPEST:
-            raise ValueError(f"it is {len(keys)} levels deep; expected are at most {DEEPEST}")
+        if len(keys) > _DEEPEST:
+            raise ValueError(f"it is {len(keys)} levels deep; expected are at most {_DEEPEST}")
         value = _of(dict, entry.get("value_metadata"), "value_metadata")
         kind = _of(str, value.get("value_type"), "value_type")
         is_written = not _flag(value, "skip_deserialize", False)

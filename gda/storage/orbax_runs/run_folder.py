@@ -22,7 +22,7 @@ from gda.storage.stores.object_store import RETRIES, require_tensorstore
 from gda.storage.stores.opening import Store, open_store
 
 MOST_FILES = 32  # read at a time
-MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
+_MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
 METADATA = "_METADATA"
 MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
@@ -97,9 +97,8 @@ def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
         runs.sort(key=lambda name: (len(name), name))
         text = join_some([repr(name) for name in runs])
         return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
-    if not {OCDBT, AGGREGATE}.isdisjoint(names) or any(
-        folder.has(f"{name}/.zarray") for name in names
-    ):
+    has_arrays = OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names)
+    if has_arrays or folder.has(AGGREGATE):
         return (
             "it is of an old release of Orbax, without the structure of the tree; restore it with "
             "Orbax, and save it again"
@@ -128,10 +127,10 @@ class OrbaxFolder:
         """Return a folder in this one."""
         return OrbaxFolder(self._store, f"{self._within}{name}/")
 
-    def read(self, name: str, most_bytes: int = MOST_BYTES) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         """Return a file, or ``None`` if it is missing; ``ValueError`` if it is too large."""
         try:
-            return self._store.read(self._within + name, most_bytes)
+            return self._store.read(self._within + name, _MOST_BYTES)
         except FileNotFoundError:
             return None
         except ValueError as error:

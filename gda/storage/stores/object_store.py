@@ -19,9 +19,13 @@ from typing import Any
 import numpy as np
 
 from gda.layout.distribution import of_extra
+from gda.storage import tasks
+from gda.storage.options import Options
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
+
+_MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
 # The drivers whose requests TensorStore repeats.
 RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
@@ -173,8 +177,10 @@ class KvStore:
         self.write(name, data)
 
     def remove(self, name: str) -> None:
-        self._wait(name, self._kv.write, name, None)
-        self._wait(name, self._kv.delete_range, self._range(f"{name}/", f"{name}0"))
+        # One by one, because each has the timeout of an answer.
+        keys = [name, *self._listed(name, f"{name}/", f"{name}0")]
+        each = (tasks.Task(0, partial(self._wait, key, self._kv.write, key, None)) for key in keys)
+        tasks.run(each, Options(max_workers=_MOST_REMOVED))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
