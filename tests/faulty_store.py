@@ -85,9 +85,6 @@ class FaultyStore:
         kind = "delete" if data is None else "write"
         return self._faults.outcome(kind, name, lambda: self._kv.write(name, data, **options))
 
-    def delete_range(self, within: Any) -> Any:
-        return self._faults.outcome("delete", "", lambda: self._kv.delete_range(within))
-
     def list(self, within: Any) -> Any:
         return self._faults.outcome("list", "", lambda: self._kv.list(within))
 

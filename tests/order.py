@@ -88,13 +88,17 @@ def rank(item: pytest.Item) -> int:
         return 0
     if item.get_closest_marker("xdist_group") is not None:
         return 1
-    return 2 if str(item.path).endswith(LONGEST) else 3
+    return 2 if item.path in _paths(LONGEST) else 3
 
 
 @functools.cache
 def _is_any_jax(path: Path) -> bool:
-    name = path.relative_to(Path(__file__).parent).as_posix()
-    return name.startswith(ANY_JAX)
+    return not _paths(ANY_JAX).isdisjoint((path, *path.parents))
+
+
+@functools.cache
+def _paths(names: tuple[str, ...]) -> set[Path]:
+    return {Path(__file__).parent / name for name in names}
 
 
 def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:

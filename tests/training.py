@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
-from meshes import cut, mesh_of
+from meshes import cut, is_right, mesh_of
 
 from gda.checkpoint import Run
 
@@ -26,8 +26,7 @@ def _weights(steps: int) -> Any:
 def check(state: Any, steps: int) -> None:
     """The state is that after so many steps."""
     assert state["n"] == steps
-    for shard in state["w"].local_shards:
-        np.testing.assert_array_equal(shard.data, (DATA + steps)[shard.index])
+    assert is_right(state["w"], DATA + steps)
 
 
 def train(run: Run, first: int, last: int, stride: int = 1, **options: Any) -> None:

@@ -251,7 +251,7 @@ def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written
     assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
 
 
-# Processes.
+# Specs and paths.
 
 
 def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     assert faults.listed == [b"manifest.json"]
     del faults.listed[:]
     checkpoint.save(kv / "run/", tree, overwrite=True)
-    # Those of the data that is replaced, to see that it has no other files.
-    assert len(faults.listed) == 1 + data
+    # Those of the data that is replaced, to see that it has no other files, and to remove them.
+    assert len(faults.listed) == 1 + 2 * data
 
 
 def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:

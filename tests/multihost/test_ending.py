@@ -39,8 +39,10 @@ def logged() -> Iterator[list[str]]:
         return True
 
     logging.getLogger("gda").addFilter(note)
-    yield messages
-    logging.getLogger("gda").removeFilter(note)
+    try:
+        yield messages
+    finally:
+        logging.getLogger("gda").removeFilter(note)
 
 
 # Several processes. Their loops have no limit, because one may be far ahead of the other.
@@ -51,7 +53,6 @@ def train(
     *,
     others: tuple[int, ...] = (),
     after_save: int | None = None,
-    in_step: bool = False,
     late: int | None = None,
     thief: bool = False,
 ) -> tuple[Found, list[str], list[int]]:
@@ -81,7 +82,7 @@ def train(
                 for number in signals.get(me, ()):
                     kill(number)
                     service.put(key, b"")
-            if in_step:
+            if thief:
                 gda.check_processes_agree(call)
             if waits.check():
                 found.append((call, waits.is_ending, waits.reason))
@@ -138,7 +139,7 @@ def test_a_signal_to_one_process_ends_all_at_one_call_and_is_logged(process_pool
 def test_a_handler_that_is_replaced_later_is_named_once_and_called_too(
     process_pool: Pools,
 ) -> None:
-    results = process_pool(2, devices=4).run(train, {1: (TERM,)}, thief=True, in_step=True)
+    results = process_pool(2, devices=4).run(train, {1: (TERM,)}, thief=True)
     assert results[0][0] == results[1][0]
     for _, messages, stolen in results:
         replaced, ended = messages
@@ -326,9 +327,8 @@ def test_an_interrupt_may_end_a_program_too() -> None:
     assert signal.signal(signal.SIGINT, former) is signal.default_int_handler
 
 
-def test_a_later_handler_may_call_the_first(
-    heard: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("heard")
+def test_a_later_handler_may_call_the_first(caplog: pytest.LogCaptureFixture) -> None:
     waits = Ending([USR2])
     former: Any = signal.getsignal(USR2)
     later: list[int] = []

@@ -22,11 +22,11 @@ LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 W = {"shape": [8], "dtype": "f32"}
 
 
-def plan(document: Any, devices_per_process: int | None = None, **options: Any) -> dict[str, Any]:
-    options = {"mesh": None, "pad": False, **options}
+def plan(
+    document: Any, devices_per_process: int | None = None, mesh: Any = None, *, pad: bool = False
+) -> dict[str, Any]:
     file = ModelText("model.json", document if isinstance(document, str) else json.dumps(document))
-    mesh = options.pop("mesh")
-    return plan_model(file, mesh, devices_per_process, **options).document()
+    return plan_model(file, mesh, devices_per_process, pad=pad).document()
 
 
 def test_the_example_is_llama_2_7b() -> None:

@@ -85,7 +85,8 @@ def test_places_of_mesh_dtype_and_spec() -> None:
         ({"dtype": "float33", "parameters": {}}, "  \"dtype\": 'float33' cannot be read"),
         (
             {"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}, "parameters": {}},
-            '"k7" and 22 more: not known; known are "about", "mesh", "dtype", "spec", "parameters"',
+            '"k7" and 22 more are not known; known are "about", "mesh", "dtype", "spec", '
+            '"parameters"',
         ),
     ],
 )
@@ -98,7 +99,7 @@ def test_wrong_files(document: Any, said: str) -> None:
     [
         ({"shape": None}, 'there is no "shape"'),
         ({"dtype": None}, 'there is no "dtype"'),
-        ({"shapes": 3}, '"shapes": not known; did you mean "shape"?'),
+        ({"shapes": 3}, '"shapes" is not known; did you mean "shape"?'),
         ({"shape": "8x8"}, "\"shape\": expected is a list of integers, not '8x8'"),
         ({"shape": [-8]}, '"shape": sizes are from 0 to 2**63 - 1, and not [-8]'),
         ({"shape": [2**62, 6]}, "this array takes about 10**20 bytes on all devices; a plan"),

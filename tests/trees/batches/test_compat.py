@@ -127,6 +127,7 @@ def test_replicas_that_differ_are_found() -> None:
     table = batch(8)
     table[5] += me
     bad = {**good, "table": table, "key": jax.random.key(me)}
+    to_global(bad, mesh, specs)  # not compared
     with pytest.raises(
         gda.ReplicaMismatchError, match=r"\(process 0\) and .*\(process 1\)"
     ) as raised:
