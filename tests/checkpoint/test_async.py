@@ -21,11 +21,11 @@ from meshes import batch, cut, is_right, mesh_of
 from running import python
 
 import gda
+from gda.arrays.transport import to_host
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
 from gda.multihost.agreement import checking_agreement
 from gda.storage.stores.directory import FileStore
 from gda.trees import written_blocks
-from gda.trees.records import saved_leaves
 
 DATA = batch(16, 8)
 
@@ -67,7 +67,7 @@ def test_xla_copies_what_it_would_donate_while_numpy_has_a_view(mesh: Mesh) -> N
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The devices that gda takes for accelerators, of which NumPy has no views."""
     devices: list[Any] = []
-    for module in (written_blocks, saved_leaves):
+    for module in (written_blocks, to_host):
         monkeypatch.setattr(module, "is_host", lambda device: device not in devices)
     return devices
 
@@ -101,7 +101,7 @@ def test_arrays_may_be_changed_when_it_returns(
     if where != "CPU":
         accelerators.extend(mesh.devices.flat)
     if where == "one without pinned memory":
-        monkeypatch.setattr(saved_leaves, "_has_pinned_memory", lambda device: False)
+        monkeypatch.setattr(to_host, "_has_pinned_memory", lambda device: False)
     limit_sizes(monkeypatch, 4096, 2**20, 4096)
     big, odd = batch(64, 32), batch(15, 7)
     rows = NamedSharding(mesh, P("x", "y"))

@@ -409,9 +409,9 @@ def test_an_array_that_differs_from_the_offered_one_is_found(monkeypatch: Any) -
 
 def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> None:
     """Pinned memory of the host stands for it; the CPU has that kind too."""
-    from gda.trees.records import saved_leaves
+    from gda.arrays.transport import to_host
 
-    monkeypatch.setattr(saved_leaves, "is_on_accelerator", lambda data: True)
+    monkeypatch.setattr(to_host, "is_on_accelerator", lambda data: True)
     monkeypatch.setattr("gda.trees.written_blocks.is_host", lambda device: False)
     with gda.offer({"w": cut(batch(8, 6), mesh, P("x"))}) as offer:
         blocks = offer._versions._held[1][0]._data[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import Block, BlockReader, is_on_cpu
+from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
@@ -45,7 +46,7 @@ def array_from_callback(
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
         raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
-    if options is None and not plan.places_early:
+    if options is None and (not plan.places_early or _is_small(plan)):
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
         reader = plan.reader(dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
@@ -151,6 +152,11 @@ def array_from_device_buffers(
             "convert them with .astype"
         )
     return array
+
+
+def _is_small(plan: LocalBlocks) -> bool:
+    """Return True if blocks are small in any dtype, and so would be sent with the last of them."""
+    return math.prod(plan.grid.shard_shape) * 16 < LARGE_BYTES
 
 
 def _plan_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections import deque
@@ -12,11 +13,15 @@ import jax
 import numpy as np
 
 from gda.arrays.transport.source_blocks import SourceBlock
+from gda.multihost.settings import own_settings
 
 K = TypeVar("K")
 BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any] | SourceBlock
 
 MAX_BYTES = 256 * 1024 * 1024
+
+_PINNED = "pinned_host"
+_LARGE_BYTES = 2**20  # for smaller blocks the call that pins takes longer than the copy
 
 
 class _Budget:
@@ -33,15 +38,16 @@ class HostBlock(Generic[K]):
     def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data = data if isinstance(data, np.ndarray | SourceBlock) else apart(data)
+        self._data: BlockData | None = data
+        self._copy: jax.Array | None = None
         self._budget = budget
         self._guard = threading.Lock()
 
     def begin(self) -> None:
         if isinstance(self._data, SourceBlock):
             self._data.begin()
-        elif not isinstance(self._data, np.ndarray | None):
-            self._data.copy_to_host_async()
+        elif self._copy is None and not isinstance(self._data, np.ndarray | None):
+            self._copy = _copy_begun(self._data)
 
     def values(self) -> np.ndarray[Any, Any]:
         """Return the block, read-only, when it is on the host; a block of a source is read here.
@@ -53,13 +59,15 @@ class HostBlock(Generic[K]):
         with self._guard:  # several at once would each copy what has to be copied
             if isinstance(self._data, SourceBlock):
                 self._data = self._data.read()
-            return np.asarray(self._data)
+                return self._data
+            self.begin()
+            return np.asarray(self._copy)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
-        is_view = isinstance(self._data, np.ndarray | None)
-        self._data = None
-        if not is_view:
+        is_copy = self._copy is not None
+        self._data = self._copy = None
+        if is_copy:
             # JAX frees some copies, such as those of int4, only when Python collects garbage. That
             # of the youngest objects takes a microsecond.
             gc.collect(0)
@@ -103,6 +111,38 @@ def one_by_one(
 
 def is_host(device: Any) -> bool:
     return device.platform == "cpu"
+
+
+def is_on_accelerator(data: BlockData) -> bool:
+    """Return True if a block is on a device that is not a CPU."""
+    return isinstance(data, jax.Array) and not all(map(is_host, data.devices()))
+
+
+def pinned(data: jax.Array) -> jax.Array | None:
+    """Begin a copy of a block in pinned memory of the host; ``None`` if its device has none.
+
+    Of it NumPy gets a view. NumPy's own copy goes into fresh memory: on an H200 it took 30 times as
+    long.
+    """
+    if not is_on_accelerator(data) or not _has_pinned_memory(*data.devices()):
+        return None
+    with own_settings():
+        return jax.device_put(data, data.sharding.with_memory_kind(_PINNED), may_alias=False)
+
+
+@functools.cache
+def _has_pinned_memory(device: Any) -> bool:
+    return _PINNED in [memory.kind for memory in device.addressable_memories()]
+
+
+def _copy_begun(data: jax.Array) -> jax.Array:
+    is_pinned = is_on_accelerator(data) and data.sharding.memory_kind == _PINNED
+    if not is_pinned and data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
+        return copy
+    own = apart(data)
+    if not is_pinned:
+        own.copy_to_host_async()
+    return own
 
 
 def apart(data: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ import numpy as np
 from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
 from gda.arrays.fingerprints.on_devices import PendingSums
-from gda.arrays.transport.to_host import HostBlock
+from gda.arrays.transport.to_host import HostBlock, is_on_accelerator
 from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of, compress
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
@@ -39,7 +39,6 @@ from gda.trees.records.saved_leaves import (
     Keyed,
     SavedLeaf,
     SavedPerProcess,
-    is_on_accelerator,
     kept,
     to_host,
 )

@@ -22,7 +22,7 @@ from gda.arrays.transport.to_host import (
     HostBlock,
     apart,
     host_blocks,
-    is_host,
+    pinned,
 )
 from gda.layout.dtype_names import is_storable, native
 from gda.layout.grid import ShardGrid
@@ -49,7 +49,6 @@ from gda.trees.written_blocks import WrittenArray, written_arrays
 K = TypeVar("K")
 
 _VALUES = (bool, int, float, complex, str, bytes)
-_PINNED = "pinned_host"
 
 
 class Block(NamedTuple):
@@ -64,11 +63,6 @@ class Block(NamedTuple):
 def on_host(data: BlockData) -> np.ndarray[Any, Any]:
     """Return the data of a block on the host; read it if it is one of a source."""
     return data.read() if isinstance(data, SourceBlock) else np.asarray(data)
-
-
-def is_on_accelerator(data: BlockData) -> bool:
-    """Return True if a block is on a device that is not a CPU."""
-    return isinstance(data, jax.Array) and not all(map(is_host, data.devices()))
 
 
 Keyed: TypeAlias = tuple[K, Block]  # a block, and the object that it belongs to
@@ -185,14 +179,8 @@ def _kept(block: Block) -> BlockData:
     if isinstance(data, np.ndarray):
         return np.array(data)
     assert isinstance(data, jax.Array)
-    if is_on_accelerator(data) and _has_pinned_memory(block.device):
-        return jax.device_put(data, data.sharding.with_memory_kind(_PINNED), may_alias=False)
-    return np.asarray(apart(data))
-
-
-@functools.cache
-def _has_pinned_memory(device: Any) -> bool:
-    return _PINNED in [memory.kind for memory in device.addressable_memories()]
+    copy = pinned(data)
+    return np.asarray(apart(data)) if copy is None else copy
 
 
 def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict[str, str]:

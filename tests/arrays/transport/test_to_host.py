@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import SingleDeviceSharding
 
 from gda.arrays.transport import to_host
 from gda.arrays.transport.to_host import host_blocks, one_by_one
@@ -103,3 +104,30 @@ def test_values_are_the_memory_of_a_cpu_device() -> None:
     data = jax.device_put(np.arange(1024.0), jax.devices()[3])
     ((_, values),) = one_by_one([("a", data)], 1)
     assert np.shares_memory(values, np.asarray(data))
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned_host"])
+@pytest.mark.parametrize("max_bytes", [1, 2**20])
+def test_values_of_an_accelerator_are_in_pinned_memory(
+    monkeypatch: pytest.MonkeyPatch, max_bytes: int, kind: str
+) -> None:
+    """CPU devices, which have that kind of memory too, stand for it."""
+    monkeypatch.setattr(to_host, "is_host", lambda device: False)
+    monkeypatch.setattr(to_host, "_LARGE_BYTES", 64)
+    device: Any = jax.devices()[3]
+    target = SingleDeviceSharding(device, memory_kind=kind)
+    given = {name: np.arange(size) for name, size in [("small", 2), ("large", 512)]}
+    blocks = [(name, jax.device_put(data, target)) for name, data in given.items()]
+    seen = {}
+    for host in host_blocks([(name, data, data.nbytes) for name, data in blocks], max_bytes):
+        values = host.values()
+        assert np.shares_memory(host.values(), values)
+        assert (host._copy.sharding.memory_kind == kind) == (
+            host.key == "small" or kind == "pinned_host"
+        )
+        host.release()
+        seen[host.key] = values
+    for _, data in blocks:
+        data.delete()
+    for name, data in given.items():
+        np.testing.assert_array_equal(seen[name], data)
