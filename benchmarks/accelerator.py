@@ -8,7 +8,7 @@ pinned memory of the host to the device, or from it, which is as fast as the bus
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.arrays.building import MIB
 from benchmarks.arrays.using import jitted
-from benchmarks.checkpoint.checkpointers import GDA, ORBAX, ORBAX_V1, SAFETENSORS, WAYS
+from benchmarks.checkpoint.checkpointers import GDA, ORBAX, ORBAX_V1, SAFETENSORS
 from benchmarks.checkpoint.checkpoints import (
     CHECKED,
     LARGE,
@@ -32,7 +32,6 @@ from benchmarks.checkpoint.checkpoints import (
     Scale,
     Scratch,
     delete,
-    peak_of,
     sides_that_begin,
     sides_that_restore,
     sides_that_save,
@@ -121,18 +120,6 @@ def _to_host(side: int) -> list[Side]:
 
     ways = [gda.to_numpy, np.asarray]
     return [*[Side(way, another) for way in ways], _copies(array.shape, to_device=False)]
-
-
-def _remembering(scale: Scale, ways: Sequence[str]) -> list[Side]:
-    tree = jax.block_until_ready(
-        {str(i): _on_device((scale.side, scale.side)) for i in range(scale.arrays)}
-    )
-    scratch = Scratch()
-
-    def peak(way: str, path: Path) -> float:
-        return max(peak_of(lambda: WAYS[way].save(path, tree)), 1) / MIB
-
-    return [Side(partial(peak, way), scratch.fresh, times_itself=True) for way in ways]
 
 
 def _loading_safetensors(scale: Scale) -> list[Side]:
@@ -286,13 +273,6 @@ def works(quick: bool = False) -> list[Work]:
             rivals,
             seconds=14,
             nbytes=large.nbytes,
-        ),
-        Work(
-            f"save {large.name}, memory of the host",
-            partial(_remembering, large, [GDA, ORBAX, ORBAX_V1]),
-            rivals,
-            seconds=4,
-            unit="MiB",
         ),
         *[
             Work(
