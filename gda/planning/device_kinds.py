@@ -258,12 +258,13 @@ _BRIDGE4 = _GpuLinks(64, 50, _OVER_PCIE, bridge=300)
 # published: they follow from the products and the number of matrix units.
 #
 # Memory and bandwidth of GPUs: as the CUDA driver reports them; XLA's repository has these figures,
-# in xla/backends/gpu/target_config. Those of h200, gh200, h20, l4, l40s, rtx6000pro and b300 are of
-# nvidia-smi, because the ones there are more than that, or absent. Products: NVIDIA's data sheets,
-# without sparsity; those of H20 and RTX PRO 6000 are of other pages. Half of the NVLink bandwidth
-# goes in each direction. Between hosts, it is the network adapter that a DGX has for each GPU; one
-# that NVIDIA sells in no such system has that of its PCIe slot. A rack of GB200 or GB300 counts as
-# a host, as NVLink connects it.
+# in xla/backends/gpu/target_config. Those of gh200, h20, l4, l40s, rtx6000pro and b300 are of
+# nvidia-smi, because the ones there are more than that, or absent; that of h200 is what JAX found
+# on one, which is less than the 143,771 MiB of nvidia-smi. Products: NVIDIA's data sheets, without
+# sparsity; those of H20 and RTX PRO 6000 are of other pages. Half of the NVLink bandwidth goes in
+# each direction. Between hosts, it is the network adapter that a DGX has for each GPU; one that
+# NVIDIA sells in no such system has that of its PCIe slot. A rack of GB200 or GB300 counts as a
+# host, as NVLink connects it.
 _A100 = _Chip(
     _teraflops(312, 156, 19.5, s8=624),
     GpuFacts(108, 64, 1.41, 40 * _MIB, 167_936, 166_912, (8, 0)),
@@ -336,7 +337,7 @@ KINDS = (
         *("h100-pcie", ("NVIDIA H100 PCIe",), 84_942_979_072, 2039.04),
         *(_H100_PCIE, _BRIDGE4, (0.80, 0.93)),
     ),
-    _gpu("h200", ("NVIDIA H200",), 143_771 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
+    _gpu("h200", ("NVIDIA H200",), 143_157 * _MIB, 4800, _H100, _NVLINK4, (0.80, 0.93)),
     _gpu(
         *("gh200", ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), 97_871 * _MIB, 4000),
         *(_H100, _NVLINK4, (0.84, 0.93)),

@@ -41,9 +41,10 @@ def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert kind_named("v5e").capacity_bytes == int(15.75 * 2**30)
 
 
-def test_the_memory_of_an_h200_is_that_of_its_driver() -> None:
-    # nvidia-smi has 143,771 MiB, and 97,871 MiB for a GH200 of 96 GB.
-    assert kind_named("h200").memory_bytes == 143_771 * 2**20
+def test_the_memory_of_gpus_is_that_of_the_driver() -> None:
+    # JAX took 112,583,507,968 bytes of an H200: three quarters, of whole MiB.
+    assert abs(kind_named("h200").memory_bytes * 3 // 4 - 112_583_507_968) < 2**20
+    # nvidia-smi has 97,871 MiB for a GH200 of 96 GB.
     assert kind_of_device("NVIDIA GH200 480GB") is kind_named("gh200")
     assert kind_named("gh200").memory_bytes == 97_871 * 2**20
 
