@@ -438,9 +438,7 @@ class Container:
 
     # As a Python object.
 
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyNDArray:
         """Return the whole array, without padding; ``RuntimeError`` if blocks are elsewhere."""
         array: Any = self.array
         # A tracer has an error of its own. jax.device_get leaves an array of NumPy.

@@ -26,10 +26,6 @@ from gda.multihost.agreement import communicates, if_checked
 _set_array = Container.array.__set__  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _NoArray:
-    """The default of ``array``, which no container ever holds."""
-
-
 _LEAVES = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
@@ -115,12 +111,12 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         device_buffers: Iterable[jax.Array] | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
-        array: Any = _NoArray,
+        array: Any = Container,
     ) -> None:
         # `array=` is the way in for JAX's tree functions, in every jitted call. They pass tracers,
         # None, ShapeDtypeStruct or object(), so it checks nothing; users have `from_array`.
-        # A `__new__` in place of this would take a quarter longer.
-        if array is _NoArray:
+        # A `__new__` in place of this would take a quarter longer. No container holds the default.
+        if array is Container:
             from gda.arrays.construction import from_callbacks
 
             try:
@@ -202,10 +198,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     ) -> Self:
         """Build an array by one call that returns arrays on the devices of this process.
 
-        Communicates as ``from_callback`` does, and raises the errors of ``GlobalArray``.
+        Arguments and communication are those of ``from_callback``, errors those of ``GlobalArray``.
 
         Args:
-          global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
             same order, which become the shards as ``device_buffers`` do.
@@ -343,12 +338,11 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 # part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
 _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
 
-# Those that every object has.
-_COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
+_COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}  # which every object has
 
 _OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
-# They compute nothing.
+# They compute nothing, so a data callback may ask them too.
 _QUESTIONS = {
     *("__len__", "aval", "committed", "device", "devices", "format", "is_ready", "itemsize"),
     *("on_device_size_in_bytes", "platform", "traceback", "weak_type"),
@@ -357,8 +351,7 @@ _QUESTIONS = {
 
 def _attributes_of_arrays() -> dict[str, Any]:
     """Return the operators, public methods and properties of arrays by name."""
-    # JAX does not export the class that its arrays are of, which has a few names more than
-    # `jax.Array`. Nothing else is ready or not: tracers and PRNG keys are not.
+    # JAX does not export the class of its arrays; tracers and PRNG keys have no `is_ready`.
     concrete = [c for c in jax.Array.__subclasses__() if hasattr(c, "is_ready")]
     attributes = {name: getattr(cls, name) for cls in (*concrete, jax.Array) for name in dir(cls)}
     return {
@@ -369,27 +362,26 @@ def _attributes_of_arrays() -> dict[str, Any]:
     }
 
 
-def _asked(container: GlobalArray) -> jax.Array:
-    """Return the array for a question about it, which a data callback may ask too."""
-    return usable(container.array)
-
-
 def _delegating(name: str, of_jax: Any) -> Any:
     """Return a property or a method that asks the array inside, which is an array or a tracer."""
     about = (of_jax.__doc__ or "").partition("\n\n")[0].strip()
     doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
-    ask = _asked if name in _QUESTIONS else GlobalArray.__jax_array__
+    is_question = name in _QUESTIONS
+
+    def array_of(container: GlobalArray) -> jax.Array:
+        return usable(container.array) if is_question else container.__jax_array__()
+
     if isinstance(of_jax, property):
-        return property(lambda self: getattr(ask(self), name), doc=doc)
+        return property(lambda self: getattr(array_of(self), name), doc=doc)
     both = _OPERATORS.get(name)
 
     def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
-        result = getattr(ask(self), name)(*map(unwrapped, args), **kwargs)
+        result = getattr(array_of(self), name)(*map(unwrapped, args), **kwargs)
         # NumPy's array leaves the answer to JAX's; of two containers Python asks the first alone.
         if result is NotImplemented and both and isinstance(args[0], GlobalArray):
-            return both(ask(self), unwrapped(args[0]))
+            return both(array_of(self), unwrapped(args[0]))
         return result
 
     if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show
