@@ -118,3 +118,12 @@ def package(session: nox.Session, extra: str) -> None:
     wanted = f"jax-gda[{extra}]" if extra else "jax-gda"
     session.install(*options, wanted, env=_FEW_PROCESSES)
     session.run("python", "-I", "tests/smoke.py", extra)
+
+
+@nox.session(python="3.11")
+def sbom(session: nox.Session) -> None:
+    """Write sbom.json: every package that the wheel in dist/ needs today, in CycloneDX."""
+    session.install("--find-links", str(_DIST), "jax-gda[all]", env=_FEW_PROCESSES)
+    tool = [sys.executable, "-m", "uv", "tool", "run", "--from", "cyclonedx-bom>=7", "cyclonedx-py"]
+    where = [f"{session.bin}/python", "--pyproject", "pyproject.toml", "-o", "sbom.json"]
+    session.run(*tool, "environment", "--output-reproducible", *where, external=True)
