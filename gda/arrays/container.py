@@ -19,7 +19,7 @@ from gda.arrays.liveness import (
     attribute_error,
     deleted_error,
     describe,
-    is_array,
+    is_array_or_shape,
     traced_error,
 )
 from gda.arrays.shard import Shard, shards_of
@@ -76,7 +76,7 @@ class Container:
     @property
     def _is_inert(self) -> bool:
         """True around something that is no array, which a function of trees put here."""
-        return not is_array(self.array)
+        return not is_array_or_shape(self.array)
 
     @classmethod
     def _padding(cls, fill: object) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def usable(content: Any) -> jax.Array:
     return content
 
 
-def is_array(content: object) -> bool:
+def is_array_or_shape(content: object) -> bool:
     return isinstance(content, (jax.Array, jax.ShapeDtypeStruct, np.ndarray))
 
 
@@ -107,7 +107,8 @@ def attribute_error(container: Any, name: str) -> AttributeError:
             return error
         except AttributeError as error:
             content = container.array
-            problem += f" here: {error if is_array(content) else not_an_array_error(content)}"
+            is_known = is_array_or_shape(content)
+            problem += f" here: {error if is_known else not_an_array_error(content)}"
     return AttributeError(problem)
 
 
