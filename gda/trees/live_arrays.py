@@ -216,7 +216,7 @@ def _layout_of(
     if isinstance(sharding, NamedSharding):
         layout = format_layout(sharding.spec, sharding.mesh.shape)
     elif sharding.num_devices == 1 and devices:
-        layout = _device_name(devices[0])
+        layout = device_name(devices[0])
     else:
         layout = type(sharding).__name__
     block = sharding.shard_shape(shape) if devices else (0,)
@@ -251,7 +251,7 @@ def _failed(array: Any) -> bool:
     return False
 
 
-def _device_name(device: Device) -> str:
+def device_name(device: Device) -> str:
     return f"{device.platform.upper()} {device.id}"
 
 
@@ -264,7 +264,7 @@ def _devices(sums: dict[tuple[_Place, str], int]) -> Iterator[DeviceMemory]:
         by_tree = {tree: sums.get((place, tree), 0) for tree in trees}
         stats = _stats(device) if kind is None else {}
         yield DeviceMemory(
-            _device_name(device),
+            device_name(device),
             kind,
             sum(by_tree.values()),
             by_tree,

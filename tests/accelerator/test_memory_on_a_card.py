@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from on_accelerator import Measured
 
 import gda
-from gda.trees.live_arrays import name_of
+from gda.trees.live_arrays import device_name
 
 
 def test_the_report_agrees_with_the_device(
@@ -58,6 +58,6 @@ def test_an_error_of_full_memory_has_the_table(
     note = caught.value.__notes__[-1]
     measured("message", str(caught.value)[:200])
     assert "params/w" in note
-    assert name_of(card) in note
+    assert device_name(card) in note
     # The device works on.
     assert float(params["w"].sum()) == 2**22

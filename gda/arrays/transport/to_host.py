@@ -59,9 +59,8 @@ class HostBlock(Generic[K]):
         with self._guard:  # several at once would each copy what has to be copied
             if isinstance(self._data, SourceBlock):
                 self._data = self._data.read()
-                return self._data
             self.begin()
-            return np.asarray(self._copy)
+            return np.asarray(self._data if self._copy is None else self._copy)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""

@@ -1,5 +1,6 @@
 """Copies to the host ahead of use, within a budget."""
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -131,3 +132,31 @@ def test_values_of_an_accelerator_are_in_pinned_memory(
         data.delete()
     for name, data in given.items():
         np.testing.assert_array_equal(seen[name], data)
+
+
+def test_a_block_of_a_source_is_read_once_for_several_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, others = threading.Event(), []
+
+    class Source:
+        def begin(self) -> None: ...
+        def read(self) -> np.ndarray:
+            reading.set()
+            others[0].join(0.2)  # until it waits for this one
+            return np.arange(3)
+
+    monkeypatch.setattr(to_host, "SourceBlock", Source)
+    given: list[tuple[str, Any, int]] = [("a", Source(), 24)]
+    (host,) = host_blocks(given, 24)
+    seen: list[Any] = []
+
+    def ask() -> None:
+        assert reading.wait(60)
+        seen.append(host.values())
+
+    others.append(threading.Thread(target=ask))
+    others[0].start()
+    values = host.values()
+    others[0].join()
+    assert seen[0] is values

@@ -25,6 +25,7 @@ from trials import Trials, tried
 import gda
 from gda import checkpoint
 from gda.arrays.fingerprints import fingerprint as fingerprints
+from gda.arrays.transport import to_host
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores import directory
 from gda.testing import Pool
@@ -277,7 +278,7 @@ def test_no_fingerprint_is_computed_twice(
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """All devices are accelerators to gda."""
-    for module in (written_blocks, saved_leaves):
+    for module in (written_blocks, to_host):
         monkeypatch.setattr(module, "is_host", lambda device: False)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
 
