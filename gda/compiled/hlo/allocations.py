@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Temporary(NamedTuple):
       op_name: place in the traced function; may be empty.
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
         tell.
+      whole_shape: of the array that it is a block of, from the trace; None if it is not certain.
 
     >>> import gda
     >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
@@ -41,6 +43,13 @@ class Temporary(NamedTuple):
     op_name: str
     source_file: str | None
     source_line: int | None
+    whole_shape: Shape | None = None
+
+    @property
+    def num_blocks(self) -> int | None:
+        """The number of different blocks: 1 if each device holds all; None if it is unknown."""
+        whole = self.whole_shape
+        return None if whole is None else math.prod(whole) // math.prod(self.shape)
 
 
 def read_temporaries(assignment: str, program: str) -> list[Temporary]:

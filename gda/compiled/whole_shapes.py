@@ -1,0 +1,77 @@
+"""The whole shapes of temporaries, from the equations of the same source line.
+
+A partitioned program has only the shape on one device. The trace has whole shapes, and both have
+the lines of the source.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gda.compiled.flops import inner_of
+from gda.compiled.hlo.allocations import Temporary
+from gda.compiled.hlo.source_lines import line_of_equation
+from gda.layout.spec import Shape
+
+_OF_BLOCKS = ("shard_map", "pallas_call")  # their bodies have shapes on one device
+
+
+def with_whole_shapes(
+    temporaries: Sequence[Temporary], jaxpr: Any, mesh_shape: Mapping[str, int]
+) -> tuple[Temporary, ...]:
+    """Return the temporaries with the shapes of the arrays that they are blocks of.
+
+    A temporary may be of any operand or result of its line. If these disagree on the number of its
+    blocks, or none fits, the shape stays unknown.
+    """
+    sizes = mesh_shape.values()
+    parts = [itertools.combinations(sizes, n) for n in range(len(sizes) + 1)]
+    possible = {*map(math.prod, itertools.chain.from_iterable(parts))}
+
+    @functools.cache
+    def is_of(shape: Shape, block: Shape) -> bool:
+        num_blocks, rest = divmod(math.prod(shape), math.prod(block) or 1)
+        return not rest and num_blocks in possible and _divides(block, shape)
+
+    blocks = {each.shape for each in temporaries if each.source_file is not None}
+    found: defaultdict[Any, set[Shape | None]] = defaultdict(set)
+
+    def walk(equations: Iterable[Any], is_whole: bool) -> None:
+        for equation in equations:
+            shapes = {_shape_of(var) for var in (*equation.invars, *equation.outvars)}
+            fitting = [each for each in shapes if any(is_of(each, block) for block in blocks)]
+            if fitting:  # a line takes longer to find
+                found[line_of_equation(equation)].update(fitting if is_whole else [None])
+            for inner in inner_of(equation):
+                walk(inner.eqns, is_whole and equation.primitive.name not in _OF_BLOCKS)
+
+    def whole_shape(of: Temporary) -> Shape | None:
+        shapes = found[of.source_file, of.source_line]
+        fitting = [each for each in shapes if each is not None and is_of(each, of.shape)]
+        if None in shapes or len({*map(math.prod, fitting)}) != 1:
+            return None
+        rank = min(map(len, fitting))  # XLA merges dimensions, and a trace may have both shapes
+        best = [each for each in fitting if len(each) == rank]
+        return best[0] if len(best) == 1 else None
+
+    walk(jaxpr.jaxpr.eqns, True)
+    return tuple(each._replace(whole_shape=whole_shape(each)) for each in temporaries)
+
+
+def _divides(block: Shape, shape: Shape) -> bool:
+    """Return True if each dimension of a block divides one or more neighbours of the shape."""
+    if not block:
+        return not shape
+    return any(
+        math.prod(shape[:n]) % block[0] == 0 and _divides(block[1:], shape[n:])
+        for n in range(1, len(shape) + 1)
+    )
+
+
+def _shape_of(var: Any) -> Shape:
+    return getattr(var.aval, "shape", ())  # a token has none
