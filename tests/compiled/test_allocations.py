@@ -44,3 +44,32 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     in_program_memory, on_chip = ASSIGNMENT.split("allocation 2")
     more = f"{in_program_memory}{many}\nallocation 2{on_chip}"
     assert len(read_temporaries(more, PROGRAM)) == 10
+
+
+def test_the_line_of_one_of_several_results_is_its_own() -> None:
+    def metadata(line: int) -> str:
+        return f'metadata={{op_name="n" source_file="/my/m.py" source_line={line}}}'
+
+    pair = "(f32[8]{0}, f32[4]{0})"
+    program = f"""HloModule jit_step
+
+%body () -> (f32[8], f32[4]) {{
+  %a = f32[8]{{0}} add(), {metadata(1)}
+  %b = f32[4]{{0}} add(), {metadata(2)}
+  ROOT %both = {pair} tuple(%a, %b)
+}}
+
+ENTRY %main () -> f32[] {{
+  %fused = {pair} fusion(), kind=kLoop, calls=%body, {metadata(3)}
+  %combined = {pair} all-reduce(%x, %y), replica_groups={{}}, to_apply=%body, {metadata(4)}
+  %loop = {pair} while(%z), condition=%body, body=%body, {metadata(5)}
+}}
+"""
+    names = ("fused{0}", "fused{1}", "combined{0}", "loop{1}")
+    values = [
+        f" value: <{n} {name} @0> (size=16,offset={16 * n}): f32[4]{{0}}"
+        for n, name in enumerate(names)
+    ]
+    assignment = "\n".join(["allocation 1: size 64, preallocated-temp:", *values])
+    found = [each.source_line for each in read_temporaries(assignment, program)]
+    assert found == [1, 2, None, 5]

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, parse_instruction
+from gda.compiled.hlo.instructions import (
+    Computation,
+    Instruction,
+    Shape,
+    leaves,
+    parse_computations,
+    parse_instruction,
+)
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
@@ -16,7 +23,8 @@ _ALLOCATION = re.compile(
     r"allocation \d+: size \d+, (color \d+, )?(?:page \d+, )?preallocated-temp"
 )
 _VALUE = re.compile(
-    r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
+    r" value: <\d+ ([\w.\-]+)(?:\{(\d*)[\d,]*\})?(?: \(phi\))? @\d+> "
+    r"\(size=(\d+),offset=(\d+)\): (.*)"
 )
 
 
@@ -75,7 +83,7 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
         if value.type.startswith("(") or not arrays:  # a table of addresses, or no array
             continue
         taken.append(value)
-        instruction = parse_instruction(texts.get(value.name, ""))
+        instruction = _instruction_of(value, texts, computations)
         metadata = {} if instruction is None else metadata_of(instruction)
         array, op_name = arrays[0], metadata.get("op_name", "")
         line = sources.line(metadata)
@@ -85,6 +93,7 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
 
 class _Value(NamedTuple):
     name: str
+    element: str  # the position in a tuple, or empty
     nbytes: int
     start: int
     type: str
@@ -103,4 +112,23 @@ def _values(assignment: str) -> Iterator[_Value]:
             # Memory of another color is on the chip.
             is_temporary = allocation is not None and allocation[1] is None
         elif is_temporary and (value := _VALUE.match(line)):
-            yield _Value(value[1], int(value[2]), int(value[3]), value[4])
+            yield _Value(value[1], value[2] or "", int(value[3]), int(value[4]), value[5])
+
+
+def _instruction_of(
+    value: _Value, texts: Mapping[str, str], computations: Mapping[str, Computation]
+) -> Instruction | None:
+    """Return the instruction that made a value; None if it is unknown.
+
+    Several values that a fusion makes may be of other lines, and so may those of a collective, of
+    which XLA combines many.
+    """
+    instruction = parse_instruction(texts.get(value.name, ""))
+    if instruction is None or not value.element:
+        return instruction
+    if instruction.opcode == "fusion":
+        body = computations[instruction.called("calls")[0]]
+        root = body.instruction(body.root)
+        if root is not None and root.opcode == "tuple":
+            return body.instruction(root.operand_names[int(value.element)])
+    return None if instruction.kind and len(instruction.operands) > 1 else instruction
