@@ -35,7 +35,7 @@ def with_whole_shapes(
 
     @functools.cache
     def is_of(shape: Shape, block: Shape) -> bool:
-        num_blocks, rest = divmod(math.prod(shape), math.prod(block) or 1)
+        num_blocks, rest = divmod(math.prod(shape), math.prod(block))
         return not rest and num_blocks in possible and _divides(block, shape)
 
     blocks = {each.shape for each in temporaries if each.source_file is not None}
@@ -64,12 +64,15 @@ def with_whole_shapes(
 
 
 def _divides(block: Shape, shape: Shape) -> bool:
-    """Return True if each dimension of a block divides one or more neighbours of the shape."""
+    """Return True if each dimension of a block divides one or more neighbours of the shape.
+
+    TPUs add dimensions of 1, which divide nothing.
+    """
     if not block:
         return not shape
     return any(
         math.prod(shape[:n]) % block[0] == 0 and _divides(block[1:], shape[n:])
-        for n in range(1, len(shape) + 1)
+        for n in range(block[0] > 1, len(shape) + 1)
     )
 
 

@@ -35,6 +35,7 @@ def test_a_block_is_of_an_operand_or_a_result_of_its_line() -> None:
     whole, parts, merged = (16, 32), [(4, 16), (2, 32)], (64,)
     found = shapes_of(product, args, whole, *parts, merged, (4, 7))
     assert found == [whole] * 4 + [(16, 7)]
+    assert shapes_of(product, args, (4, 16, 1), (1, 2, 32)) == [whole] * 2
     # These divide no array, are too small for eight devices, or have more dimensions.
     assert shapes_of(product, args, (3, 32), (1, 32), (2, 2, 16)) == [None] * 3
     args = shape(16, 64), shape(64, 32)
