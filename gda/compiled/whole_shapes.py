@@ -26,8 +26,8 @@ def with_whole_shapes(
 ) -> tuple[Temporary, ...]:
     """Return the temporaries with the shapes of the arrays that they are blocks of.
 
-    A temporary may be of any operand or result of its line. If these disagree on the number of its
-    blocks, or none fits, the shape stays unknown.
+    A temporary may be of any operand or result of its line. If not exactly one of their shapes
+    fits, the whole shape stays unknown.
     """
     sizes = mesh_shape.values()
     parts = [itertools.combinations(sizes, n) for n in range(len(sizes) + 1)]
@@ -52,12 +52,8 @@ def with_whole_shapes(
 
     def whole_shape(of: Temporary) -> Shape | None:
         shapes = found[of.source_file, of.source_line]
-        fitting = [each for each in shapes if each is not None and is_of(each, of.shape)]
-        if None in shapes or len({*map(math.prod, fitting)}) != 1:
-            return None
-        rank = min(map(len, fitting))  # XLA merges dimensions, and a trace may have both shapes
-        best = [each for each in fitting if len(each) == rank]
-        return best[0] if len(best) == 1 else None
+        fitting = [each for each in shapes if each is None or is_of(each, of.shape)]
+        return fitting[0] if len(fitting) == 1 else None
 
     walk(jaxpr.jaxpr.eqns, True)
     return tuple(each._replace(whole_shape=whole_shape(each)) for each in temporaries)
@@ -66,7 +62,7 @@ def with_whole_shapes(
 def _divides(block: Shape, shape: Shape) -> bool:
     """Return True if each dimension of a block divides one or more neighbours of the shape.
 
-    TPUs add dimensions of 1, which divide nothing.
+    XLA merges dimensions, and adds some of 1.
     """
     if not block:
         return not shape
