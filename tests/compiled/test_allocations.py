@@ -46,30 +46,27 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     assert len(read_temporaries(more, PROGRAM)) == 10
 
 
-def test_the_line_of_one_of_several_results_is_its_own() -> None:
-    def metadata(line: int) -> str:
-        return f'metadata={{op_name="n" source_file="/my/m.py" source_line={line}}}'
+SEVERAL = """HloModule jit_step
 
-    pair = "(f32[8]{0}, f32[4]{0})"
-    program = f"""HloModule jit_step
+%body () -> (f32[8], f32[4]) {
+  %a = f32[8]{0} add(), metadata={source_file="/m" source_line=1}
+  %b = f32[4]{0} add(), metadata={source_file="/m" source_line=2}
+  ROOT %both = (f32[8]{0}, f32[4]{0}) tuple(%a, %b)
+}
 
-%body () -> (f32[8], f32[4]) {{
-  %a = f32[8]{{0}} add(), {metadata(1)}
-  %b = f32[4]{{0}} add(), {metadata(2)}
-  ROOT %both = {pair} tuple(%a, %b)
-}}
-
-ENTRY %main () -> f32[] {{
-  %fused = {pair} fusion(), kind=kLoop, calls=%body, {metadata(3)}
-  %combined = {pair} all-reduce(%x, %y), replica_groups={{}}, to_apply=%body, {metadata(4)}
-  %loop = {pair} while(%z), condition=%body, body=%body, {metadata(5)}
-}}
+ENTRY %main () -> f32[] {
+  %fused = (f32[8]{0}, f32[4]{0}) fusion(), calls=%body, metadata={source_line=3}
+  %combined = (f32[8]{0}, f32[4]{0}) all-reduce(%x, %y), metadata={source_file="/m" source_line=4}
+  %loop = (f32[8]{0}, f32[4]{0}) while(%z), metadata={source_file="/m" source_line=5}
+}
 """
-    names = ("fused{0}", "fused{1}", "combined{0}", "loop{1}")
+
+
+def test_the_line_of_one_of_several_results_is_its_own() -> None:
     values = [
         f" value: <{n} {name} @0> (size=16,offset={16 * n}): f32[4]{{0}}"
-        for n, name in enumerate(names)
+        for n, name in enumerate(("fused{0}", "fused{1}", "combined{0}", "loop{1}"))
     ]
     assignment = "\n".join(["allocation 1: size 64, preallocated-temp:", *values])
-    found = [each.source_line for each in read_temporaries(assignment, program)]
-    assert found == [1, 2, None, 5]
+    found = read_temporaries(assignment, SEVERAL)
+    assert [each.source_line for each in found] == [1, 2, None, 5]

@@ -11,119 +11,84 @@ from jax.sharding import PartitionSpec as P
 from meshes import abstract, mesh_of
 
 import gda
+from gda.compiled.flops import inner_of
 from gda.compiled.whole_shapes import with_whole_shapes
 from gda.layout.spec import Shape
 
 
-def shapes_of(fun: Callable[..., Any], args: Any, *blocks: Shape) -> list[Shape | None]:
+def shapes_of(place: Callable[..., Any], traced: Any, *blocks: Shape) -> list[Shape | None]:
     """Return the whole shapes of blocks from the second line of a function."""
-    line = fun.__code__.co_firstlineno + 1
+    line = place.__code__.co_firstlineno + 1
     some = [gda.Temporary("float32", block, 4, "", __file__, line) for block in blocks]
-    jaxpr = jax.jit(fun).trace(*args).jaxpr
-    return [each.whole_shape for each in with_whole_shapes(some, jaxpr, {"x": 4, "y": 2})]
+    found = with_whole_shapes(some, traced.jaxpr, {"x": 4, "y": 2})
+    return [each.whole_shape for each in found]
 
 
 def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def test_a_block_is_of_an_operand_or_a_result_of_its_line() -> None:
+def test_a_block_is_of_the_only_array_of_its_line_that_fits(auto_mesh: Mesh) -> None:
     def product(x: Any, w: Any) -> Any:
         return x @ w
 
-    args = shape(16, 7), shape(7, 32)
-    whole, parts, merged = (16, 32), [(4, 16), (2, 32)], (64,)
-    found = shapes_of(product, args, whole, *parts, merged, (4, 7))
-    assert found == [whole] * 4 + [(16, 7)]
-    assert shapes_of(product, args, (4, 16, 1), (1, 2, 32)) == [whole] * 2
+    traced = jax.jit(product).trace(shape(16, 7), shape(7, 32))
+    blocks = (16, 32), (4, 16), (2, 32), (64,), (4, 16, 1), (1, 2, 32)
+    assert shapes_of(product, traced, *blocks, (4, 7)) == [(16, 32)] * 6 + [(16, 7)]
     # These divide no array, are too small for eight devices, or have more dimensions.
-    assert shapes_of(product, args, (3, 32), (1, 32), (2, 2, 16)) == [None] * 3
-    args = shape(16, 64), shape(64, 32)
-    assert shapes_of(product, args, (16, 16)) == [None], "of the result a half, of others less"
-    assert shapes_of(lambda x, w: product(x, w), args, (2, 32)) == [None], "another line"
+    assert shapes_of(product, traced, (3, 32), (1, 32), (2, 2, 16)) == [None] * 3
+    assert shapes_of(shape, traced, (4, 16)) == [None], "of another line"
+    square = jax.jit(product).trace(shape(16, 64), shape(64, 32))
+    assert shapes_of(product, square, (16, 16)) == [None], "of the result a half, of x a quarter"
 
-
-def test_a_block_of_merged_dimensions_does_not_tell_them_apart() -> None:
-    def heads(x: Any) -> Any:
-        return x.reshape(16, 8, 32)
-
-    assert shapes_of(heads, [shape(128, 32)], (4, 4, 32), (16, 32)) == [(16, 8, 32), None]
-
-
-def test_the_bodies_of_loops_have_whole_shapes_and_those_of_shard_map_blocks(
-    auto_mesh: Mesh,
-) -> None:
     def body(x: Any, w: Any) -> Any:
         return x @ w, None
 
-    args = shape(16, 64), shape(3, 64, 64)
-    jaxpr_of = jax.jit(lambda x, w: jax.lax.scan(body, x, w)[0])
-    line = body.__code__.co_firstlineno + 1
-    some = [gda.Temporary("float32", (4, 64), 4, "", __file__, line)]
-
-    def mapped(x: Any, w: Any) -> Any:
-        specs = P("x", None), P(None, None)
-        of_each = jax.shard_map(body, mesh=auto_mesh, in_specs=specs, out_specs=(P("x"), None))
-        return of_each(x, w)[0] + body(x, w)[0]
-
-    for fun, others, expected in [
-        (jaxpr_of, args, (16, 64)),
-        (jax.jit(mapped), (args[0], shape(64, 64)), None),
-    ]:
-        jaxpr = fun.trace(*others).jaxpr
-        (found,) = with_whole_shapes(some, jaxpr, auto_mesh.shape)
-        assert found.whole_shape == expected
+    stacked = shape(16, 7), shape(3, 7, 7)
+    scanned = jax.jit(lambda x, w: jax.lax.scan(body, x, w)).trace(*stacked)
+    assert shapes_of(body, scanned, (4, 7)) == [(16, 7)]
+    specs = P("x"), P()
+    of_each = jax.shard_map(body, mesh=auto_mesh, in_specs=specs, out_specs=(P("x"), None))
+    both = jax.jit(lambda x, w: (of_each(x, w), body(x, w))).trace(shape(16, 7), shape(7, 7))
+    assert shapes_of(body, both, (4, 7)) == [None], "shard_map has blocks of the same line"
 
 
 def test_types_over_explicit_axes_agree() -> None:
     mesh = mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
     number = np.random.default_rng().random()  # JAX's cache does not have this program
 
-    def loss(params: Any, x: Any) -> Any:
-        hidden = jnp.tanh(x @ params["up"] + number)
+    def loss(w: Any, x: Any) -> Any:
+        hidden = jnp.tanh(x @ w + number)
         scores = jax.nn.softmax(jnp.einsum("bsf,btf->bst", hidden, hidden))
         return (jnp.einsum("bst,btf->bsf", scores, hidden) ** 2).mean()
 
-    params = {"up": abstract((64, 128), mesh)}
-    traced = jax.jit(jax.grad(loss)).trace(params, abstract((16, 32, 64), mesh, "x"))
-    types = {}
-
-    def walk(jaxpr: Any) -> None:
+    args = abstract((64, 128), mesh), abstract((16, 32, 64), mesh, "x")
+    traced = jax.jit(jax.grad(loss)).trace(*args)
+    types, todo = {}, [traced.jaxpr.jaxpr]
+    for jaxpr in todo:
         for equation in jaxpr.eqns:
-            for var in equation.outvars:
-                block = var.aval.sharding.shard_shape(var.aval.shape)
-                types[var.aval.shape] = np.prod(var.aval.shape) // np.prod(block)
-            for each in equation.params.values():
-                if hasattr(each, "jaxpr"):
-                    walk(each.jaxpr)
-
-    walk(traced.jaxpr.jaxpr)
-    found = gda.rehearse(traced).temporaries
-    known = [each for each in found if each.whole_shape is not None]
+            todo += inner_of(equation)
+            for aval in (var.aval for var in equation.outvars):
+                block = aval.sharding.shard_shape(aval.shape)
+                types[aval.shape] = np.prod(aval.shape) // np.prod(block)
+    known = [each for each in gda.rehearse(traced).temporaries if each.whole_shape]
     assert {each.num_blocks for each in known} == {4}
-    for each in known:
-        assert types[each.whole_shape] == each.num_blocks, each
+    assert all(types[each.whole_shape] == each.num_blocks for each in known)
 
 
-def test_a_missing_constraint_is_seen(auto_mesh: Mesh) -> None:
+def test_a_missing_constraint_is_shown(auto_mesh: Mesh) -> None:
     number = np.random.default_rng().random()  # JAX's cache does not have this program
+    axes = ("x", "y")
 
-    def step(w: Any, tokens: Any, constrain: bool) -> Any:
-        hidden = w[tokens] * number
-        if constrain:
-            hidden = jax.lax.with_sharding_constraint(
-                hidden, jax.NamedSharding(auto_mesh, P(("x", "y")))
-            )
+    def step(w: Any, tokens: Any, spec: P) -> Any:
+        sharding = jax.NamedSharding(auto_mesh, spec)
+        hidden = jax.lax.with_sharding_constraint(w[tokens] * number, sharding)
         return jax.nn.logsumexp(hidden @ w.T, axis=-1).mean()
 
-    w = abstract((2048, 64), auto_mesh, None, ("x", "y"))
-    tokens = abstract((64, 16), auto_mesh, ("x", "y"), dtype=jnp.int32)
-    found = {}
-    for constrain in (False, True):
-        rehearsal = gda.rehearse(jax.jit(step, static_argnums=2), w, tokens, constrain)
-        found[constrain] = rehearsal.temporaries[0]
+    w = abstract((2048, 64), auto_mesh, None, axes)
+    tokens = abstract((64, 16), auto_mesh, axes, dtype=jnp.int32)
+    for spec, over in [(P(None, None, axes), "none"), (P(axes), "8")]:
+        rehearsal = gda.rehearse(jax.jit(step, static_argnums=2), w, tokens, spec)
         assert rehearsal.to_dict()["temporaries"][0]["whole_shape"] == (64, 16, 2048)
-        (line, *_) = [line for line in repr(rehearsal).splitlines() if "[64,16,2048]" in line]
-        assert f" {'8' if constrain else 'none'} of 8 " in line
-    assert (found[False].num_blocks, found[True].num_blocks) == (1, 8)
-    assert found[False].nbytes == 8 * found[True].nbytes
+        lines = [line for line in repr(rehearsal).splitlines() if "[64,16,2048]" in line]
+        assert f" {over} of 8 " in lines[0]
