@@ -73,4 +73,5 @@ def _divides(block: Shape, shape: Shape) -> bool:
 
 
 def _shape_of(var: Any) -> Shape:
-    return getattr(var.aval, "shape", ())  # a token has none
+    """Return the shape without dimensions of 1, in which the arrays of a line may differ."""
+    return tuple(size for size in getattr(var.aval, "shape", ()) if size != 1)  # of a token none

@@ -38,7 +38,8 @@ class Temporary(NamedTuple):
       op_name: place in the traced function; may be empty.
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
         tell.
-      whole_shape: of the array that it is a block of, from the trace; None if it is not certain.
+      whole_shape: of the array that it is a block of, from the trace, without dimensions of 1; None
+        if it is not certain.
 
     >>> import gda
     >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
