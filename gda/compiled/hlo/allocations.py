@@ -39,7 +39,7 @@ class Temporary(NamedTuple):
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
         tell.
       whole_shape: of the array that it is a block of, from the trace, without dimensions of 1; None
-        if it is not certain.
+        unless the arrays of its line that fit have one shape.
 
     >>> import gda
     >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
