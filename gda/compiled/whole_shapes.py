@@ -18,6 +18,7 @@ from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.source_lines import line_of_equation
 from gda.layout.spec import Shape
 
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_BLOCKS = ("shard_map", "pallas_call")  # their bodies have shapes on one device
 
 
@@ -26,8 +27,8 @@ def with_whole_shapes(
 ) -> tuple[Temporary, ...]:
     """Return the temporaries with the shapes of the arrays that they are blocks of.
 
-    A temporary may be of any operand or result of its line. If not exactly one of their shapes
-    fits, the whole shape stays unknown.
+    A product is a result of the products of its line, and any other temporary may be of any operand
+    or result. If not exactly one of their shapes fits, the whole shape stays unknown.
     """
     sizes = mesh_shape.values()
     parts = [itertools.combinations(sizes, n) for n in range(len(sizes) + 1)]
@@ -40,18 +41,23 @@ def with_whole_shapes(
 
     blocks = {each.shape for each in temporaries if each.source_file is not None}
     found: defaultdict[Any, set[Shape | None]] = defaultdict(set)
+    products: defaultdict[Any, set[Shape | None]] = defaultdict(set)
 
     def walk(equations: Iterable[Any], is_whole: bool) -> None:
         for equation in equations:
             shapes = {_shape_of(var) for var in (*equation.invars, *equation.outvars)}
             fitting = [each for each in shapes if any(is_of(each, block) for block in blocks)]
             if fitting:  # a line takes longer to find
-                found[line_of_equation(equation)].update(fitting if is_whole else [None])
+                line = line_of_equation(equation)
+                found[line].update(fitting if is_whole else [None])
+                if equation.primitive.name in _PRODUCTS:
+                    products[line].update(found[line] & {None, _shape_of(equation.outvars[0])})
             for inner in inner_of(equation):
                 walk(inner.eqns, is_whole and equation.primitive.name not in _OF_BLOCKS)
 
     def whole_shape(of: Temporary) -> Shape | None:
-        shapes = found[of.source_file, of.source_line]
+        is_product = of.opcode in ("dot", "convolution") and of.op_name.endswith(_PRODUCTS)
+        shapes = (products if is_product else found)[of.source_file, of.source_line]
         fitting = [each for each in shapes if each is None or is_of(each, of.shape)]
         return fitting[0] if len(fitting) == 1 else None
 

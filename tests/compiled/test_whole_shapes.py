@@ -16,10 +16,12 @@ from gda.compiled.whole_shapes import with_whole_shapes
 from gda.layout.spec import Shape
 
 
-def shapes_of(place: Callable[..., Any], traced: Any, *blocks: Shape) -> list[Shape | None]:
+def shapes_of(
+    place: Callable[..., Any], traced: Any, *blocks: Shape, opcode: str = ""
+) -> list[Shape | None]:
     """Return the whole shapes of blocks from the second line of a function."""
-    line = place.__code__.co_firstlineno + 1
-    some = [gda.Temporary("float32", block, 4, "", __file__, line) for block in blocks]
+    about = "dot_general", __file__, place.__code__.co_firstlineno + 1, None, opcode
+    some = [gda.Temporary("float32", block, 4, *about) for block in blocks]
     found = with_whole_shapes(some, traced.jaxpr, {"x": 4, "y": 2})
     return [each.whole_shape for each in found]
 
@@ -40,6 +42,7 @@ def test_a_block_is_of_the_only_array_of_its_line_that_fits(auto_mesh: Mesh) -> 
     assert shapes_of(shape, traced, (4, 16)) == [None], "of another line"
     square = jax.jit(product).trace(shape(16, 64), shape(64, 32))
     assert shapes_of(product, square, (16, 16)) == [None], "of the result a half, of x a quarter"
+    assert shapes_of(product, square, (16, 16), opcode="dot") == [(16, 32)]
 
     def body(x: Any, w: Any) -> Any:
         return x @ w, None

@@ -22,6 +22,7 @@ _MOST = 10  # temporaries that are named
 _ALLOCATION = re.compile(
     r"allocation \d+: size \d+, (color \d+, )?(?:page \d+, )?preallocated-temp"
 )
+_FORMS = {"bitcast", "convert", "copy", "reshape", "transpose"}
 _VALUE = re.compile(
     r" value: <\d+ ([\w.\-]+)(?:\{(\d*)[\d,]*\})?(?: \(phi\))? @\d+> "
     r"\(size=(\d+),offset=(\d+)\): (.*)"
@@ -40,6 +41,8 @@ class Temporary(NamedTuple):
         tell.
       whole_shape: of the array that it is a block of, from the trace, without dimensions of 1; None
         unless the arrays of its line that fit have one shape.
+      opcode: XLA's operation that makes it, such as ``'dot'`` or ``'all-gather'``, of a fusion the
+        last that computes; may be empty.
 
     >>> import gda
     >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
@@ -53,6 +56,7 @@ class Temporary(NamedTuple):
     source_file: str | None
     source_line: int | None
     whole_shape: Shape | None = None
+    opcode: str = ""
 
     @property
     def num_blocks(self) -> int | None:
@@ -88,7 +92,9 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
         metadata = {} if instruction is None else metadata_of(instruction)
         array, op_name = arrays[0], metadata.get("op_name", "")
         line = sources.line(metadata)
-        found.append(Temporary(array.dtype, array.shape, value.nbytes, op_name, *line))
+        opcode = _opcode_of(instruction, computations)
+        about = array.dtype, array.shape, value.nbytes, op_name, *line
+        found.append(Temporary(*about, opcode=opcode))
     return found
 
 
@@ -133,3 +139,17 @@ def _instruction_of(
         if root is not None and root.opcode == "tuple":
             return body.instruction(root.operand_names[int(value.element)])
     return None if instruction.kind and len(instruction.operands) > 1 else instruction
+
+
+def _opcode_of(instruction: Instruction | None, computations: Mapping[str, Computation]) -> str:
+    """Return the operation, inside fusions that before changes of type and form."""
+    body = None
+    while instruction is not None:
+        if instruction.opcode == "fusion":
+            body = computations[instruction.called("calls")[0]]
+            instruction = body.instruction(body.root)
+        elif body is not None and instruction.opcode in _FORMS:
+            instruction = body.instruction(instruction.operand_names[0])
+        else:
+            return instruction.opcode
+    return ""
