@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import abstract, mesh_of
 
@@ -84,7 +84,7 @@ def test_a_missing_constraint_is_shown(auto_mesh: Mesh) -> None:
     axes = ("x", "y")
 
     def step(w: Any, tokens: Any, spec: P) -> Any:
-        sharding = jax.NamedSharding(auto_mesh, spec)
+        sharding = NamedSharding(auto_mesh, spec)
         hidden = jax.lax.with_sharding_constraint(w[tokens] * number, sharding)
         return jax.nn.logsumexp(hidden @ w.T, axis=-1).mean()
 
