@@ -27,8 +27,8 @@ def with_whole_shapes(
 ) -> tuple[Temporary, ...]:
     """Return the temporaries with the shapes of the arrays that they are blocks of.
 
-    A product is a result of the products of its line, and any other temporary may be of any operand
-    or result. If not exactly one of their shapes fits, the whole shape stays unknown.
+    A product is a result of the products of its line, if one fits. Any other temporary may be of
+    any operand or result. If not exactly one of their shapes fits, the whole shape stays unknown.
     """
     sizes = mesh_shape.values()
     parts = [itertools.combinations(sizes, n) for n in range(len(sizes) + 1)]
@@ -57,9 +57,12 @@ def with_whole_shapes(
 
     def whole_shape(of: Temporary) -> Shape | None:
         is_product = of.opcode in ("dot", "convolution") and of.op_name.endswith(_PRODUCTS)
-        shapes = (products if is_product else found)[of.source_file, of.source_line]
-        fitting = [each for each in shapes if each is None or is_of(each, of.shape)]
-        return fitting[0] if len(fitting) == 1 else None
+        for some in [products, found] if is_product else [found]:  # XLA may reshape a product
+            shapes = some[of.source_file, of.source_line]
+            fitting = [each for each in shapes if each is None or is_of(each, of.shape)]
+            if fitting:
+                return fitting[0] if len(fitting) == 1 else None
+        return None
 
     walk(jaxpr.jaxpr.eqns, True)
     return tuple(each._replace(whole_shape=whole_shape(each)) for each in temporaries)

@@ -42,7 +42,7 @@ def test_a_block_is_of_the_only_array_of_its_line_that_fits(auto_mesh: Mesh) -> 
     assert shapes_of(shape, traced, (4, 16)) == [None], "of another line"
     square = jax.jit(product).trace(shape(16, 64), shape(64, 32))
     assert shapes_of(product, square, (16, 16)) == [None], "of the result a half, of x a quarter"
-    assert shapes_of(product, square, (16, 16), opcode="dot") == [(16, 32)]
+    assert shapes_of(product, square, (16, 16), (4, 64), opcode="dot") == [(16, 32), (16, 64)]
 
     def body(x: Any, w: Any) -> Any:
         return x @ w, None
