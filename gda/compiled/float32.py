@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from gda.compiled.flops import executions_of, flops_of_equation, inner_of
-from gda.compiled.hlo.source_lines import INSTALLED, LIBRARY
+from gda.compiled.hlo.source_lines import line_of_equation
 
 _NARROW = ("bfloat16", "float16")
 
@@ -39,10 +39,10 @@ def _walk(
         is_widened = name == "convert_element_type" and is_narrow[0]
         if name in ("dot_general", "conv_general_dilated"):
             if all(is_narrow):
-                right.add(_line(equation))
+                right.add(line_of_equation(equation))
             elif "float32" in dtypes and any(inputs + is_narrow):
                 is_widened = True
-                found[_line(equation)] += times * (flops_of_equation(equation) or 0)  # pyright: ignore
+                found[line_of_equation(equation)] += times * (flops_of_equation(equation) or 0)  # pyright: ignore
         results = [any(inputs) or is_widened] * len(equation.outvars)
         for each in inner_of(equation):
             results = _of_inner(equation, each, inputs, times, found, right)
@@ -78,13 +78,3 @@ def _of_inner(
 def _num_alike(outside: Any, inside: Any) -> int:
     pairs = zip(outside, inside, strict=True)
     return sum(len(one.aval.shape) == len(other.aval.shape) for one, other in pairs)
-
-
-def _line(equation: Any) -> tuple[str, int]:
-    """Return the innermost line of user code; an empty file if there is none."""
-    traceback = equation.source_info.traceback
-    frames = () if traceback is None else traceback.frames
-    for frame in frames:
-        if not frame.file_name.startswith((*LIBRARY, *INSTALLED)):
-            return frame.file_name, frame.line_num
-    return "", 0

@@ -35,6 +35,7 @@ from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
+from gda.compiled.whole_shapes import with_whole_shapes
 from gda.compiled.written_out import layers_written_out
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
@@ -157,6 +158,9 @@ def rehearsal_of(
     schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
     flops, flops_are_counted = _flops_of_device(schedule, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
+    temporaries = build.facts.temporaries
+    if isinstance(stage, Traced) and num_devices > 1:
+        temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
     has_slow, hosts, links = _links(mesh)
     rehearsal = Rehearsal(
         name=name,
@@ -172,7 +176,7 @@ def rehearsal_of(
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, has_slow, hosts, links),
         arguments=tuple(sorted(arguments, key=lambda each: -each.nbytes)),
-        temporaries=build.facts.temporaries,
+        temporaries=temporaries,
         message=build.failure.strip(),
         is_compiled=skipped is None,
         examples=examples,

@@ -70,7 +70,8 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _breakable(text: str) -> str:
     """Return a text as HTML that may be broken within paths, types and meshes, not in numbers."""
-    return "<wbr/>".join(map(escape, re.split(r"(?<=[/_\[])|(?<=[.,])(?=[a-z])", text)))
+    places = r"(?<=[/_\[])|(?<=[.,])(?=[a-z])|(?<=,)(?=[\d,]+\])"
+    return "<wbr/>".join(map(escape, re.split(places, text)))
 
 
 def html_of(subject: Subject) -> str:

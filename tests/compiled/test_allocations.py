@@ -35,8 +35,8 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     # The carry of the loop is not a value of the program, "masked" shares the memory of "scores",
     # "both" and "one" are tables of addresses, and "near" is on the chip.
     assert read_temporaries(ASSIGNMENT, PROGRAM) == [
-        Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),
-        Temporary("float32", (8,), 32, "c", None, None),
+        Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7, opcode="dot"),
+        Temporary("float32", (8,), 32, "c", None, None, opcode="add"),
     ]
     many = "\n".join(
         f" value: <{n} v{n} @0> (size=32,offset={2048 + 32 * n}): f32[8]{{0}}" for n in range(20)
@@ -44,3 +44,36 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     in_program_memory, on_chip = ASSIGNMENT.split("allocation 2")
     more = f"{in_program_memory}{many}\nallocation 2{on_chip}"
     assert len(read_temporaries(more, PROGRAM)) == 10
+
+
+SEVERAL = """HloModule jit_step
+
+%body () -> (f32[8], f32[4]) {
+  %a = f32[8]{0} add(), metadata={source_file="/m" source_line=1}
+  %b = f32[4]{0} add(), metadata={source_file="/m" source_line=2}
+  ROOT %both = (f32[8]{0}, f32[4]{0}) tuple(%a, %b)
+}
+
+%half () -> f32[4] {
+  %c = f32[4]{0} dot()
+  ROOT %narrow = f32[4]{0} bitcast(%c)
+}
+
+ENTRY %main () -> f32[] {
+  %fused = (f32[8]{0}, f32[4]{0}) fusion(), calls=%body, metadata={source_line=3}
+  %combined = (f32[8]{0}, f32[4]{0}) all-reduce(%x, %y), metadata={source_file="/m" source_line=4}
+  %product = f32[4]{0} fusion(), calls=%half, metadata={source_file="/m" source_line=6}
+  %loop = (f32[8]{0}, f32[4]{0}) while(%z), metadata={source_file="/m" source_line=5}
+}
+"""
+
+
+def test_line_and_opcode_of_one_of_several_results_are_its_own() -> None:
+    values = [
+        f" value: <{n} {name} @0> (size=16,offset={16 * n}): f32[4]{{0}}"
+        for n, name in enumerate(("fused{0}", "fused{1}", "combined{0}", "loop{1}", "product"))
+    ]
+    assignment = "\n".join(["allocation 1: size 64, preallocated-temp:", *values])
+    found = read_temporaries(assignment, SEVERAL)
+    assert [each.source_line for each in found] == [1, 2, None, 5, 6]
+    assert [each.opcode for each in found] == ["add", "add", "", "while", "dot"]

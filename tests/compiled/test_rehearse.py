@@ -1,5 +1,6 @@
 """Rehearsals on eight CPU devices, and on TPUs that are not here."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -243,7 +244,8 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
         return jax.lax.fori_loop(0, 3, lambda _, w: w + (x.T @ (x @ w)) / w.sum(), w)
 
     w, x = abstract((64, 32), auto_mesh), abstract((16, 64), auto_mesh, "x")
-    rehearsal = gda.rehearse(step, w, x)
+    # Of a program in JAX's cache, XLA writes no temporaries.
+    rehearsal = dataclasses.replace(gda.rehearse(step, w, x), temporaries=())
     shown = re.sub(r"(temporaries|peak) +[\d.]+ K?i?B", r"\1 _", repr(rehearsal))
     assert re.sub(r"compiled in [\d.]+ s", "compiled in _ s", shown).splitlines() == [
         "step on 8 x cpu, mesh x=4,y=2: capacity unknown",

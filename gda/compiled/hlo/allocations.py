@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, parse_instruction
+from gda.compiled.hlo.instructions import (
+    Computation,
+    Instruction,
+    Shape,
+    leaves,
+    parse_computations,
+    parse_instruction,
+)
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
@@ -14,8 +22,10 @@ _MOST = 10  # temporaries that are named
 _ALLOCATION = re.compile(
     r"allocation \d+: size \d+, (color \d+, )?(?:page \d+, )?preallocated-temp"
 )
+_FORMS = {"bitcast", "convert", "copy", "reshape", "transpose"}
 _VALUE = re.compile(
-    r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
+    r" value: <\d+ ([\w.\-]+)(?:\{(\d*)[\d,]*\})?(?: \(phi\))? @\d+> "
+    r"\(size=(\d+),offset=(\d+)\): (.*)"
 )
 
 
@@ -29,6 +39,10 @@ class Temporary(NamedTuple):
       op_name: place in the traced function; may be empty.
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
         tell.
+      whole_shape: of the array that it is a block of, from the trace, without dimensions of 1; None
+        unless the arrays of its line that fit have one shape.
+      opcode: XLA's operation that makes it, such as ``'dot'`` or ``'all-gather'``, of a fusion the
+        last that computes; may be empty.
 
     >>> import gda
     >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
@@ -41,6 +55,14 @@ class Temporary(NamedTuple):
     op_name: str
     source_file: str | None
     source_line: int | None
+    whole_shape: Shape | None = None
+    opcode: str = ""
+
+    @property
+    def num_blocks(self) -> int | None:
+        """The number of different blocks: 1 if each device holds all; None if it is unknown."""
+        whole = self.whole_shape
+        return None if whole is None else math.prod(whole) // math.prod(self.shape)
 
 
 def read_temporaries(assignment: str, program: str) -> list[Temporary]:
@@ -66,16 +88,19 @@ def read_temporaries(assignment: str, program: str) -> list[Temporary]:
         if value.type.startswith("(") or not arrays:  # a table of addresses, or no array
             continue
         taken.append(value)
-        instruction = parse_instruction(texts.get(value.name, ""))
+        instruction = _instruction_of(value, texts, computations)
         metadata = {} if instruction is None else metadata_of(instruction)
         array, op_name = arrays[0], metadata.get("op_name", "")
         line = sources.line(metadata)
-        found.append(Temporary(array.dtype, array.shape, value.nbytes, op_name, *line))
+        opcode = _opcode_of(instruction, computations)
+        about = array.dtype, array.shape, value.nbytes, op_name, *line
+        found.append(Temporary(*about, opcode=opcode))
     return found
 
 
 class _Value(NamedTuple):
     name: str
+    element: str  # the position in a tuple, or empty
     nbytes: int
     start: int
     type: str
@@ -94,4 +119,37 @@ def _values(assignment: str) -> Iterator[_Value]:
             # Memory of another color is on the chip.
             is_temporary = allocation is not None and allocation[1] is None
         elif is_temporary and (value := _VALUE.match(line)):
-            yield _Value(value[1], int(value[2]), int(value[3]), value[4])
+            yield _Value(value[1], value[2] or "", int(value[3]), int(value[4]), value[5])
+
+
+def _instruction_of(
+    value: _Value, texts: Mapping[str, str], computations: Mapping[str, Computation]
+) -> Instruction | None:
+    """Return the instruction that made a value; None if it is unknown.
+
+    Several values that a fusion makes may be of other lines, and so may those of a collective, of
+    which XLA combines many.
+    """
+    instruction = parse_instruction(texts.get(value.name, ""))
+    if instruction is None or not value.element:
+        return instruction
+    if instruction.opcode == "fusion":
+        body = computations[instruction.called("calls")[0]]
+        root = body.instruction(body.root)
+        if root is not None and root.opcode == "tuple":
+            return body.instruction(root.operand_names[int(value.element)])
+    return None if instruction.kind and len(instruction.operands) > 1 else instruction
+
+
+def _opcode_of(instruction: Instruction | None, computations: Mapping[str, Computation]) -> str:
+    """Return the operation, inside fusions that before changes of type and form."""
+    body = None
+    while instruction is not None:
+        if instruction.opcode == "fusion":
+            body = computations[instruction.called("calls")[0]]
+            instruction = body.instruction(body.root)
+        elif body is not None and instruction.opcode in _FORMS:
+            instruction = body.instruction(instruction.operand_names[0])
+        else:
+            return instruction.opcode
+    return ""

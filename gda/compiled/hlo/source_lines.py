@@ -1,4 +1,4 @@
-"""The lines of user code that instructions come from."""
+"""The lines of user code that instructions, and equations of a trace, come from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import re
 import site
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from gda.compiled.hlo.instructions import Instruction
 
@@ -43,6 +44,25 @@ def _unquoted(text: str) -> str:
     return escaped.encode("latin1", "replace").decode("utf-8", "replace")
 
 
+def user_line(frames: Iterable[tuple[str, int]]) -> tuple[str | None, int | None]:
+    """Return the innermost line of user code, of frames from the innermost; None if there is none.
+
+    Installed code counts only if there is no other: a layer of a model library calls the einsum,
+    but the user can change the model that has the layer.
+    """
+    places = [place for place in frames if place[0] and not place[0].startswith(LIBRARY)]
+    own = [place for place in places if not place[0].startswith(INSTALLED)]
+    return next(iter(own or places), (None, None))
+
+
+def line_of_equation(equation: Any) -> tuple[str, int]:
+    """Return the line of an equation of a trace; an empty file if there is none."""
+    traceback = equation.source_info.traceback
+    frames = () if traceback is None else traceback.frames
+    file, line = user_line((frame.file_name, frame.line_num) for frame in frames)
+    return file or "", line or 0
+
+
 class Sources:
     """The tables of files, lines and stack frames above a program."""
 
@@ -59,18 +79,8 @@ class Sources:
         self.excess = 1 if parents and min(parents) > 0 else 0
 
     def line(self, metadata: Mapping[str, str]) -> tuple[str | None, int | None]:
-        """Return the innermost line of user code; None if there is none.
-
-        Installed code counts only if there is no other: a layer of a model library calls the
-        einsum, but the user can change the model that has the layer.
-        """
-        places = [
-            place
-            for place in self._places(metadata)
-            if place[0] and not place[0].startswith(LIBRARY)
-        ]
-        own = [place for place in places if not place[0].startswith(INSTALLED)]
-        return next(iter(own or places), (None, None))
+        """Return the innermost line of user code, as ``user_line``."""
+        return user_line(self._places(metadata))
 
     def _places(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
         """Yield files and lines, the innermost first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gda.compiled.hlo import format_axes, format_size, format_source, table_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
+_LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 _TO_SAVE = "to save time, memory or communication:"
 
@@ -36,10 +38,12 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
     memory = table(_memory_cells(rehearsal), right={"per device"})
     lines = [headline_of(rehearsal), "", *memory, "", *notes_of(rehearsal), ""]
     if rehearsal.fits is False:
-        for shown in (temporary_table(rehearsal.temporaries), argument_table(rehearsal.arguments)):
+        of_all = temporary_table(rehearsal.temporaries, rehearsal.num_devices)
+        for shown in (of_all, argument_table(rehearsal.arguments)):
             lines += [*shown.lines(), ""] if shown.rows else []
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
-    return [*lines, *_communication(rehearsal), *_places(rehearsal), *_advice(rehearsal)]
+    lines += [*_communication(rehearsal), *_places(rehearsal)]
+    return [*lines, *_large_temporaries(rehearsal), *_advice(rehearsal)]
 
 
 def page_of(rehearsals: Iterable[Rehearsal], summary: str = "") -> str:
@@ -55,7 +59,8 @@ def html_of(rehearsal: Rehearsal) -> str:
         lines += [_TO_SAVE, *(each.text for each in advice)]
     cells += [traffic_cells(rehearsal.traffic)] if rehearsal.traffic else []
     tables = [markup.html_table(header, rows) for header, *rows in cells]
-    for shown in (argument_table(rehearsal.arguments), temporary_table(rehearsal.temporaries)):
+    of_temporaries = temporary_table(rehearsal.temporaries, rehearsal.num_devices)
+    for shown in (argument_table(rehearsal.arguments), of_temporaries):
         tables += [shown.html()] if shown.rows else []
         lines += shown.more
     if places := rehearsal.seconds.places:
@@ -176,15 +181,22 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
     return [argument.name, array, spec, format_bytes(argument.nbytes), says]
 
 
-def temporary_table(temporaries: Sequence[Temporary]) -> ArrayTable:
+def temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> ArrayTable:
     """Return the table of the largest temporaries."""
-    header = ["largest temporaries", "from", "", "per device"]
-    return array_table(header, temporaries, _temporary_cells, lambda each: each.nbytes)
+    header = ["largest temporaries", "whole shape", "from", "sharded over", "per device"]
+    cells_of = partial(_temporary_cells, num_devices=num_devices)
+    return array_table(header, temporaries, cells_of, lambda each: each.nbytes)
 
 
-def _temporary_cells(temporary: Temporary) -> list[str]:
-    array = typed_shape(temporary.dtype, temporary.shape)
-    return [array, format_source(temporary), "", format_bytes(temporary.nbytes)]
+def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
+    whole, blocks = temporary.whole_shape, temporary.num_blocks
+    return [
+        typed_shape(temporary.dtype, temporary.shape),
+        "" if whole is None else typed_shape("", whole),
+        format_source(temporary),
+        "" if blocks is None else f"{'none' if blocks == 1 else blocks} of {num_devices}",
+        format_bytes(temporary.nbytes),
+    ]
 
 
 def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
@@ -227,6 +239,15 @@ def place_cells(places: Sequence[PlaceSeconds]) -> list[list[str]]:
 def _places(rehearsal: Rehearsal) -> list[str]:
     places = rehearsal.seconds.places
     return ["", *_text(place_cells(places))] if places else []
+
+
+def _large_temporaries(rehearsal: Rehearsal) -> list[str]:
+    """Return the lines of those that take much of the peak, if they have whole shapes."""
+    least = (rehearsal.peak_bytes or 0) / _LEAST_OF_PEAK
+    large = [each for each in rehearsal.temporaries if each.nbytes >= least]
+    if rehearsal.fits is False or not any(each.whole_shape for each in large):
+        return []
+    return ["", *temporary_table(large, rehearsal.num_devices).lines()]
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:
