@@ -1,6 +1,5 @@
 """Eight virtual CPU devices, default signal handlers, and the mesh of most tests."""
 
-import gc
 import os
 import re
 import signal
@@ -8,10 +7,6 @@ import sys
 from importlib.util import find_spec
 
 from costs import COMPILER_FLAGS, cache_folder
-
-# A million objects of imports and tests stay; a quarter of the time to collect tests would be spent
-# in looking whether they are garbage.
-gc.disable()
 
 # Tests start hundreds of processes; without bytecode each would compile the same modules again.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
@@ -37,6 +32,7 @@ import costs
 import jax
 import pytest
 from costs import (  # noqa: F401, hooks
+    pytest_collection_finish,
     pytest_runtest_protocol_costs,
     pytest_sessionfinish,
     pytest_terminal_summary_costs,
@@ -99,11 +95,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_figures(parser)
     add_shuffle(parser)
     parser.addoption("--all-axes", action="store_true", help="give a test both kinds of `mesh`")
-
-
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,5 +1,6 @@
 """The costs of a run, in its last lines, and the folder that saves some of them."""
 
+import gc
 import os
 import sys
 import zlib
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from gda.testing import forking
+
+# What tests import, and the tests, stay. To look which of these objects are garbage would take a
+# quarter of the time until the first test.
+gc.disable()
 
 # Half of the time to compile a small program on CPU. Other versions of XLA lack the second flag.
 COMPILER_FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
@@ -64,6 +69,11 @@ def measure(file: str) -> None:
     now = cpu_seconds()
     seconds_of[_measured[0]] += now - _measured[1]
     _measured[:] = file, now
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_runtest_protocol")
