@@ -40,6 +40,7 @@ from costs import (  # noqa: F401, hooks
 )
 from forks import Forks
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
 from on_accelerator import pytest_configure_accelerator, pytest_ignore_collect  # noqa: F401, hooks
@@ -76,6 +77,10 @@ _LIBRARIES = {
     *("boto3", "einops", "equinox", "flax", "grain", "IPython", "moto", "nbclient", "nbformat"),
     *("orbax", "sklearn"),
 }
+
+# Else each process parses all modules of gda and of the tests for constants to try, and a change of
+# any module gives other examples.
+providers.is_local_module_file = lambda _: False  # pyright: ignore[reportPrivateImportUsage]
 
 settings.register_profile(
     "gda",
