@@ -171,7 +171,7 @@ def of_train_state() -> Case:
     model = nn.Dense(4)
 
     def start(params: Any) -> Any:
-        return TrainState.create(apply_fn=model.apply, params=params, tx=ADAM)
+        return TrainState.create(apply_fn=model.apply, params=params, tx=SGD)
 
     def step(state: Any, params: Any) -> Any:
         def loss(params: Any) -> Any:

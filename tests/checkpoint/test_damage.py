@@ -715,7 +715,7 @@ def use(damaged: Damaged) -> None:
             restore(damaged.path, **options)
 
 
-@rarely(2)
+@rarely(5)
 @given(st.data())
 def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     body = copy.deepcopy(shared.body)
