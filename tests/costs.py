@@ -2,7 +2,7 @@
 
 import gc
 import os
-import sys
+import subprocess
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -23,7 +23,6 @@ COMPILER_FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):
     COMPILER_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
-STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
 DEAREST = 25
 
 started: Counter[str] = Counter()
@@ -48,20 +47,29 @@ def begin() -> None:
     """Count the processes that this one starts and the programs that are new in the cache."""
     global compiled_before
     compiled_before = num_programs()
-    sys.addaudithook(lambda event, _: started.update([event]) if event in STARTS else None)
+    os.register_at_fork(before=lambda: started.update(["os.fork"]))
+    start = subprocess.Popen.__init__
+
+    def counted(*args: Any, **options: Any) -> None:
+        started["subprocess.Popen"] += 1
+        start(*args, **options)
+
+    subprocess.Popen.__init__ = counted
 
 
-def cpu_seconds(process: object = "self") -> float:
-    """Return the CPU seconds of a process, of its children that ended, and of those that live."""
-    folder = Path(f"/proc/{process}")
-    seconds, children = 0.0, []
-    with suppress(OSError):
-        fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-        seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    for each in folder.glob("task/*/children"):
-        with suppress(OSError):  # a thread that ends does not hide the others
-            children += each.read_text().split()
-    return seconds + sum(map(cpu_seconds, children))
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its children."""
+    ticks_of: dict[int, int] = {}
+    children_of: dict[int, list[int]] = {}
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError), open(f"/proc/{process}/stat") as stat:  # it may end
+            fields = stat.read().rpartition(") ")[2].split()
+            ticks_of[process] = sum(map(int, fields[11:15]))
+            children_of.setdefault(int(fields[1]), []).append(process)
+    family = [os.getpid()]
+    for process in family:
+        family += children_of.get(process, ())
+    return sum(map(ticks_of.__getitem__, family)) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(file: str) -> None:
