@@ -87,7 +87,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    max_examples=25,
+    max_examples=15,
     derandomize=True,  # so that JAX's cache has the programs of the next run
 )
 settings.register_profile(
