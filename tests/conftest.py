@@ -38,7 +38,6 @@ from costs import (  # noqa: F401, hooks
     pytest_terminal_summary_costs,
     pytest_testnodedown,
 )
-from forks import Forks
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 from jax.sharding import AxisType, Mesh
@@ -170,8 +169,10 @@ def optimizing_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A program that forks processes that save."""
+    from forks import Forks  # not in each process of a pool
+
     with Children() as children:
         forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
         yield forks

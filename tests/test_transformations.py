@@ -211,7 +211,6 @@ def of_nnx() -> Case:
     return Case(lambda state: (), step, lambda: held(state))
 
 
-
 def mlp() -> Any:
     return eqx.nn.MLP(4, 4, 8, 1, activation=jnp.tanh, key=quick_key())
 
