@@ -93,6 +93,7 @@ class ForkedChildren(Children):
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a process of a rehearsal changes its own
     monkeypatch.setattr(rehearsal_processes, "_SECONDS_BETWEEN_LINES", 10_000)
     monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     monkeypatch.setattr(rehearsal_processes, "Children", ForkedChildren)
