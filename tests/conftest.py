@@ -32,13 +32,14 @@ import costs
 import jax
 import pytest
 from costs import (  # noqa: F401, hooks
+    pytest_collection_finish,
     pytest_runtest_protocol_costs,
     pytest_sessionfinish,
     pytest_terminal_summary_costs,
     pytest_testnodedown,
 )
-from forks import Forks
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
 from on_accelerator import pytest_configure_accelerator, pytest_ignore_collect  # noqa: F401, hooks
@@ -50,10 +51,13 @@ from trials import (  # noqa: F401, hooks and a fixture
     trials,
 )
 
+from gda.arrays.fingerprints import on_devices
 from gda.launch.children import Children
 from gda.layout.distribution import install_command
 
 sys.dont_write_bytecode = False
+
+on_devices._ROWS_PER_TURN = 2  # half of the time to compile a program for fingerprints
 
 # A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
 # every program that a test starts and then interrupts.
@@ -76,12 +80,16 @@ _LIBRARIES = {
     *("orbax", "sklearn"),
 }
 
+# Else each process parses all modules of gda and of the tests for constants to try, and a change of
+# any module gives other examples.
+providers.is_local_module_file = lambda _: False  # pyright: ignore[reportPrivateImportUsage]
+
 settings.register_profile(
     "gda",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    max_examples=25,
+    max_examples=15,
     derandomize=True,  # so that JAX's cache has the programs of the next run
 )
 settings.register_profile(
@@ -161,8 +169,10 @@ def optimizing_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A program that forks processes that save."""
+    from forks import Forks  # not in each process of a pool
+
     with Children() as children:
         forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
         yield forks

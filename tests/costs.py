@@ -1,7 +1,8 @@
 """The costs of a run, in its last lines, and the folder that saves some of them."""
 
+import gc
 import os
-import sys
+import subprocess
 import zlib
 from collections import Counter
 from contextlib import suppress
@@ -13,12 +14,15 @@ import pytest
 
 from gda.testing import forking
 
+# What tests import, and the tests, stay. To look which of these objects are garbage would take a
+# quarter of the time until the first test.
+gc.disable()
+
 # Half of the time to compile a small program on CPU. Other versions of XLA lack the second flag.
 COMPILER_FLAGS = "--xla_cpu_parallel_codegen_split_count=1"
 if version("jaxlib").startswith("0.10."):
     COMPILER_FLAGS += " --xla_cpu_use_fusion_emitters=false"
 
-STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
 DEAREST = 25
 
 started: Counter[str] = Counter()
@@ -43,20 +47,29 @@ def begin() -> None:
     """Count the processes that this one starts and the programs that are new in the cache."""
     global compiled_before
     compiled_before = num_programs()
-    sys.addaudithook(lambda event, _: started.update([event]) if event in STARTS else None)
+    os.register_at_fork(before=lambda: started.update(["os.fork"]))
+    start = subprocess.Popen.__init__
+
+    def counted(*args: Any, **options: Any) -> None:
+        started["subprocess.Popen"] += 1
+        start(*args, **options)
+
+    subprocess.Popen.__init__ = counted
 
 
-def cpu_seconds(process: object = "self") -> float:
-    """Return the CPU seconds of a process, of its children that ended, and of those that live."""
-    folder = Path(f"/proc/{process}")
-    seconds, children = 0.0, []
-    with suppress(OSError):
-        fields = (folder / "stat").read_text().rpartition(") ")[2].split()
-        seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    for each in folder.glob("task/*/children"):
-        with suppress(OSError):  # a thread that ends does not hide the others
-            children += each.read_text().split()
-    return seconds + sum(map(cpu_seconds, children))
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its children."""
+    ticks_of: dict[int, int] = {}
+    children_of: dict[int, list[int]] = {}
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError), open(f"/proc/{process}/stat") as stat:  # it may end
+            fields = stat.read().rpartition(") ")[2].split()
+            ticks_of[process] = sum(map(int, fields[11:15]))
+            children_of.setdefault(int(fields[1]), []).append(process)
+    family = [os.getpid()]
+    for process in family:
+        family += children_of.get(process, ())
+    return sum(map(ticks_of.__getitem__, family)) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(file: str) -> None:
@@ -64,6 +77,11 @@ def measure(file: str) -> None:
     now = cpu_seconds()
     seconds_of[_measured[0]] += now - _measured[1]
     _measured[:] = file, now
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_runtest_protocol")
@@ -91,7 +109,9 @@ def pytest_testnodedown(node: Any) -> None:
 
 def num_programs() -> int:
     """Return the number of programs in JAX's cache."""
-    return len([*Path(cache_folder()).glob("*-cache")])
+    with suppress(FileNotFoundError):
+        return sum(name.endswith("-cache") for name in os.listdir(cache_folder()))
+    return 0
 
 
 @pytest.hookimpl(specname="pytest_terminal_summary")

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from typing import Any, NoReturn
 
+from gda.cli import rehearsal_program
 from gda.launch import __main__ as launcher
 from gda.launch import child
 from gda.launch import run as launch_run
@@ -51,6 +52,14 @@ def launch(*words: str) -> NoReturn:
             print(end.code, file=sys.stderr)
         _end(int(bool(end.code)) if isinstance(end.code, str) else end.code or 0)
     _end(0)
+
+
+def rehearse(*arguments: int) -> None:
+    """Run the process of ``gda rehearse`` with the environment of other processes, and no cache."""
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    rehearsal_program.main(*arguments)
 
 
 def _end(code: int) -> NoReturn:

@@ -14,7 +14,7 @@ import costs
 import pytest
 from jax.sharding import AxisType
 
-from gda.testing.marker import is_marked
+from gda.testing.marker import is_marked, size_of
 
 # Seconds after which a test fails, one of many trials or examples, and one on an accelerator, which
 # is at hand for minutes. Before that, at `faulthandler_timeout`, pytest shows where its threads
@@ -52,10 +52,9 @@ def add_shuffle(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark, shuffle, and keep in one worker the tests of pools, and those of a file of many.
+    """Mark, shuffle, and keep in one worker all tests of pools, and those of a file of many.
 
-    Those of a file share what is compiled, and fixtures that take long to make. The plugin of
-    gda.testing keeps together the tests that run in processes of one size.
+    Those of a file share what is compiled, and fixtures that take long to make.
     """
     if not config.getoption("--all-axes") and not config.pluginmanager.hasplugin("gda-process"):
         chosen = choose_axes(items)
@@ -71,10 +70,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             marker: Any = item.get_closest_marker("processes")
             given = {"timeout": POOL, **marker.kwargs}
             item.add_marker(pytest.mark.processes(*marker.args, **given), append=False)
-            continue
         if item.get_closest_marker("xdist_group") is not None:
             continue
-        if "process_pool" in getattr(item, "fixturenames", ()):
+        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))
         elif sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -82,13 +80,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=rank)
 
 
-def rank(item: pytest.Item) -> int:
+def rank(item: pytest.Item) -> tuple[int, ...]:
     """Return the rank of a test in a worker: processes, groups, the longest files, and others."""
     if is_marked(item):
-        return 0
+        return 0, *(size_of(item) or ())
     if item.get_closest_marker("xdist_group") is not None:
-        return 1
-    return 2 if item.path in _paths(LONGEST) else 3
+        return (1,)
+    return (2 if item.path in _paths(LONGEST) else 3,)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from costs import COMPILER_FLAGS
 from running import fresh_python
 
 import gda
@@ -23,7 +24,9 @@ def run(program: str, *args: str, processes: int = 1) -> subprocess.CompletedPro
     launcher = ["-m", "gda.launch", "-n", str(processes), "--timeout", "300"]
     launcher += ["--devices-per-process", str(8 // processes)]
     command = [*(launcher if processes > 1 else []), EXAMPLES / program, *args]
-    return fresh_python("-W", "error", *command)
+    # Alone, an example makes its devices by this variable.
+    flags = {"XLA_FLAGS": COMPILER_FLAGS} if processes > 1 else {}
+    return fresh_python("-W", "error", *command, **flags)
 
 
 def accuracies(output: str) -> list[float]:

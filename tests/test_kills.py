@@ -41,12 +41,12 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         forks.close()
 
 
-@tried("a process is killed in an operation, without the launcher", sample=2)
+@tried("a process is killed in an operation, without the launcher", sample=1)
 def test_the_others_name_a_process_that_is_killed(
     ended: Forks, tmp_path: Path, trials: Trials
 ) -> None:
     for number, (operation, moment) in enumerate(trials.of(EACH)):
-        for turn in range(3 if moment == "at a random moment" and trials.most > 2 else 1):
+        for turn in range(3 if moment == "at a random moment" and trials.most > 1 else 1):
             path = tmp_path / f"{number}-{turn}"
             arguments = arguments_of(operation, moment, path, trials)
             try:

@@ -12,8 +12,11 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
+from gda.arrays.buffers import Buffers
+from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import mesh_on
@@ -36,12 +39,23 @@ def as_unsigned(block: jax.Array) -> jax.Array:
 
 
 def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
-    """Return the elements of a block, which come first in each dimension; not waited for."""
+    """Return the elements of a block, which come first in each dimension.
+
+    They are waited for if the device is a CPU.
+    """
     if block.shape == shape:
         return block
+    (device,), within = block.devices(), tuple(map(slice, shape))
+    is_key = jax.numpy.issubdtype(block.dtype, jax.dtypes.extended)
     with own_settings(), _mesh_of(block):
+        if device.platform == "cpu" and not is_key and not is_weak(block):
+            # XLA would compile a program for each device and shape, which takes longer.
+            data = Buffers(count=1).empty(shape, block.dtype)
+            data[...] = np.asarray(block)[within]
+            with jax.enable_x64(True):  # else it would narrow 64 bits
+                return jax.device_put(data, block.sharding)
         if not is_narrow(block.dtype):
-            return block[tuple(map(slice, shape))]
+            return block[within]
         return _first(block, shape)
 
 

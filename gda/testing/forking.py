@@ -44,7 +44,8 @@ _SLOW = ("equinox", "flax", "hypothesis", "optax", "pytest", "zarr")
 # Variables that are read when JAX makes its devices, or later, such as those of object stores. A
 # server serves those only whose other variables are the same.
 _LATE = re.compile(
-    "AWS_.*|GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS|GDA_HEARTBEAT_TIMEOUT_SECONDS|GDA_TESTING_.*|"
+    "ALLOW_MULTIPLE_LIBTPU_LOAD|AWS_.*|GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS|"
+    "GDA_COMPILER_LOG_LEVEL|GDA_HEARTBEAT_TIMEOUT_SECONDS|GDA_TESTING_.*|"
     "JAX_COORDINATOR_.*|JAX_NUM_PROCESSES|JAX_PROCESS_ID|NPROC|PYTEST_.*|PYTHONUNBUFFERED|XLA_FLAGS"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

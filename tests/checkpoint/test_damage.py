@@ -6,9 +6,9 @@ import functools
 import json
 import operator
 import os
+import pickle
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -124,20 +124,12 @@ def plain_arrays(tree: Any) -> Any:
 # Damage.
 
 
-def test_whole_checkpoints_pass(damaged: Damaged) -> None:
-    unpickled: list[str] = []
-    is_over = False
-
-    def listen(event: str, _: tuple[Any, ...]) -> None:  # for good: hooks are never removed
-        if event.startswith("pickle.") and not is_over:
-            unpickled.append(event)
-
-    sys.addaudithook(listen)
+def test_whole_checkpoints_pass(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("load", "loads", "Unpickler"):  # no code comes from a file
+        monkeypatch.delattr(pickle, name)
     assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
     check_equal(restore(damaged.path), plain_arrays(make_tree()))
     restore(damaged.path, like=make_tree())
-    is_over = True
-    assert unpickled == []  # so no code comes from a file
     assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
     assert len(damaged.chunks) >= 11
 
@@ -715,7 +707,7 @@ def use(damaged: Damaged) -> None:
             restore(damaged.path, **options)
 
 
-@rarely(2)
+@rarely(5)
 @given(st.data())
 def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     body = copy.deepcopy(shared.body)

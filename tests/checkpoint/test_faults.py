@@ -153,7 +153,7 @@ def check_names(error: OSError, path: Path) -> None:
     assert error.errno, error
     assert repr(error.filename) in str(error), error
     place = Path(error.filename)
-    assert place.is_relative_to(path) or place in (path.parent, path.parent.parent), error
+    assert place.is_relative_to(path) or place in path.parents[:3], error
 
 
 def check_error(error: Exception | None, path: Path, before: int | None) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from meshes import mesh_of
-from running import Run, wait_until_gone
+from running import USUAL, Run, wait_until_gone
 
 import gda
 from gda.cli import rehearsal_processes, rehearsal_program
@@ -83,13 +83,17 @@ class ForkedChildren(Children):
         files = {"stdout": stdout.fileno(), "stderr": stderr.fileno()}
         with open(os.devnull) as nothing:
             options |= {"stdin": nothing.fileno(), "popen": Forked, **files}
-            return super().start("gda.cli.rehearsal_program:main", **options)
+            # The server that forks all others.
+            options["env"] |= USUAL
+            del options["env"]["JAX_ENABLE_COMPILATION_CACHE"]
+            return super().start("forked_program:rehearse", **options)
 
 
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A file with programs to rehearse, in the current directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a process of a rehearsal changes its own
     monkeypatch.setattr(rehearsal_processes, "_SECONDS_BETWEEN_LINES", 10_000)
     monkeypatch.setattr(rehearsal_processes, "_most_processes", lambda: 1)
     monkeypatch.setattr(rehearsal_processes, "Children", ForkedChildren)

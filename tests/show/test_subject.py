@@ -3,7 +3,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
@@ -16,6 +15,7 @@ P = PartitionSpec
 XY = {"x": 4, "y": 2}
 GRID = gda.ShardGrid((8, 2), XY, ("x",))
 DATA = np.zeros((8, 2), np.float32)
+ARRAY = jax.device_put(DATA)
 
 
 def ids_of(subject: Subject) -> tuple[str, list[int]]:
@@ -112,7 +112,7 @@ def test_grids_and_subjects() -> None:
     [
         (((8, 2),), {}, "with its mesh and its spec: gda.show((8, 2), mesh, Part"),
         ((GRID, XY, ("x",)), {}, "mesh and spec go with a shape; this ShardGrid has its own"),
-        ((jnp.zeros(3),), {"dtype": "int8"}, "dtype goes with a shape or a grid; this ArrayImpl"),
+        ((ARRAY,), {"dtype": "int8"}, "dtype goes with a shape or a grid; this ArrayImpl"),
         ((DATA,), {}, "a ShardGrid, or a shape with mesh= and spec=, not of ndarray"),
         (("8x2", XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with str"),
         (((8, 2), P("x"), XY), {}, "the mesh, a jax.sharding.Mesh or the sizes of its axes by na"),
@@ -132,7 +132,7 @@ SECRET = 271828
 
 @pytest.mark.parametrize(
     "tree",
-    [{"w": np.full(2, SECRET)}, [jnp.full(2, SECRET)], (SECRET, "w")],
+    [{"w": np.full(2, SECRET)}, [jax.device_put(np.full(2, SECRET))], (SECRET, "w")],
     ids=["numpy", "jax", "text"],
 )
 @pytest.mark.parametrize("rest", [(), (XY, ("x",))], ids=["alone", "with_mesh"])

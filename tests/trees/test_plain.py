@@ -19,7 +19,7 @@ import gda
 MESH = mesh_of({"x": 4, "y": 2})
 TWO = mesh_of({"z": 2})
 DATA = batch(8, 4)
-KEYS = jax.random.split(jax.random.key(1), 6)
+KEYS = jax.random.wrap_key_data(np.arange(12, dtype=np.uint32).reshape(6, 2))
 VALUES = [3, 2.5, True, 1j, "adam", b"b", np.float32(0.5), np.bool_(True), np.str_("s"), None]
 
 

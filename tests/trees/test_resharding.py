@@ -121,7 +121,7 @@ def test_donated_arrays_are_deleted(mesh: Mesh) -> None:
 # Several processes.
 
 
-@pytest.mark.processes(4, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
     eight, six = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 2, 1, 5, 4], {"x": 6})
     model = padded(MODEL, eight, rows)
@@ -134,7 +134,7 @@ def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
     moved = gda.reshard_tree(model, six, rows)
     assert jax.tree.structure(moved) == jax.tree.structure(model)
     assert moved["layers"][0]["b"].padded_shape == (12,)
-    assert len(moved["table"].local_shards) == (1 if jax.process_index() in (1, 3) else 2)
+    assert len(moved["table"].local_shards) == 3
     check_equal(moved)
     back = gda.reshard_tree(moved, eight, rows, max_bytes=256, donate=True)
     check_equal(back)

@@ -71,7 +71,7 @@ def test_small_arrays_scalars_and_none_at_all() -> None:
     assert gda.load_tree({}, mesh, P(), read_once=True) == {}
 
 
-@pytest.mark.processes(4, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_sizes_that_do_not_divide_are_padded_after_the_exchange() -> None:
     mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
     data = batch(5, 7)
@@ -130,7 +130,7 @@ def test_whole_blocks_are_within_the_bound_until_they_are_sent(
 # Libraries.
 
 
-@pytest.mark.processes(4, devices=2)
+@pytest.mark.processes(2, devices=4)
 def test_chunks_of_stores_are_read_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

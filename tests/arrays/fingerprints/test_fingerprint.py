@@ -78,7 +78,10 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
     ],
     indirect=["way"],
 )
-def test_blocks_of_several_rows(way: str, shape: tuple[int, ...], spec: P) -> None:
+def test_blocks_of_several_rows(
+    way: str, shape: tuple[int, ...], spec: P, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_devices, "_ROWS_PER_TURN", 8)  # as without conftest.py
     data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
     assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
 

@@ -49,11 +49,6 @@ def test_skip_if():
     raise AssertionError
 
 
-@pytest.mark.xfail(reason="one is enough")
-def test_xfail_in_one_process():
-    assert jax.process_index() == 0
-
-
 @pytest.mark.xfail(strict=True, raises=ZeroDivisionError)
 def test_xfail_strict():
     print(1 / 0)
