@@ -168,12 +168,13 @@ def _in_processes(processes: int, model: Model, ways: Sequence[str], quick: bool
 
 
 _FRESH = """
-import sys
+import ast, sys
 import gda
 from benchmarks.trees import models_in
 gda.load_tree, gda.storage.open_safetensors  # are imported, as the packages are
-way, folder = sys.argv[1:]
-print(models_in.seconds(way, models_in.Model(models_in.COLUMNS), folder))
+way, folder, spec = sys.argv[1:]
+model = models_in.Model(models_in.PartitionSpec(*ast.literal_eval(spec)))
+print(models_in.seconds(way, model, folder))
 """
 
 
@@ -185,7 +186,7 @@ def _fresh(model: Model, ways: Sequence[str], quick: bool) -> list[Side]:
     environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
 
     def run(way: str) -> float:
-        command = [sys.executable, "-c", _FRESH, way, str(folder)]
+        command = [sys.executable, "-c", _FRESH, way, str(folder), repr(tuple(model.spec))]
         return float(subprocess.check_output(command, env=environment, text=True).split()[-1])
 
     return [Side(partial(run, way), scratch.keep, times_itself=True) for way in ways]
@@ -239,6 +240,7 @@ def works(quick: bool) -> list[Work]:
     """Return the works; small ones if ``quick``."""
     half = Model(COLUMNS, dtype="bfloat16", shape=(4096, 8192))
     small = Model(ROWS, 4000, (64, 256))
+    many = Model(ROWS, 30, (1024, 2048), files=30)
     targets: Mapping[str, Target | None] = {_PACKAGED: AtMost(0.4), _BARE: OfSpeed(0.8)}
     others = {_FLAX: None, _ORBAX: None}
     here = [
@@ -256,21 +258,25 @@ def works(quick: bool) -> list[Work]:
             ("256 MiB of float32: rows and columns", Model(BOTH), targets),
             ("128 MiB of float32: replicated", Model(COPIES, tensors=2), {_PACKAGED: AtMost(0.4)}),
             ("256 MiB of bfloat16: columns", half, targets),
-            ("240 MiB in 30 files: rows", Model(ROWS, 30, (1024, 2048), files=30), targets),
+            ("240 MiB in 30 files: rows", many, targets),
             ("4,000 tensors of 64 KiB: rows", small, {_PACKAGED: None}),
         ]
     ]
+    of_columns, fresh = "256 MiB of columns", "in a fresh process"
     apart = [
         Work(
-            f"load 256 MiB of columns from safetensors {name}",
-            partial(prepare, Model(COLUMNS), (_GDA, _PACKAGED), quick),
+            f"load {what} from safetensors {where}",
+            partial(prepare, model, (_GDA, _PACKAGED), quick),
             {_PACKAGED: AtMost(0.4)},
             ours=_GDA,
             seconds=seconds,
         )
-        for name, prepare, seconds in [
-            *[(f"in {n} processes", partial(_in_processes, n), 3) for n in (2, 4)],
-            ("in a fresh process", _fresh, 10),
+        for what, model, where, prepare, seconds in [
+            (of_columns, Model(COLUMNS), "in 2 processes", partial(_in_processes, 2), 3),
+            (of_columns, Model(COLUMNS), "in 4 processes", partial(_in_processes, 4), 3),
+            (of_columns, Model(COLUMNS), fresh, _fresh, 10),
+            # In one process, what gda frees makes malloc keep the memory of the rival.
+            ("240 MiB of rows in 30 files", many, fresh, _fresh, 10),
         ]
     ]
     slow = Work(

@@ -248,20 +248,26 @@ def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     width = keys.columns.shape[1]
     stays = jnp.arange(width, dtype=jnp.uint32) < keys.carry[0]
 
-    def turn(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def turn(i: jax.Array, carried: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        sums = [lane[0] for lane in carried]
         for row in range(per_turn):
             lead, chunk = jnp.divmod(i * per_turn + row, rows.chunks)
             words = words_of(row_at(lead, chunk))
             high = lax.dynamic_slice(keys.chunks, (0, chunk), (LANES, 2))
             of_lead = lax.dynamic_slice(keys.leads, (0, lead), (LANES, 1))
             high += of_lead
-            sums = tuple(
+            sums = [
                 sums[lane] + mixed(words, keys.columns[lane] + jnp.where(stays, *high[lane]))
                 for lane in range(LANES)
-            )
-        return sums
+            ]
+        # In place: XLA divides what makes a whole array among threads, which takes as long as the
+        # sums themselves.
+        return tuple(
+            lax.dynamic_update_slice(lane, new[None], (0, 0))
+            for lane, new in zip(carried, sums, strict=True)
+        )
 
-    zeros = (jnp.zeros(width, jnp.uint32),) * LANES
+    zeros = (jnp.zeros((2, width), jnp.uint32),) * LANES
     sums = lax.fori_loop(0, count // per_turn, turn, zeros)
     return jnp.stack([lane.sum(dtype=jnp.uint32) for lane in sums])
 

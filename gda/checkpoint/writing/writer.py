@@ -48,6 +48,7 @@ AnyArray: TypeAlias = np.ndarray[Any, Any]
 CHUNK_BYTES = 16 * 2**20
 PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost some ms
 PACK_BYTES = 4 * 2**20  # of a chunk
+_CHECKED = 64  # files at a time: to start a thread takes longer than to ask for the size of some
 
 
 @dataclass(frozen=True)
@@ -429,15 +430,21 @@ class Writer:
 
     def check_written(self, manifest: Manifest) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
-        if not self.store.is_remote:
-            checks = (functools.partial(self._check_file, *file) for file in manifest.files)
-            tasks.run((tasks.Task(0, check) for check in checks), self.options)
+        if self.store.is_remote:
+            return
+        files = [*manifest.files]
+        some = (files[first : first + _CHECKED] for first in range(0, len(files), _CHECKED))
+        checks = (functools.partial(self._check_files, each) for each in some)
+        tasks.run((tasks.Task(0, check) for check in checks), self.options)
 
-    def _check_file(self, name: str, nbytes: int) -> None:
-        size = self.store.size(name)
-        if size != nbytes:
-            where = self.store.join(name)
-            raise SaveError(f"{where} was changed: it has {size} bytes, not {nbytes}; save again")
+    def _check_files(self, files: Iterable[tuple[str, int]]) -> None:
+        for name, nbytes in files:
+            size = self.store.size(name)
+            if size != nbytes:
+                where = self.store.join(name)
+                raise SaveError(
+                    f"{where} was changed: it has {size} bytes, not {nbytes}; save again"
+                )
 
 
 def _name_of(number: int, path: Path) -> str:
