@@ -23,7 +23,7 @@ from benchmarks.work import Work
 from gda.launch.children import Children
 from gda.layout.text import signal_name
 
-MINUTES = 15
+MINUTES = 20
 LONGEST = 120.0  # seconds for one work, with the start of its process
 # On an accelerator, which is at hand for minutes.
 ACCELERATOR_MINUTES, ACCELERATOR_LONGEST = 4, 45.0

@@ -17,7 +17,7 @@ _INTRODUCTION = f"""\
 
 Written by `python -m benchmarks`. All sides of a line ran in turns on virtual CPU devices, in
 {LEAST_ROUNDS} rounds or more, until the ratio of their medians was settled to 2 % or the time for
-the work was over; behind the schedule of 15 minutes, in fewer. Times are medians, with the
+the work was over; behind the schedule of 20 minutes, in fewer. Times are medians, with the
 quartiles in brackets, and ratios are those of medians. Memory is the highest that a process held
 beyond the arrays that it saved or got, in one round or more.
 """

@@ -39,7 +39,7 @@ def _manifest(leaves: int, changed: int) -> bytes:
             dtype=dtype,
             spec="P('data', 'model')",
             mesh={"data": 64, "model": 16},
-            fingerprint=f"{number + 10**6 * (number == changed):032x}",
+            fingerprint=f"{number + 10**6 * (number == changed):016x}",
             array=number,
         )
         for number, (path, _) in enumerate(paths)
