@@ -36,6 +36,8 @@ def with_whole_shapes(
 
     @functools.cache
     def is_of(shape: Shape, block: Shape) -> bool:
+        if not math.prod(block):  # as the workspace of a library
+            return False
         num_blocks, rest = divmod(math.prod(shape), math.prod(block))
         return not rest and num_blocks in possible and _divides(block, shape)
 

@@ -37,8 +37,8 @@ def test_a_block_is_of_the_only_array_of_its_line_that_fits(auto_mesh: Mesh) -> 
     traced = jax.jit(product).trace(shape(16, 7), shape(7, 32))
     blocks = (16, 32), (4, 16), (2, 32), (64,), (4, 16, 1), (1, 2, 32)
     assert shapes_of(product, traced, *blocks, (4, 7)) == [(16, 32)] * 6 + [(16, 7)]
-    # These divide no array, are too small for eight devices, or have more dimensions.
-    assert shapes_of(product, traced, (3, 32), (1, 32), (2, 2, 16)) == [None] * 3
+    # These divide no array, are too small for eight devices, have more dimensions, or are empty.
+    assert shapes_of(product, traced, (3, 32), (1, 32), (2, 2, 16), (0, 32)) == [None] * 4
     assert shapes_of(shape, traced, (4, 16)) == [None], "of another line"
     square = jax.jit(product).trace(shape(16, 64), shape(64, 32))
     assert shapes_of(product, square, (16, 16)) == [None], "of the result a half, of x a quarter"
