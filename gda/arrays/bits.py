@@ -47,12 +47,15 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
         return block
     (device,), within = block.devices(), tuple(map(slice, shape))
     is_key = jax.numpy.issubdtype(block.dtype, jax.dtypes.extended)
+    # Of 4 bits JAX would keep NumPy's copy, of 8 bits an element, with the block.
+    has_view = device.platform == "cpu" and not is_key and width_of(block.dtype)[0] >= 8
     with own_settings(), _mesh_of(block):
-        if device.platform == "cpu" and not is_key and not is_weak(block):
+        if has_view and not is_weak(block):
             # XLA would compile a program for each device and shape, which takes longer.
             data = Buffers(count=1).empty(shape, block.dtype)
             data[...] = np.asarray(block)[within]
-            with jax.enable_x64(True):  # else it would narrow 64 bits
+            # Else it would narrow 64 bits, and be a part of a program that is being traced.
+            with jax.enable_x64(True), jax.ensure_compile_time_eval():
                 return jax.device_put(data, block.sharding)
         if not is_narrow(block.dtype):
             return block[within]

@@ -190,6 +190,13 @@ def test_padding_stays_out_of_results(mesh: Mesh) -> None:
     assert (most, total) == (data.max(), data.sum())
 
 
+def test_shards_without_padding_are_constants_in_a_program(mesh: Mesh) -> None:
+    data = batch(5, 3) + 1
+    p = padded(data, mesh, P("x"))
+    total = jax.jit(lambda x: x.sum() + sum(shard.data.sum() for shard in p.local_shards))(p.array)
+    assert total == data.sum() * (1 + mesh.shape["y"])
+
+
 def test_a_mask_is_sharded_as_the_array(mesh: Mesh) -> None:
     p = padded(batch(5, 4), mesh, P("x", "y"))
     assert p.mask().shape == (8, 1)

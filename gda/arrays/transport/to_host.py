@@ -125,7 +125,8 @@ def pinned(data: jax.Array) -> jax.Array | None:
     """
     if not is_on_accelerator(data) or not _has_pinned_memory(*data.devices()):
         return None
-    with own_settings():
+    # Else it would be a part of a program that is being traced.
+    with own_settings(), jax.ensure_compile_time_eval():
         return jax.device_put(data, data.sharding.with_memory_kind(_PINNED), may_alias=False)
 
 

@@ -120,6 +120,13 @@ def test_values_of_an_accelerator_are_in_pinned_memory(
     given = {name: np.arange(size) for name, size in [("small", 2), ("large", 512)]}
     blocks = [(name, jax.device_put(data, target)) for name, data in given.items()]
     seen = {}
+
+    def read(traced: jax.Array) -> jax.Array:
+        for _, values in one_by_one(blocks, max_bytes):
+            traced += values.sum()
+        return traced
+
+    assert jax.jit(read)(0) == sum(data.sum() for data in given.values())
     for host in host_blocks([(name, data, data.nbytes) for name, data in blocks], max_bytes):
         values = host.values()
         assert np.shares_memory(host.values(), values)
