@@ -14,8 +14,8 @@ import pytest
 
 from gda.testing import forking
 
-# What tests import, and the tests, stay. To look which of these objects are garbage would take a
-# quarter of the time until the first test.
+# The tests and their imports stay. A search for garbage among these objects would take a quarter of
+# the time until the first test.
 gc.disable()
 
 # Half of the time to compile a small program on CPU. Other versions of XLA lack the second flag.

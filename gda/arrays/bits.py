@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from gda.arrays.buffers import Buffers
+from gda.arrays.buffers import aligned_empty
 from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
@@ -52,7 +52,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
     with own_settings(), _mesh_of(block):
         if has_view and not is_weak(block):
             # XLA would compile a program for each device and shape, which takes longer.
-            data = Buffers(count=1).empty(shape, block.dtype)
+            data = aligned_empty(shape, block.dtype)
             data[...] = np.asarray(block)[within]
             # Else it would narrow 64 bits, and be a part of a program that is being traced.
             with jax.enable_x64(True), jax.ensure_compile_time_eval():

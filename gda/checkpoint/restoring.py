@@ -198,9 +198,8 @@ class _Restore:
     request: Request
     check_fingerprint: bool
     timeout: float
-    together: tuple[int, ...] = field(
-        default=(), init=False
-    )  # the processes that read each chunk in one of them
+    # The processes that read each chunk in one of them.
+    together: tuple[int, ...] = field(default=(), init=False)
 
     def tree(self) -> Any:
         """Return the restored tree; begin again if another save replaces the checkpoint."""

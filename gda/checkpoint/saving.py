@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self
@@ -37,11 +37,14 @@ from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import LOCK, FileStore
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
-from gda.storage.stores.opening import Store, open_store, options_for
+from gda.storage.stores.opening import Store, open_store
 from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
 
 MAX_BYTES = 64 * 2**20
+# Files. Most wait for the disk, together: fsync of one waits for the data of others in the journal
+# of ext4. With 8, it was idle four times in 512 MiB while all copied.
+_AT_A_TIME = 32
 
 # The array of a large leaf, one of packed leaves, and the document of their group.
 _OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
@@ -319,9 +322,7 @@ class Save:
             data=data,
             codec=self._agreed["compression"] or "bytes",
             fingerprints=self._agreed["fingerprint"],
-            # Most wait for the disk, together: fsync of one file waits for the data of others in
-            # the journal of ext4. With 8, it was idle four times in 512 MiB while all copied.
-            options=options_for(self.store, self._options, least=32),
+            options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
         )
         self._has_begun = True
         if keeps and links_first:

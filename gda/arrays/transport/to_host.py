@@ -136,12 +136,12 @@ def _has_pinned_memory(device: Any) -> bool:
 
 
 def _copy_begun(data: jax.Array) -> jax.Array:
-    is_pinned = is_on_accelerator(data) and data.sharding.memory_kind == _PINNED
-    if not is_pinned and data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
+    if is_on_accelerator(data) and data.sharding.memory_kind == _PINNED:
+        return apart(data)  # of which NumPy gets a view
+    if data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
         return copy
     own = apart(data)
-    if not is_pinned:
-        own.copy_to_host_async()
+    own.copy_to_host_async()
     return own
 
 
