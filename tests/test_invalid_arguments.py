@@ -22,7 +22,6 @@ from test_other_arguments import (
     diff,
     from_source,
     gather,
-    host_local_array_to_global_array,
     load_tree,
     reshard,
     reshard_tree,
@@ -176,11 +175,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     check_replicas_agree: [({"tree": object()}, TypeError)],
     check_processes_agree: [({"timeout": 0}, ValueError), ({"timeout": "soon"}, ValueError)],
-    host_local_array_to_global_array: [
-        ({"local": object()}, TypeError),
-        ({"spec": 3}, TypeError),
-        ({"spec": P("y")}, ValueError),
-    ],
     constrain: [({"spec": P("y")}, ValueError), ({"spec": {"z": P()}}, ValueError)],
     global_array_to_host_local_array: [
         ({"pspecs": P("y")}, ValueError),

@@ -143,11 +143,6 @@ def check_replicas_agree(w: World, **others: Any) -> None:
     gda.check_replicas_agree(**{"tree": w.tree, **others})
 
 
-def host_local_array_to_global_array(w: World, local: Any = None, spec: Any = P()) -> None:
-    local = np.ones((8, 2), np.float32) if local is None else local
-    gda.compat.host_local_array_to_global_array({"n": local}, w.mesh, spec, check_replicas=True)
-
-
 def chunked(data: np.ndarray, *chunks: int) -> Any:
     """Return a source with chunks."""
     source = np.array(data).view(type("Chunked", (np.ndarray,), {}))
@@ -285,9 +280,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: keys", lambda w: {"tree": {"c": w.g}}, "only in process 1: c"),
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
     ],
-    host_local_array_to_global_array: [
-        Case("pspecs", lambda w: {"spec": P("x")}, "process 1: "),
-    ],
 }
 NAMES = {  # other than that of the function
     save: "checkpoint.save",
@@ -299,7 +291,6 @@ NAMES = {  # other than that of the function
     store: "store(wait_for_all=True)",
     load_tree: "load_tree(read_once=True)",
     from_source: "PaddedArray.from_source(read_once=True)",
-    host_local_array_to_global_array: "host_local_array_to_global_array(check_replicas=True)",
 }
 
 

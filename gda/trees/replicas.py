@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -33,7 +32,7 @@ from gda.layout.text import (
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
-from gda.multihost.descriptions import Description, describe, leaf_path
+from gda.multihost.descriptions import describe, leaf_path
 from gda.multihost.failure_watch import watched
 from gda.trees.leaves import (
     array_of,
@@ -155,8 +154,7 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
         and the arrays may be donated or deleted afterwards.
 
     Raises:
-      ReplicaMismatchError: replicas differ. It has a line for each kind of difference, with the
-        number of arrays, the likely cause and the first blocks and devices.
+      ReplicaMismatchError: replicas differ. The message has the first blocks and their devices.
       DisagreementError: the processes have different trees, or the check failed in another one.
       LateProcessError: a process did not come. It is a ``TimeoutError``.
       RuntimeError: an array was deleted or donated.
@@ -224,13 +222,10 @@ class ReplicaCheck:
 
         If several processes hold parts of an array, all of these must call it.
         """
-        self._compare_as(_NAME, self._processes, {})
-
-    def _compare_as(self, name: str, processes: tuple[int, ...], fields: Description) -> None:
         if self._mismatches is None:
-            if jax.process_index() in processes:
+            if jax.process_index() in self._processes:
                 mine = done_by_all(
-                    self._sums_here, lambda _: fields | describe(self._described), name, processes
+                    self._sums_here, lambda _: describe(self._described), _NAME, self._processes
                 )
                 self._mismatches = self._compare_shared(mine)
             else:
@@ -315,67 +310,17 @@ class ReplicaCheck:
         return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"
 
 
+_MOST_CHARACTERS = 1200  # of a message
+_CHARACTERS_OF_BLOCK = 450
+
+
 def _raise_for(mismatches: list[ReplicaMismatch], num_arrays: int) -> None:
-    if mismatches:
-        raise ReplicaMismatchError(_message(mismatches, num_arrays), mismatches)
-
-
-# The message has a line for the arrays that seem to have one cause.
-
-_MOST_KINDS = 4
-_MOST_CHARACTERS = 1200  # of all lines
-_CHARACTERS_OF_BLOCKS = 450
-_OWN_VALUE = (
-    "a value of one process's own, as of another seed, file or batch, or a missing sum over an "
-    "axis of the mesh between processes"
-)
-_FAULT = "a fault of the device or of its memory"
-_NO_SUM = "a missing sum or mean over an axis of the mesh, or faults of devices"
-
-
-def _message(mismatches: list[ReplicaMismatch], num_arrays: int) -> str:
-    kinds: dict[object, list[ReplicaMismatch]] = {}
-    for mismatch in mismatches:
-        kinds.setdefault(_kind_of(mismatch), []).append(mismatch)
-    most = _MOST_CHARACTERS // min(len(kinds), _MOST_KINDS)
-    lines = [_line(alike, most) for alike in kinds.values()]
-    if left := len(lines[_MOST_KINDS:]):
-        lines[_MOST_KINDS:] = [f"and {counted(left, 'more kind', 'more kinds')} of differences"]
-    differing = len({mismatch.path for mismatch in mismatches})
-    head = f"the replicas of {differing} of {counted(num_arrays, 'array')} differ"
-    return ":\n".join([head, "\n".join(lines)])
-
-
-def _kind_of(mismatch: ReplicaMismatch) -> object:
-    if _is_between_processes(mismatch):
-        return mismatch.minority and mismatch.processes[:-1]
-    return mismatch.minority if len(mismatch.minority) == 1 else "devices"
-
-
-def _is_between_processes(mismatch: ReplicaMismatch) -> bool:
-    """Return True if all devices of each process have the same bits, and the processes do not."""
-    holders = [*chain.from_iterable(mismatch.processes)]
-    return 1 < len(holders) == len({*holders})
-
-
-def _line(alike: list[ReplicaMismatch], most: int) -> str:
-    """Return place and likely cause of mismatches of one kind, and the first of them."""
-    suspects = {device for mismatch in alike for device in mismatch.minority}
-    first, is_between = alike[0], _is_between_processes(alike[0])
-    if len(suspects) == 1:
-        where = f"on device {suspects.pop()} alone"
-        cause = f"{_FAULT}, or {_OWN_VALUE}" if is_between else _FAULT
-    elif is_between:
-        groups = first.processes[:-1] if first.minority else first.processes
-        where = f"along the boundary of {format_processes(chain.from_iterable(groups))}"
-        cause = _OWN_VALUE
-    else:
-        where, cause = "between devices of one process", _NO_SUM
-    of_arrays = {mismatch.path: mismatch for mismatch in reversed(alike)}
-    room = min(most - len(cause) - 60, _CHARACTERS_OF_BLOCKS)
-    texts = [shortened(str(each), room) for each in of_arrays.values()]
-    arrays = counted(len(texts), "array")
-    return f"{arrays}, {where}: {cause}. {join_some(texts[::-1], room)}"
+    if not mismatches:
+        return
+    first_of = {mismatch.path: mismatch for mismatch in reversed(mismatches)}
+    texts = [shortened(str(each), _CHARACTERS_OF_BLOCK) for each in first_of.values()]
+    head = f"the replicas of {len(texts)} of {counted(num_arrays, 'array')} differ"
+    raise ReplicaMismatchError(f"{head}: {join_some(texts[::-1], _MOST_CHARACTERS)}", mismatches)
 
 
 @lru_cache(maxsize=256)

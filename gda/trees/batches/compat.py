@@ -21,9 +21,8 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh, is_tracer
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe
-from gda.trees.leaves import array_of, held_by, is_container
+from gda.trees.leaves import array_of, held_by
 from gda.trees.matching import map_with_specs
-from gda.trees.replicas import check_replicas_agree
 
 __all__ = [  # noqa: RUF022
     "host_local_array_to_global_array",
@@ -40,27 +39,22 @@ _NAME = "host_local_array_to_global_array"
 
 @set_module("gda.compat")
 @public
-@communicates(_NAME, if_checked("global_mesh", "check_replicas"))
-def host_local_array_to_global_array(
-    local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
-) -> Any:
+@communicates(_NAME, if_checked("global_mesh"))
+def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
 
     Each leaf is built by ``GlobalArray.from_process_local``. An array that is global already, with
     parts in other processes, is returned unchanged. Communicates only to check that processes
-    agree, with ``check_replicas`` or inside ``with gda.check_processes_agree()``: then all
-    processes of the mesh must call it.
+    agree, inside ``with gda.check_processes_agree()``: then all processes of the mesh must call it.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
       global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
       pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``local_inputs``.
-      check_replicas: compare the blocks that several processes hold, as ``check_replicas_agree``.
 
     Raises:
       ValueError, TypeError, DoesNotFitError: as ``GlobalArray.from_process_local``, with a note of
         the leaf's path; or ``pspecs`` is no prefix, or has ``None`` for an array.
-      ReplicaMismatchError, LateProcessError: with ``check_replicas``, as ``check_replicas_agree``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -74,13 +68,7 @@ def host_local_array_to_global_array(
     def work(_: object) -> Any:
         return _placed(local_inputs, global_mesh, pspecs)
 
-    result = together(_NAME, global_mesh, work, describe, always=check_replicas)
-    if check_replicas:
-        given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
-        leaves = zip(given, structure.flatten_up_to(result), strict=True)
-        built = [None if _is_global(leaf) else array for leaf, array in leaves]
-        check_replicas_agree(jax.tree.unflatten(structure, built))
-    return result
+    return together(_NAME, global_mesh, work, describe)
 
 
 @set_module("gda.compat")

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -28,15 +28,11 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
-from gda.layout.text import counted
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
-from gda.multihost.agreement import done_by_all
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, makes_plain, mesh_and_spec_of, specs_per_leaf
 from gda.trees.plain import to_jax
-from gda.trees.replicas import ReplicaCheck
 
-_NAME = "gda.prefetch"
 _SECONDS_AT_EXIT = 5.0
 
 
@@ -50,15 +46,13 @@ def prefetch(
     size: int = 2,
     pad: bool = False,
     plain: bool | None = None,
-    check_replicas: bool = False,
 ) -> Prefetched:
     """Return an iterator of the same batches as arrays on devices, made ahead in a thread.
 
     Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``. They
     are copied, so the iterator may use the memory of a batch again. Numbers and strings of a batch
     stay as they are, and so do weak types and kinds of memory of ``jax.Array``s. Never communicates
-    between processes, except with ``check_replicas``: they must have as many batches, of equal
-    shapes.
+    between processes: they must have as many batches, of equal shapes.
 
     An error of the iterator, or of a batch that cannot be placed, is raised where that batch would
     have come, with a note of its number. The thread ends with the iterator, with ``close()`` or the
@@ -80,12 +74,6 @@ def prefetch(
         all the same, because no process knows its global size.
       plain: batches of ``jax.Array``s in place of ``GlobalArray``s; by default if shardings are
         given in place of mesh and spec.
-      check_replicas: compare each batch before it is handed out, as ``check_replicas_agree``:
-        processes that hold the same rows must have read the same. ``next`` then communicates, also
-        at the end, so all processes must call it at the same place of the program. It raises the
-        errors of ``check_replicas_agree``, with a note of the batch's number, and a
-        ``DisagreementError`` in all processes if one has no more batches or failed. Devices sum up
-        the batch ahead; the comparison takes some 10 ms.
 
     Raises:
       TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.
@@ -114,7 +102,7 @@ def prefetch(
             "loader, or a generator that yields batches"
         ) from error
     place = partial(_placed, mesh=mesh, spec=spec, pad=pad, plain=is_plain)
-    return Prefetched(source, place, count, _processes_of(mesh) if check_replicas else ())
+    return Prefetched(source, place, count)
 
 
 @set_module("gda")
@@ -131,16 +119,9 @@ class Prefetched(Iterator[Any]):
     GlobalArray(shape=(8,), dtype=float32, mesh={'data': 8}, spec=P('data'))
     """
 
-    def __init__(
-        self,
-        source: Iterator[Any],
-        place: Callable[[Any], Any],
-        size: int,
-        processes: tuple[int, ...] = (),  # which compare replicas
-    ) -> None:
+    def __init__(self, source: Iterator[Any], place: Callable[[Any], Any], size: int) -> None:
         x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
-        self._start = partial(_BatchThread, source, place, size, x64, bool(processes))
-        self._processes = processes
+        self._start = partial(_BatchThread, source, place, size, x64)
         self._source = source
         self._state = _state_of(source)
         self._is_closed = False
@@ -156,34 +137,13 @@ class Prefetched(Iterator[Any]):
             raise StopIteration
         made = thread.following()
         if made.error is None:
-            if made.check is not None:
-                self._compare(made, made.check)
             self._state = made.state
             return made.batch
         self._thread = None
         try:
-            if self._processes:
-                self._compare(made, None)
             raise made.error
         finally:
             del made  # the traceback has this frame, which would keep the error
-
-    def _compare(self, made: _Made, check: ReplicaCheck | None) -> None:
-        """Compare the batch, or the end, with those of the other processes."""
-        try:
-            if check is not None:
-                check._compare_as(_NAME, self._processes, {("", "batch"): f"{made.number}"})
-                return
-
-            def end() -> None:
-                if not isinstance(made.error, StopIteration):
-                    raise cast("BaseException", made.error)
-
-            there = {("", "batch"): f"none after {counted(made.number, 'batch', 'batches')}"}
-            done_by_all(end, lambda _: there, _NAME, self._processes)
-        except Exception as error:
-            _note_number(error, made.number)
-            raise
 
     @public
     def get_state(self) -> Any:
@@ -264,11 +224,9 @@ _THE_END = object()
 class _Made(NamedTuple):
     """A batch and the state of the iterator after it; or the error that came in its place."""
 
-    number: int
     batch: Any = None
     state: Any = None
     error: BaseException | None = None
-    check: ReplicaCheck | None = None
 
 
 class _BatchThread(threading.Thread):
@@ -278,15 +236,9 @@ class _BatchThread(threading.Thread):
     """
 
     def __init__(
-        self,
-        source: Iterator[Any],
-        place: Callable[[Any], Any],
-        size: int,
-        x64: bool,
-        checks_replicas: bool,
+        self, source: Iterator[Any], place: Callable[[Any], Any], size: int, x64: bool
     ) -> None:
         super().__init__(daemon=True, name="gda-prefetch")
-        self._checks_replicas = checks_replicas
         self._source, self._place, self._x64 = source, place, x64
         self._made: queue.SimpleQueue[_Made] = queue.SimpleQueue()
         # One for each batch that may be made. No Semaphore: ``stop`` is called while garbage is
@@ -337,25 +289,16 @@ class _BatchThread(threading.Thread):
                 self._room.get()
                 host = _THE_END if self._is_over else next(self._source, _THE_END)
                 if host is _THE_END:
-                    return _Made(number, error=StopIteration())
+                    return _Made(error=StopIteration())
                 batch = self._place(host)
-                check = ReplicaCheck(batch) if self._checks_replicas else None
-                if check is not None:
-                    check._start()
-                self._made.put(_Made(number, batch, _state_of(self._source), check=check))
-                del host, batch, check
+                self._made.put(_Made(batch, _state_of(self._source)))
+                del host, batch
                 number += 1
         except BaseException as error:
             if isinstance(error, StopIteration):  # which would end the loop of the user in silence
                 error = RuntimeError("a leaf of a batch raised StopIteration")
-            _note_number(error, number)
-            return _Made(number, error=error)
-
-
-def _note_number(error: BaseException, number: int) -> None:
-    note = f"gda: in batch {number} of prefetch, counted from 0"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+            error.add_note(f"gda: in batch {number} of prefetch, counted from 0")
+            return _Made(error=error)
 
 
 def _state_of(source: Any) -> Any:
@@ -383,12 +326,6 @@ def _end_all() -> None:
 
 
 # One batch.
-
-
-def _processes_of(layouts: Any) -> tuple[int, ...]:
-    """Return the processes of a mesh, or of a tree of shardings."""
-    meshes = {getattr(each, "mesh", each) for each in jax.tree.leaves(layouts)}
-    return tuple(sorted({number for mesh in meshes for number in processes_of(mesh).numbers}))
 
 
 def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:

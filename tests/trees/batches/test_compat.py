@@ -115,27 +115,3 @@ def test_an_array_that_is_cut_otherwise_is_moved_first() -> None:
     assert again["local"].spec == P("b")
     local = jnp.arange(4)
     assert to_local({"a": local}, mesh, P("a"))["a"] is local
-
-
-@pytest.mark.processes(2, devices=4)
-def test_replicas_that_differ_are_found() -> None:
-    mesh = ordered_mesh(ORDERS["contiguous"], {"host": 2, "dev": 4})
-    me = jax.process_index()
-    good = {"rows": batch(4) + me, "table": batch(8), "key": jax.random.key(0), "step": 3}
-    specs = {"rows": P("host"), "table": P("dev"), "key": P(), "step": P()}
-    to_global(good, mesh, specs, check_replicas=True)
-    table = batch(8)
-    table[5] += me
-    bad = {**good, "table": table, "key": jax.random.key(me)}
-    to_global(bad, mesh, specs)  # not compared
-    with pytest.raises(
-        gda.ReplicaMismatchError, match=r"\(process 0\) and .*\(process 1\)"
-    ) as raised:
-        to_global(bad, mesh, specs, check_replicas=True)
-    mismatches = raised.value.mismatches
-    assert [(each.path, each.index) for each in mismatches] == [
-        ("key", ()),
-        ("table", (slice(4, 6),)),
-    ]
-    # All processes are in step afterwards.
-    to_global(good, mesh, specs, check_replicas=True)
