@@ -28,7 +28,6 @@ _MODULE_OF = {
     "fingerprint": "gda.trees.digests",
     "show": "gda.show",
     "memory": "gda.trees.live_arrays",
-    "explaining_oom": "gda.trees.live_arrays",
     "MemoryReport": "gda.show.memory_report",
     "ArrayMemory": "gda.show.memory_report",
     "DeviceMemory": "gda.show.memory_report",

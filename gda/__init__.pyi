@@ -15,7 +15,6 @@ from gda.trees.plain import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
 from gda.show import this_module as show
 from gda.trees.live_arrays import memory as memory
-from gda.trees.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory
@@ -103,7 +102,6 @@ __all__ = [  # noqa: RUF022
     "fingerprint",
     "show",
     "memory",
-    "explaining_oom",
     "layouts",
     "assert_sharded",
     "storage",

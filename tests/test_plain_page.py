@@ -39,7 +39,7 @@ CALLS = [
     "gda.offer(x)", "gda.pull(offered(x), mesh, P('x'))",
     "gda.pull(offered(x), mesh, P('x'), plain=True)",
     "gda.to_jax(x)", "gda.to_numpy(x)", "gda.fingerprint(x)", "gda.check_replicas_agree(x)",
-    "gda.check_processes_agree(x)", "gda.memory(x=x)", "gda.explaining_oom(x=x)",
+    "gda.check_processes_agree(x)", "gda.memory(x=x)",
     "gda.layouts(x)", "gda.assert_sharded(x)",
     "gda.reshard_tree(x, mesh, P('y'))", "gda.constrain(x, P('y'))",
     "gda.jit(f)(x)", "gda.collectives(f, x)", "gda.assert_collectives(f, x, allow={})",

@@ -1,4 +1,4 @@
-"""The live arrays of this process by name, and the error of a full memory with them.
+"""The live arrays of this process by name.
 
 Provisional: see ``docs/stable.md``.
 """
@@ -6,10 +6,8 @@ Provisional: see ``docs/stable.md``.
 from __future__ import annotations
 
 import math
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -64,62 +62,9 @@ def memory(**named_trees: Any) -> MemoryReport:
         return _report([*_leaves_of(named_trees)])
 
 
-@set_module("gda")
-@public
-def explaining_oom(**named_trees: Any) -> AbstractContextManager[None]:
-    """Add the table of ``gda.memory`` to an error that a device is out of memory, as a note.
-
-    The error, of JAX or a ``MemoryError``, goes on as it is, and others are untouched. JAX computes
-    asynchronously, so wait inside the block for what it computes.
-
-    The trees are known by weak references: an array that is replaced inside the block is freed as
-    without it, and loses its name in the table. So use one block for each step, not one for the
-    loop.
-
-    Args:
-      named_trees: as for ``memory``.
-
-    Raises:
-      TypeError: an array in a tree is being traced.
-
-    >>> import gda, jax, jax.numpy as jnp
-    >>> params = {'w': jnp.zeros((1024, 1024))}
-    >>> try:
-    ...     with gda.explaining_oom(params=params):
-    ...         jnp.zeros((2**20, 2**30)).block_until_ready()
-    ... except jax.errors.JaxRuntimeError as error:
-    ...     'params/w' in error.__notes__[-1]
-    True
-    """
-    with jax.ensure_compile_time_eval():
-        leaves = _leaves_of(named_trees)
-        return _with_note([(tree, path, weakref.ref(array)) for tree, path, array in leaves])
-
-
-@contextmanager
-def _with_note(leaves: Sequence[_Leaf]) -> Iterator[None]:
-    """Add the note to an error in the block; the leaves have references to their arrays."""
-    try:
-        yield
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            error.add_note(_note(leaves))
-        raise
-
-
-def _note(leaves: Sequence[_Leaf]) -> str:
-    try:
-        held = [(tree, path, reference()) for tree, path, reference in leaves]
-        with jax.ensure_compile_time_eval():
-            report = _report([leaf for leaf in held if leaf[2] is not None])
-        return f"gda: the memory when this was raised:\n{report}"
-    except Exception as other:  # the error is more important than its table
-        return f"gda: no table of the memory, because of {type(other).__name__}: {other}"
-
-
-# Of an array in a tree: the name of the tree, the path, and the array or a reference to it. No
-# class of its own, because to make 10,000 of one takes 2 ms.
-_Leaf = tuple[str, Any, Any]
+# Of an array in a tree: the name of the tree, the path and the array. No class of its own, because
+# to make 10,000 of one takes 2 ms.
+_Leaf = tuple[str, Any, jax.Array]
 
 
 def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:

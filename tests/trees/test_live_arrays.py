@@ -1,11 +1,9 @@
-"""The live arrays by name, and the note of a device that is out of memory."""
+"""The live arrays by name."""
 
 import gc
 import json
 import threading
-import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -17,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.trees import live_arrays
 
 DATA = batch(8, 6)
 
@@ -193,8 +190,6 @@ def test_a_traced_array_is_refused(mesh: Mesh) -> None:
     def step(w: Any) -> Any:
         with pytest.raises(TypeError, match=r"^params/w is being traced, so it has no data"):
             gda.memory(params={"w": w})
-        with pytest.raises(TypeError, match=r"params is being traced"):
-            gda.explaining_oom(params=w)
         return w
 
     step.eval_shape(cut(DATA, mesh, P("x")))
@@ -216,34 +211,6 @@ def test_it_adds_nothing_to_a_program(mesh: Mesh) -> None:
         step(jnp.ones(4))
 
 
-# The error of a device that is out of memory.
-
-
-def note_of_exhaustion(explaining: AbstractContextManager[None]) -> str:
-    """Exhaust the memory of a device; return the note that the error gets."""
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
-        explaining,
-    ):
-        jnp.zeros((2**23, 2**23)).block_until_ready()
-    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
-    return note
-
-
-def test_the_error_gets_the_table(mesh: Mesh) -> None:
-    params, opt = {"w": cut(DATA, mesh, P("x"))}, [jnp.zeros(3)]
-    note = note_of_exhaustion(gda.explaining_oom(params=params, opt=opt))
-    assert note.startswith("gda: the memory when this was raised:\n")
-    assert "params/w" in note
-    assert "opt/0" in note
-    with (
-        pytest.raises(MemoryError, match="^on the host") as of_host,
-        gda.explaining_oom(params=params),
-    ):
-        raise MemoryError("on the host")
-    assert "params/w" in of_host.value.__notes__[0]
-
-
 def test_an_array_that_did_not_fit_is_not_listed() -> None:
     """The computation waits, so the array is there before its memory is asked for."""
     gate = threading.Event()
@@ -262,44 +229,12 @@ def test_an_array_that_did_not_fit_is_not_listed() -> None:
     step, wait_first = [jax.jit(each).lower(w).compile() for each in (too_large, late)]
     failed = step(wait_first(w))
     gate.set()
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
-        gda.explaining_oom(w=w),
-    ):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED"):
         failed.block_until_ready()
-    assert "w      float32[8,6]" in caught.value.__notes__[-1]
-    assert "float32[1048576]" not in caught.value.__notes__[-1]
+    report = str(gda.memory(w=w))
+    assert "w      float32[8,6]" in report
+    assert "float32[1048576]" not in report
     assert [row.nbytes for row in gda.memory(failed=failed).arrays if row.names] == [0]
-
-
-def test_other_errors_are_untouched() -> None:
-    for error in (ValueError("RESOURCE_EXHAUSTED"), jax.errors.JaxRuntimeError("INTERNAL")):
-        with pytest.raises(type(error)) as caught, gda.explaining_oom():
-            raise error
-        assert caught.value is error
-        assert not hasattr(error, "__notes__")
-    with gda.explaining_oom(x=jnp.ones(3)) as result:
-        assert result is None
-
-
-def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
-    params = {"w": put(mesh, P("x")), "g": cut(DATA, mesh, P("x")), "key": jax.random.key(0)}
-    held = [weakref.ref(params["w"]), weakref.ref(params["g"].array)]
-    kept, donated = put(mesh, P("x")), put(mesh, P("x"))
-    explaining = gda.explaining_oom(params=params, kept=kept, donated=donated)
-    del params
-    assert [each() for each in held] == [None, None]
-    donated.delete()
-    note = note_of_exhaustion(explaining)
-    assert "kept" in note
-    assert "params" not in note
-    assert "deleted or donated: donated" in note
-
-
-def test_a_failing_table_does_not_replace_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_arrays, "_report", None)
-    note = note_of_exhaustion(gda.explaining_oom())
-    assert note.startswith("gda: no table of the memory, because of TypeError: ")
 
 
 def test_the_report_is_json(mesh: Mesh) -> None:
