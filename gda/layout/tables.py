@@ -47,11 +47,11 @@ def lines_of_rows(
     lines = []
     for row in cells:
         parts = itertools.zip_longest(*map(wrap, row, widths), fillvalue="")
-        lines.append([_GAP.join(map(_padded, line, widths, to_right)).rstrip() for line in parts])
+        lines.append([_GAP.join(map(padded, line, widths, to_right)).rstrip() for line in parts])
     return lines
 
 
-def _padded(text: str, width: int, is_right: bool) -> str:
+def padded(text: str, width: int, is_right: bool = False) -> str:
     space = " " * (width - text_width(text))
     return space + text if is_right else text + space
 
@@ -110,12 +110,6 @@ def _pieces(text: str, width: int, breaks: Sequence[str]) -> Iterator[str]:
             yield from _pieces(piece, width, breaks[1:])
     else:
         yield from _chopped(text, width)
-
-
-def beginning(text: str, width: int) -> str:
-    """Return as much of a text as fits into so many columns."""
-    first = next(_chopped(text, width))
-    return first if text_width(first) <= width else ""
 
 
 def _chopped(text: str, width: int) -> Iterator[str]:

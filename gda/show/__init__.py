@@ -5,7 +5,7 @@ Provisional: see ``docs/stable.md``.
 This module is that function too, and ``text``, ``svg`` and ``html`` return the picture. It shows
 each distinct block with its index, its devices and their processes, for arrays of any rank and
 meshes that exist or not; see ``text``. In a notebook it displays the drawing of ``html`` instead,
-unless ``file`` or ``width`` asks for text. No data is moved, read or printed. It does not
+unless ``width`` asks for text. No data is moved, read or printed. It does not
 communicate: any process may call it alone, and sees the blocks of all.
 
 Inside ``jit`` JAX tells the layout that it chooses when it compiles:
@@ -13,8 +13,6 @@ Inside ``jit`` JAX tells the layout that it chooses when it compiles:
 
 Args:
   x, mesh, spec, dtype: as for ``text``.
-  file: a text file, by default the standard output. Characters that its encoding lacks are written
-    as their codes.
   width: the most columns of a line, at least 20; by default those of the terminal, or 80.
 
 Raises:
@@ -41,11 +39,12 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 
@@ -73,11 +72,10 @@ def text(
     """Return a picture of the layout of an array as text; neither communicates nor reads data.
 
     The array is a box of its distinct blocks, each with its index, its devices and their processes.
-    Two sharded dimensions are the rows and columns of the box. With more, these are the last two,
-    and there is a box for each part of the others. If the picture is too large, its middle is
-    replaced by the number of omitted blocks, so that the cost is bounded. Texts that do not fit a
-    cell stand beside the box. ``░`` beside an index says that a part of the block is padding, and
-    ``░░░`` that all of it is.
+    One or two sharded dimensions are the rows and columns of the box, of many blocks without the
+    indices if these have no room. If that is too wide or too high, or with more dimensions, the
+    blocks are below each other. Of many, the middle is omitted, so that the cost is bounded. ``░``
+    beside an index says that a part of the block is padding, and ``░░░`` that all of it is.
 
     Args:
       x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
@@ -87,8 +85,7 @@ def text(
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
       width: the most columns of a line, at least 20; 80 by default.
-      header: ``True`` puts shape, mesh, spec and bytes above the picture. A legend of the cells is
-        there in any case.
+      header: ``True`` puts shape, mesh, spec and bytes above the picture.
 
     Returns:
       The picture, without a line break at the end.
@@ -181,19 +178,17 @@ class Show(ModuleType):
         spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
-        file: TextIO | None = None,
         width: int | None = None,
     ) -> None:
-        from gda.show.terminal import text_for
+        from gda.show.terminal import NARROWEST, text_of
 
         subject = subject_of(x, mesh, spec, dtype=dtype)
-        if file is None and width is None and (display := _notebook_display()):
+        if width is None and (display := _notebook_display()):
             display(html(subject))
             return
-        out = sys.stdout if file is None else file
-        text = text_for(subject, out, width=width)
-        encoding = getattr(out, "encoding", None) or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), file=out)
+        if width is None and sys.stdout.isatty():
+            width = max(shutil.get_terminal_size().columns, NARROWEST)
+        print(text_of(subject, width=width))
 
 
 def _notebook_display() -> Callable[[str], None] | None:

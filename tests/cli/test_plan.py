@@ -68,7 +68,7 @@ def test_a_picture_follows_the_words(run: Run) -> None:
     assert plain.startswith(f"{words}\n")
     assert max(map(len, plain.splitlines())) <= 80
     picture = plain.removeprefix(words)
-    assert "62464:63488 │ 976   │ 977" in picture
+    assert "│ 64512:65536, 7680:8192   device 1023   process 127 │" in picture
     assert "mesh" not in picture  # printed above
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from gda.layout.tables import beginning, table, text_width, wrap
+from gda.layout.tables import table, text_width, wrap
 
 
 def test_wrapped() -> None:
@@ -56,14 +56,6 @@ def test_a_table_does_nothing_to_a_terminal() -> None:
 @given(st.text("aé軸モ한→…\u0301"))
 def test_width_agrees_with_rich(text: str) -> None:
     assert text_width(text) == cell_len(text)
-
-
-@given(st.text("ab軸\u0301", max_size=20), st.integers(0, 20))
-def test_the_beginning_is_as_much_as_fits(text: str, width: int) -> None:
-    start = beginning(text, width)
-    assert text.startswith(start)
-    assert text_width(start) <= width
-    assert start == text or text_width(text[: len(start) + 1]) > width
 
 
 @given(st.text("ab,0 軸\u0301", max_size=40), st.integers(1, 20))
