@@ -122,8 +122,8 @@ def svg(
 ) -> str:
     """Return a drawing of the layout of an array as an SVG element, without network or script.
 
-    Hovering over a block shows its index, devices, replica ids and bytes. Padding is hatched. It
-    neither communicates nor reads data.
+    Hovering over a block shows its index, devices, replica ids, bytes and padding. It neither
+    communicates nor reads data.
 
     Args:
       x, mesh, spec, dtype: as for ``text``.

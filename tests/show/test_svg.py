@@ -1,4 +1,3 @@
-import itertools
 import math
 import re
 from collections import defaultdict
@@ -75,21 +74,6 @@ def _blocks(face: int, group: ElementTree.Element) -> Iterator[Block]:
 
 def texts_of(svg: str) -> list[str]:
     return ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-
-
-def hatched(svg: str) -> list[float]:
-    """Return the hatched share of each face that has padding."""
-    shares = []
-    # The cells of a face, its padding and its outline are three groups in a row.
-    for cells, padding in itertools.pairwise(ElementTree.fromstring(svg).iter(f"{SVG}g")):
-        if padding.get("class") == "gda-padding":
-            areas = [_area(group.iter(f"{SVG}rect")) for group in (padding, cells)]
-            shares.append(areas[0] / areas[1])
-    return [share for share in shares if share]
-
-
-def _area(rects: Iterator[ElementTree.Element]) -> float:
-    return sum(float(rect.attrib["width"]) * float(rect.attrib["height"]) for rect in rects)
 
 
 def labels_of(svg: str) -> list[str]:
@@ -205,29 +189,14 @@ def test_a_box_shows_its_layers_beside_it() -> None:
     assert {"0:2", "2:4"} <= {*texts_of(svg)}
 
 
-def test_padding_is_hatched() -> None:
+def test_padding_is_told() -> None:
     svg = svg_of(Subject(ShardGrid((5, 3), XY, ("x", "y"), pad=True)))
-    assert {"hatched: padding", "5 + 3", "3 + 1y: 2 \xd7 2"} <= {*texts_of(svg)}
+    assert {"with padding", "5 + 3", "3 + 1y: 2 \xd7 2"} <= {*texts_of(svg)}
     titles = [block.title for block in blocks_of(svg)]
     assert titles[1] == "[0:2, 2:3]\ndevice 1\n2 of 4 elements are padding"
     assert titles[6] == "[5:5, 0:2]\ndevice 6\n4 of 4 elements are padding"
     assert "padding" not in titles[0]
     assert "of shape (2, 2), each on 1 device, with padding" in svg
-
-
-def test_the_right_face_of_a_box_that_ends_in_padding_is_hatched_whole() -> None:
-    svg = svg_of(Subject(ShardGrid((2, 2, 5), {"x": 2}, (None, None, "x"), pad=True)))
-    sixth = pytest.approx(1 / 6, rel=0.01)
-    assert sorted(hatched(svg)) == [sixth, sixth, 1]  # above and in front a sixth
-
-
-@given(st.tuples(*[st.integers(8, 20)] * 2), mesh_shapes(max_devices=8))
-def test_the_hatched_share_is_that_of_the_padding(
-    shape: tuple[int, int], mesh_shape: dict[str, int]
-) -> None:
-    grid = ShardGrid(shape, mesh_shape, [*mesh_shape][:2], pad=True)
-    padding = 1 - math.prod(shape) / math.prod(grid.padded_shape)
-    assert sum(hatched(svg_of(Subject(grid)))) == pytest.approx(padding, abs=0.01)
 
 
 def test_outer_dimensions_are_boxes_of_their_own() -> None:

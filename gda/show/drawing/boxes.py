@@ -135,10 +135,8 @@ class _BoxDrawing:
         box, blocks = self.box, self._blocks_of(chosen)
         across, down, depth = box.across.length, box.down.length, box.depth.length
         lean = f"{box.dx / depth:.5g} {-box.dy / depth:.5g}"
-        above = self._face(blocks[:, 0, :], across, depth, (-3, -1))
-        subject = self.picture.subject
-        ends_in_padding = subject.grid.padded_shape[-1] > subject.shape[-1]
-        beside = self._face(blocks[:, :, -1].T, depth, down, (-2, -3), ends_in_padding)
+        above = self._face(blocks[:, 0, :], across, depth)
+        beside = self._face(blocks[:, :, -1].T, depth, down)
         self._lean(above, f"1 0 {lean} {number(x)} {number(y)}", _SHADE_ABOVE)
         self._lean(beside, f"{lean} 0 1 {number(x + across)} {number(y)}", _SHADE_BESIDE)
         front = self._face(blocks[0], across, down)
@@ -183,16 +181,8 @@ class _BoxDrawing:
         """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
         return self.picture.blocks.reshape(-1, *self.picture.subject.grid.parts[-3:])[chosen]
 
-    def _face(
-        self,
-        blocks: IntArray,
-        width: float,
-        height: float,
-        dimensions: tuple[int, int] = (-2, -1),
-        is_padding: bool = False,
-    ) -> Face:
-        most = self.most_cells
-        return Face(self.picture.paint, blocks, width, height, dimensions, is_padding, most)
+    def _face(self, blocks: IntArray, width: float, height: float) -> Face:
+        return Face(self.picture.paint, blocks, width, height, self.most_cells)
 
     def _lean(self, face: Face, matrix: str, shade: float) -> None:
         over = ""

@@ -25,8 +25,6 @@ MOST_CELLS = 512
 """The most cells of a drawing; with more blocks, cells stand for several."""
 
 _SMALLEST_CELL = 3.0  # pixels
-_BETWEEN_STROKES = 6  # of the hatching, along a side
-_LEAST_PADDING = 3.0  # pixels, to be seen
 _REPLICAS_NAMED = 8
 
 INK = "#16181d"
@@ -79,8 +77,6 @@ class Face:
     blocks: IntArray  # their numbers, ``[rows, columns]``
     width: float
     height: float
-    dimensions: tuple[int | None, int | None]  # of the array, down and across
-    is_padding: bool = False  # all of it, also if its blocks have elements elsewhere
     most_cells: int = MOST_CELLS
 
     @property
@@ -125,8 +121,7 @@ class Face:
 
     def markup(self, kind: str) -> str:
         """Return the cells in a group of the class ``gda-`` and ``kind``, and the lines over it."""
-        padding = self._padding() if self.subject.has_padding else ""
-        return f'<g class="gda-{kind}">{"".join(self._cells())}</g>{padding}{self._lines()}'
+        return f'<g class="gda-{kind}">{"".join(self._cells())}</g>{self._lines()}'
 
     def _cells(self) -> Iterator[str]:
         xs, ys = self.edges()
@@ -137,35 +132,6 @@ class Face:
                 title = f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
                 box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
                 yield f'{_rect(*box)} fill="{self.paint.of_blocks(blocks)}">{title}</rect>'
-
-    def _padding(self) -> str:
-        """The hatching of the padding, which is right of the elements and below them."""
-        subject = self.subject
-        index = subject.grid.block_index(int(self.blocks[0, 0]))
-        padding, total = padding_of(subject, index)
-        bottom = self._end(self.dimensions[0], self.height)
-        right = self._end(self.dimensions[1], self.width)
-        if self.is_padding or padding == total:  # of a layer or a box behind all elements
-            bottom = right = 0.0
-        areas = [
-            (right, 0, self.width - right, self.height),
-            (0, bottom, right, self.height - bottom),
-        ]
-        areas = [area for area in areas if area[2] and area[3]]
-        light = "".join(f'{_rect(*area)} fill="#fff" fill-opacity=".6"/>' for area in areas)
-        strokes = "".join(stroke for area in areas for stroke in _hatching(*area))
-        return (
-            f'<g class="gda-padding" pointer-events="none">{light}'
-            f'<path d="{strokes}" fill="none" stroke="{INK}" stroke-opacity=".5"/></g>'
-        )
-
-    def _end(self, dimension: int | None, length: float) -> float:
-        """Return the end of the elements of a dimension that is drawn so long."""
-        subject = self.subject
-        if dimension is None:
-            return length
-        size, padded = subject.shape[dimension], subject.grid.padded_shape[dimension]
-        return length if size == padded else min(size / padded * length, length - _LEAST_PADDING)
 
     def _lines(self) -> str:
         """The lines between cells, and around all of them."""
@@ -193,18 +159,6 @@ def folded(parts: int, most: int) -> list[int]:
     needed = -(-parts // most)
     step = next((s for s in range(needed, 2 * needed) if parts % s == 0), needed)
     return [*range(0, parts, step), parts]
-
-
-def _hatching(x: float, y: float, width: float, height: float) -> Iterator[str]:
-    """Yield the strokes over a rectangle, from the lower left to the upper right.
-
-    Lines and no pattern: a pattern has an id, and a page may have many drawings.
-    """
-    first = math.ceil((x + y) / _BETWEEN_STROKES)
-    last = math.floor((x + y + width + height) / _BETWEEN_STROKES)
-    for at in range(first * _BETWEEN_STROKES, last * _BETWEEN_STROKES + 1, _BETWEEN_STROKES):
-        left, right = max(x, at - y - height), min(x + width, at - y)
-        yield f"M{number(left)} {number(at - left)}L{number(right)} {number(at - right)}"
 
 
 def _rect(x: float, y: float, width: float, height: float) -> str:

@@ -70,8 +70,7 @@ def _draw_rectangle(picture: Picture) -> None:
         picture.measure_left(0, 0, down)
         picture.measure_below(0, height, across)
     blocks = picture.blocks.reshape(-1, parts[-1] if parts else 1)
-    dimensions = (-2 if rank > 1 else None, -1 if rank else None)
-    picture.place(Face(picture.paint, blocks, width, height, dimensions), 0, 0)
+    picture.place(Face(picture.paint, blocks, width, height), 0, 0)
 
 
 # Labels of blocks.
@@ -175,7 +174,7 @@ def _notes(picture: Picture) -> Iterator[str]:
     if 0 in picture.subject.shape:
         yield "no elements"
     if picture.subject.has_padding:
-        yield "hatched: padding"
+        yield "with padding"
     if face.is_folded:
         yield f"each cell stands for {face.rows[1]} {TIMES} {face.columns[1]} of them"
     if not picture.is_to_scale:
