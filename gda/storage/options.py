@@ -16,6 +16,7 @@ from gda.layout.distribution import install_command
 ProgressLike = bool | Callable[[int, int], object]
 
 _SECONDS_BETWEEN = 0.1  # two drawings of a bar
+_LONGEST_DELAY = 10.0  # between two attempts
 
 
 @set_module("gda")
@@ -27,10 +28,9 @@ class Retry:
       errors: an exception class or a tuple of them. A fault that gda finds in a block after the
         read, such as a wrong shape, counts as an error of the read.
       attempts: number of attempts to read a block, at least 1.
-      delay: seconds between the first attempt and the second.
-      factor: growth of the delay from one attempt to the next, from 1 to 10.
-      max_delay: upper bound of a delay, in seconds. The wait is a random share of the delay, from
-        half to all, so that many hosts do not retry at the same moment.
+      delay: seconds between the first attempt and the second. From then on it doubles, up to 10
+        seconds. The wait is a random share of it, from half to all, so that many hosts do not retry
+        at the same moment.
 
     The last error reaches the caller, with a note of the number of attempts. A wait ends at once
     when another read fails or the user interrupts.
@@ -41,15 +41,13 @@ class Retry:
 
     >>> import gda
     >>> gda.Retry(OSError, attempts=5, delay=0.5)
-    Retry(errors=<class 'OSError'>, attempts=5, delay=0.5, factor=2.0, max_delay=10.0)
+    Retry(errors=<class 'OSError'>, attempts=5, delay=0.5)
     """
 
     errors: type[Exception] | tuple[type[Exception], ...]
     _: KW_ONLY
     attempts: int = 3
     delay: float = 0.1
-    factor: float = 2.0
-    max_delay: float = 10.0
 
     def __post_init__(self) -> None:
         given = self.errors if isinstance(self.errors, tuple) else (self.errors,)
@@ -59,17 +57,13 @@ class Retry:
                 f"{self.errors!r}"
             )
         check_count(self.attempts, "attempts")
-        for name, low, high in [("delay", 0, 86400), ("factor", 1, 10), ("max_delay", 0, 86400)]:
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"{name} must be from {low} to {high}, not {getattr(self, name)!r}"
-                )
+        if not self.delay >= 0:
+            raise ValueError(f"delay must be a number of seconds, not {self.delay!r}")
 
     def seconds_after(self, attempts: int) -> float:
         """Return the seconds to wait after so many attempts."""
-        # 64 doublings are far beyond every bound, and no power of 10 overflows there.
-        delay = self.delay * self.factor ** min(attempts - 1, 64)
-        return min(delay, self.max_delay) * random.uniform(0.5, 1)
+        longest = max(self.delay, _LONGEST_DELAY)
+        return min(self.delay * 2.0 ** min(attempts - 1, 64), longest) * random.uniform(0.5, 1)
 
 
 @dataclass(frozen=True)

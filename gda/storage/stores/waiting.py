@@ -23,7 +23,7 @@ SILENT = 5.0  # seconds that a request may take before that is logged
 _BETWEEN_LINES = 60.0  # seconds from one line to the next, over all requests to a store
 UNREACHED = 3.0  # seconds until a server that has never answered counts as absent
 TIMEOUT_AFTER_ONE = 10.0
-PAUSES = Retry(OSError, delay=0.1, max_delay=8)
+PAUSES = Retry(OSError)
 
 # TensorStore's messages for failures that it retries: 408, 429, 5xx, a broken connection. Requests
 # that it does not retry, such as those for credentials, have the bare status.
