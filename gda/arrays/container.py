@@ -187,8 +187,8 @@ class Container:
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
-            ``h5py.Dataset``, TensorStore, netCDF variable, a value of
-            ``gda.storage.open_safetensors``, or the result of ``get_slice`` of safetensors.
+            ``h5py.Dataset``, TensorStore, netCDF variable, or a value
+            of ``gda.storage.open_safetensors``.
           mesh, spec, fill: as in ``from_callback``.
           dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
             bfloat16, this is the type of these bytes.

@@ -69,8 +69,6 @@ def source_of(value: Any) -> Source:
         raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     if is_a(value, "tensorstore", "TensorStore"):
         return _TensorStore(value)
-    if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
-        return _SafetensorsSlice(value)
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
 
 
@@ -79,8 +77,7 @@ def slices(value: Any) -> bool:
     _check_open(value)
     if is_a(value, "tensorstore", "TensorStore"):
         return True
-    kinds = [("get_shape", "get_dtype"), ("shape", "dtype", "__getitem__")]
-    return any(all(hasattr(value, name) for name in names) for names in kinds)
+    return all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__"))
 
 
 def is_group(value: object) -> bool:
@@ -212,23 +209,6 @@ class _Filling(_Slicing):
         out = empty(self.dtype.newbyteorder("="))
         self._value.read_direct(out, bounded(index, self.shape))
         return out
-
-
-class _SafetensorsSlice(_Slicing):
-    """A slice that ``get_slice`` of the safetensors package gives."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self.chunks: Shape | None = None
-        self.shape: Shape = tuple(value.get_shape())
-        name = str(value.get_dtype())
-        if name not in SAFETENSORS_DTYPES or name.startswith("F8"):
-            # The package looks for the name of the dtype in NumPy, which does not have it.
-            raise TypeError(
-                f"the safetensors package cannot slice tensors of dtype {name} for NumPy; open the "
-                "file with gda.storage.open_safetensors"
-            )
-        self.dtype = SAFETENSORS_DTYPES[name]
 
 
 class AsyncSource(Source):

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
 import tensorstore as ts
 import zarr
 from counting import Counting
@@ -85,12 +84,7 @@ def own_safetensors(path: Path, data: np.ndarray) -> Any:
     return gda.storage.open_safetensors(path)["data"]
 
 
-def their_safetensors(path: Path, data: np.ndarray) -> Any:
-    save_file({"data": data}, path / "data.safetensors")
-    return safetensors.safe_open(path / "data.safetensors", framework="numpy").get_slice("data")
-
-
-MAKERS = [memory_map, zarr_array, hdf5, own_safetensors, their_safetensors]
+MAKERS = [memory_map, zarr_array, hdf5, own_safetensors]
 KINDS = {make.__name__: make for make in [*MAKERS, tensorstore_of, translated_tensorstore]}
 
 
@@ -133,15 +127,12 @@ def test_bfloat16(tmp_path: Path) -> None:
     data = DATA.astype(ml_dtypes.bfloat16)
     untyped = memory_map(tmp_path, data)
     assert untyped.dtype.type is np.void
-    for open_source in (own_safetensors, their_safetensors, lambda *_: untyped):
+    for open_source in (own_safetensors, lambda *_: untyped):
         source = open_source(tmp_path, data)
         dtype = jnp.bfloat16 if source is untyped else None
         g = gda.GlobalArray.from_source(source, MESH, P("x", "y"), dtype=dtype)
         assert g.dtype == jnp.bfloat16
         assert np.array_equal(np.asarray(g), data)
-    float8 = their_safetensors(tmp_path, DATA.astype(ml_dtypes.float8_e4m3fn))
-    with pytest.raises(TypeError, match="open the file with gda.storage.open_safetensors"):
-        gda.GlobalArray.from_source(float8, MESH, P())
 
 
 @pytest.mark.parametrize("kind", ["tensorstore_of", "hdf5", "own_safetensors", "zarr_array"])
