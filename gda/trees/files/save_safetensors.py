@@ -44,8 +44,6 @@ from gda.trees.written_blocks import WrittenArray, written_arrays
 _NAME = "gda.storage.save_safetensors"
 MAX_BYTES = 64 * 2**20
 
-NameOf = Callable[[str, jax.ShapeDtypeStruct], str]
-
 
 @set_module("gda.storage")
 @public
@@ -56,7 +54,6 @@ def save_safetensors(
     *,
     max_file_bytes: int = 5 * 2**30,
     metadata: Mapping[str, str] | None = None,
-    names: NameOf | None = None,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     retry: Retry | None = None,
@@ -85,14 +82,12 @@ def save_safetensors(
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
         ``jax.Array``s, NumPy arrays, and sources, which are read while they are written, as in
         ``gda.checkpoint.save``. NumPy arrays, and arrays that only one process holds, must be the
-        same in all processes.
+        same in all processes. The name of an array in the files is its path, such as
+        ``'layers.0.weight'``; pass a dict by name for other names.
       max_file_bytes: the most bytes of data in a file. In a folder, a larger array has a file of
         its own.
       metadata: texts by name, for the header of every file. PyTorch's transformers wants
         ``{'format': 'pt'}``.
-      names: a function ``(path, leaf)`` that returns the name of an array in the files. A path is
-        such as ``'layers/0/weight'``, which is named ``'layers.0.weight'`` by default. A leaf is a
-        ``jax.ShapeDtypeStruct``.
       max_workers: number of threads that write, 4 by default. Sources are read one block at a time
         unless it is given.
       max_bytes, retry, progress: as for ``gda.store``.
@@ -130,9 +125,7 @@ def save_safetensors(
         _NAME,
         mesh_of_all(jax.devices()),
         partial(_save, options=options),
-        prepare=lambda: planned_save(
-            os.fspath(path), tree, max_file_bytes, metadata, names, options
-        ),
+        prepare=lambda: planned_save(os.fspath(path), tree, max_file_bytes, metadata, options),
         request=PlannedSave.described,
         always=True,
     )
@@ -213,7 +206,6 @@ def planned_save(
     tree: Any,
     max_file_bytes: int,
     metadata: Mapping[str, str] | None,
-    name_by: NameOf | None,
     options: Options,
 ) -> PlannedSave:
     """Return what a save writes; errors as ``save_safetensors`` before anything is written."""
@@ -224,7 +216,7 @@ def planned_save(
     metadata = _checked_metadata(metadata)
     tree = as_dicts(tree)
     leaves = _leaves_of(tree, options)
-    names = _names(tree, leaves, name_by)
+    names = _names(tree)
     tensors = [
         Tensor(name, dtype_name(np.dtype(leaf.array.dtype)), leaf.shape)
         for name, leaf in zip(names, leaves, strict=True)
@@ -300,32 +292,24 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
 
 
-def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) -> list[str]:
-    def name(keys: Any, leaf: WrittenArray) -> str:
-        texts = names_of(keys)
-        if name_by is None:
-            given = ".".join(texts)
-        else:
-            dtype = np.dtype(leaf.array.dtype).newbyteorder("=")
-            given = name_by("/".join(texts), jax.ShapeDtypeStruct(leaf.shape, dtype))
-        if not isinstance(given, str):
-            raise TypeError(f"names({'/'.join(texts)!r}, leaf) returned {given!r:.80}, not a text")
+def _names(tree: Any) -> list[str]:
+    def name(keys: Any) -> str:
+        given = ".".join(names_of(keys))
         if given in ("", METADATA) or not _is_unicode(given):
             raise ValueError(
                 f"the name {given!r} cannot be used in a safetensors file; "
-                "put the array into a dict under another name, or pass names="
+                "put the array into a dict under another name"
             )
         return given
 
-    paths = [keys for keys, _ in _with_paths(tree)]
-    names = with_paths(tree, name, paths, leaves)
+    names = with_paths(tree, name, [keys for keys, _ in _with_paths(tree)])
     first_of: dict[str, int] = {}
     for number, each in enumerate(names):
         first = first_of.setdefault(each, number)
         if first != number:
             raise ValueError(
                 f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have the same "
-                f"name {each!r}; pass names=, a function (path, leaf) that returns different names"
+                f"name {each!r}; put them into a dict under different names"
             )
     return names
 
