@@ -13,7 +13,6 @@ exactly where a chunk crosses a boundary and the blocks on its two sides have di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -70,18 +69,6 @@ def conflicts_between(
     return conflicts
 
 
-def fitting_chunks(shard_shape: Shape, chunk_shape: Shape, dimensions: Sequence[int]) -> Shape:
-    """Return the chunk shape, changed in some dimensions so that blocks consist of whole chunks.
-
-    The new size is the largest divisor of the block's size that is at most the chunk's size. If
-    that is less than half the chunk's size, it is the block's size.
-    """
-    return tuple(
-        _fitting(size, chunk) if dimension in dimensions else chunk
-        for dimension, (size, chunk) in enumerate(zip(shard_shape, chunk_shape, strict=True))
-    )
-
-
 def _crossed(step: int, parts: int, chunk: int, origin: int) -> IntArray:
     """Return the numbers of the blocks, along a dimension, that begin inside a chunk."""
     if step % chunk == 0 and origin % chunk == 0:
@@ -89,10 +76,3 @@ def _crossed(step: int, parts: int, chunk: int, origin: int) -> IntArray:
     later = np.arange(1, parts)
     # Modulo the chunk first, so that the product does not overflow int64.
     return later[(later * (step % chunk) - origin % chunk) % chunk != 0]
-
-
-def _fitting(size: int, chunk: int) -> int:
-    small = [number for number in range(1, isqrt(size) + 1) if size % number == 0]
-    divisors = [*small, *(size // number for number in small)]
-    largest = max(number for number in divisors if number <= chunk)
-    return largest if 2 * largest >= chunk else size

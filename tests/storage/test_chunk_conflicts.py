@@ -8,19 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.storage.chunk_conflicts import are_aligned, conflicts_between, fitting_chunks
+from gda.storage.chunk_conflicts import are_aligned, conflicts_between
 
 pytestmark = pytest.mark.no_jax
-
-
-@pytest.mark.parametrize(
-    ("size", "chunk", "expected"),
-    [(8, 8, 8), (8, 100, 8), (8, 3, 2), (8, 7, 4), (7, 5, 7), (1009, 1000, 1009), (12, 5, 4)],
-)
-def test_chunks_that_fit_are_no_larger_than_asked_for_and_not_tiny(
-    size: int, chunk: int, expected: int
-) -> None:
-    assert fitting_chunks((size, 3), (chunk, 2), [0]) == (expected, 2)
 
 
 @st.composite
@@ -67,16 +57,3 @@ def test_there_is_a_conflict_where_a_chunk_has_two_writers(case: tuple[Any, ...]
         for of_chunk in writers_of_chunks(shard_shape, distinct, chunk_shape, origin).values()
     )
     assert are_aligned(shard_shape, writers.shape, chunk_shape, origin) == alone
-
-
-@given(cases())
-def test_chunks_that_fit_have_no_conflict(case: tuple[Any, ...]) -> None:
-    shard_shape, writers, chunk_shape, _ = case
-    begin = (0,) * writers.ndim
-    dimensions = [
-        each.dimension for each in conflicts_between(writers, shard_shape, chunk_shape, begin)
-    ]
-    fitting = fitting_chunks(shard_shape, chunk_shape, dimensions)
-    assert conflicts_between(writers, shard_shape, fitting, begin) == []
-    for dimension, (fits, size) in enumerate(zip(fitting, chunk_shape, strict=True)):
-        assert dimension in dimensions or fits == size

@@ -30,7 +30,7 @@ from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import communicates, together, wait_for_arrays
 from gda.multihost.descriptions import describe
-from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
 from gda.storage.options import Options, ProgressLike, Retry, counting
 from gda.storage.sources import source_of
 from gda.storage.targets import Target, check_fit, target_of
@@ -268,7 +268,9 @@ def _shared_chunk_text(
     block: Shape, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
 ) -> str:
     dimension, boundary, _ = conflicts[0]
-    fitting = fitting_chunks(block, chunks, [each.dimension for each in conflicts])
+    crossed = {each.dimension for each in conflicts}
+    sizes = enumerate(zip(block, chunks, strict=True))
+    fitting = tuple(of_block if at in crossed else size for at, (of_block, size) in sizes)
     must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
     return (
         f"the target has chunks of shape {chunks}, and the blocks have shape {block}: "
