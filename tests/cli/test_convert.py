@@ -409,7 +409,7 @@ def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     write_orbax(tmp_path / "runs" / "100", {("w",): W})
     err = run.refusal("convert", tmp_path / "runs", tmp_path / "other")
-    assert "it holds runs, '100'; open one of them, such as" in err
+    assert "_METADATA: it has '100'. Pass the folder of a complete run" in err
     gda.checkpoint.save(tmp_path / "numbers", {"step": 1})
     err = run.refusal("convert", tmp_path / "numbers", tmp_path / "other")
     assert f"no array to write in {tmp_path}/numbers; " in err

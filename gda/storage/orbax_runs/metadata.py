@@ -66,16 +66,6 @@ def parse_tree(text: bytes) -> OrbaxTree:
     )
 
 
-def parse_items(text: bytes) -> list[str]:
-    """Return the items in ``_CHECKPOINT_METADATA``, with arrays or without; [] if it has none."""
-    content = _of(dict, parse_json(text.decode()), "it")
-    items = content.get("item_handlers")
-    names = [*items] if isinstance(items, dict) else []
-    for name in names:
-        _check_name(name)
-    return names
-
-
 def parse_strings(text: bytes) -> dict[str, str]:
     """Return the content of ``_strings.json``: the strings by the names of their leaves."""
     content = _of(dict, parse_json(text.decode()), "it")

@@ -17,7 +17,6 @@ from typing import Any
 from gda.layout.text import join_some
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.storage.orbax_runs.metadata import parse_items
 from gda.storage.stores.object_store import RETRIES, require_tensorstore
 from gda.storage.stores.opening import Store, open_store
 
@@ -56,9 +55,8 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
     """Return the item to open; ``ValueError`` says which there are, or which other files."""
     if item and PARTIAL not in item and folder.has_tree(item):
         return item
-    named = folder.named_items()
-    names = named or folder.entries()
-    of_run = bool(named) or not {*_OF_RUN}.isdisjoint(names)
+    names = folder.entries()
+    of_run = not {*_OF_RUN}.isdisjoint(names)
     items = [
         name
         for name in names
@@ -76,40 +74,11 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
         )
     if item is not None and folder.has_tree():
         raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")
+    found = join_some([repr(name) for name in names]) or "no files"
     raise ValueError(
-        f"{folder.url} is not an Orbax run, which has {METADATA}: {_found(folder, names)}"
+        f"{folder.url} is not an Orbax run, which has {METADATA}: it has {found}. Pass the folder "
+        "of a complete run, such as that of a step"
     )
-
-
-def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
-    """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (METADATA, *_OF_RUN)
-    runs = [
-        name
-        for name in names
-        if STEP.fullmatch(name)
-        and (
-            any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
-        )
-    ]
-    if runs:
-        runs.sort(key=lambda name: (len(name), name))
-        text = join_some([repr(name) for name in runs])
-        return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
-    has_arrays = OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names)
-    if has_arrays or folder.has(AGGREGATE):
-        return (
-            "it is of an old release of Orbax, without the structure of the tree; restore it with "
-            "Orbax, and save it again"
-        )
-    if any(PARTIAL in name for name in names):
-        return "it has only unfinished saves; pass a run that is complete"
-    if "manifest.json" in names:
-        return "it has a manifest.json; restore a checkpoint of gda with gda.checkpoint.restore"
-    if any(name.endswith(".safetensors") for name in names):
-        return "it has safetensors files; open them with gda.storage.open_safetensors"
-    return f"it has {join_some([repr(name) for name in names]) or 'no files'}"
 
 
 class OrbaxFolder:
@@ -148,17 +117,10 @@ class OrbaxFolder:
         """Return True if there are metadata of a tree, here or in a folder within."""
         return self.has(f"{within}/{METADATA}" if within else METADATA)
 
-    def entries(self, within: str = "") -> list[str]:
-        """Return the names in this folder, or in one within."""
+    def entries(self) -> list[str]:
+        """Return the names in this folder."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return self._store.entries(f"{self._within}{within}".removesuffix("/"))
-        return []
-
-    def named_items(self) -> list[str]:
-        """Return the names of the items by the metadata, if that costs less than ``entries``."""
-        with contextlib.suppress(ValueError):
-            if self._store.is_remote:
-                return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
+            return self._store.entries(self._within.removesuffix("/"))
         return []
 
     def read_each(self, names: Sequence[str]) -> list[bytes | None]:
