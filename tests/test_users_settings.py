@@ -37,7 +37,7 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: [np.asarray(shard.data) for each in (g, p) for shard in each.local_shards],
     lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_bytes=1)),
     lambda g, p: (copy.deepcopy([g, p]), pickle.loads(pickle.dumps([g, p]))),
-    lambda g, p: next(gda.prefetch([{"w": DATA, "odd": ODD}], MESH, P("x"), pad=True)),
+    lambda g, p: next(gda.prefetch([{"w": DATA}], MESH, P("x"))),
     lambda g, p: gda.compat.host_local_array_to_global_array(DATA, MESH, P("x")),
     lambda g, p: gda.check_replicas_agree({"g": g, "p": p, "large": large()}),
     lambda g, p: gda.fingerprint({"p": p, "large": large()}),

@@ -287,14 +287,11 @@ def infer_global_shape(
     spec: SpecLike,
     process_of: ProcessOf | Processes,
     process: int,
-    *,
-    pad: bool = False,
 ) -> Shape:
     """Return the global shape for the ``local_shape`` of one process.
 
     ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
-    ``local_shape``. Nothing is compared with what other processes have. With ``pad``, the grid will
-    have padding: if the process has all blocks of a dimension, it may then have any size.
+    ``local_shape``. Nothing is compared with what other processes have.
     """
     sizes = check_mesh_shape(mesh_shape)
     shape = check_shape(local_shape, "local")
@@ -309,7 +306,7 @@ def infer_global_shape(
     sizes_of_all: list[int] = []
     for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
         parts = layout.parts[dimension]
-        if size % extent and not (pad and extent == parts):
+        if size % extent:
             raise ValueError(
                 f"local shape {shape} of process {process} cannot be sharded by "
                 f"{format_spec(layout.spec)} on the mesh {sizes}: dimension {dimension} of local "

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -247,30 +247,6 @@ def test_inferred_shape_has_the_given_local_shape(grid: ShardGrid, data: st.Data
         inferred = infer_global_shape(local_shape, *arguments)
         again = ShardGrid(inferred, grid.mesh_shape, grid.spec, process_of=grid.processes)
         assert again.view(process).local_shape == local_shape
-
-
-@given(grids(may_pad=False), st.data())
-def test_a_dimension_that_a_process_has_whole_may_have_any_size_with_padding(
-    grid: ShardGrid, data: st.DataObject
-) -> None:
-    assert grid.processes is not None
-    process = data.draw(st.sampled_from(grid.processes.numbers), label="process")
-    view = grid.view(process)
-    assume(view.is_regular and 0 not in grid.global_shape)
-    arguments = dict(grid.mesh_shape), grid.spec, grid.processes, process
-    parts = [grid.global_shape[d] // size for d, size in enumerate(grid.shard_shape)]
-    is_whole = [len(of) == n for of, n in zip(view.coordinates, parts, strict=True)]
-    local_shape = tuple(
-        data.draw(st.integers(1, 24)) if whole else size
-        for whole, size in zip(is_whole, view.local_shape, strict=True)
-    )
-    inferred = infer_global_shape(local_shape, *arguments, pad=True)
-    for whole, size, local, known in zip(
-        is_whole, inferred, local_shape, grid.global_shape, strict=True
-    ):
-        assert size == (local if whole else known)
-    padded = ShardGrid(inferred, grid.mesh_shape, grid.spec, pad=True, process_of=grid.processes)
-    assert padded.view(process).local_shape == local_shape
 
 
 # Errors.

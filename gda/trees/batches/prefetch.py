@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
-import numpy as np
 from jax.sharding import PartitionSpec
 
 from gda.arrays.construction.from_process_local import (
@@ -23,12 +22,8 @@ from gda.arrays.construction.from_process_local import (
     as_array,
 )
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
-from gda.layout.grid import ShardGrid
-from gda.layout.process_view import infer_global_shape
-from gda.layout.spec import Shape
-from gda.mesh import MeshLike, mesh_and_spec, processes_of
+from gda.mesh import MeshLike
 from gda.trees.leaves import are_bare_keys, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, makes_plain, mesh_and_spec_of, specs_per_leaf
 from gda.trees.plain import to_jax
@@ -44,7 +39,6 @@ def prefetch(
     spec: PartitionSpec | SpecOf | Any = None,
     *,
     size: int = 2,
-    pad: bool = False,
     plain: bool | None = None,
 ) -> Prefetched:
     """Return an iterator of the same batches as arrays on devices, made ahead in a thread.
@@ -69,15 +63,12 @@ def prefetch(
         ``(path, leaf)`` as in ``load_tree``; here the leaf has the shape of this process's part.
       size: the most batches that are fetched and not yet handed out, including the one that is
         being made.
-      pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape, as
-        that of a short last batch. A dimension that is sharded over several processes must divide
-        all the same, because no process knows its global size.
       plain: batches of ``jax.Array``s in place of ``GlobalArray``s; by default if shardings are
         given in place of mesh and spec.
 
     Raises:
       TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.
-      ValueError: ``size`` is less than 1, or ``plain`` is given with ``pad``.
+      ValueError: ``size`` is less than 1.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -92,7 +83,7 @@ def prefetch(
     count = operator.index(size)
     if count < 1:
         raise ValueError(f"size is {count}; prefetch at least 1 batch")
-    is_plain = makes_plain(plain, mesh, pad)
+    is_plain = makes_plain(plain, mesh, pad=False)
     specs_per_leaf((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
     try:
         source = iter(iterator)
@@ -101,7 +92,7 @@ def prefetch(
             f"prefetch takes an iterable of batches, not {type(iterator).__name__}; pass the "
             "loader, or a generator that yields batches"
         ) from error
-    place = partial(_placed, mesh=mesh, spec=spec, pad=pad, plain=is_plain)
+    place = partial(_placed, mesh=mesh, spec=spec, plain=is_plain)
     return Prefetched(source, place, count)
 
 
@@ -328,7 +319,7 @@ def _end_all() -> None:
 # One batch.
 
 
-def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
+def _placed(tree: Any, *, mesh: Any, spec: Any, plain: bool) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, spec, _shaped, "spec").of_each_leaf()
 
@@ -337,45 +328,12 @@ def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool, plain: bool) -> Any:
         def placed(leaf: Any, found: Any) -> Any:
             if is_value(leaf):
                 return leaf
-            array = _placed_leaf(leaf, *mesh_and_spec_of(mesh, found, leaf), pad, batch)
-            return to_jax(array) if are_bare_keys(leaf) else array
+            over = mesh_and_spec_of(mesh, found, leaf)
+            array = array_from_process_local(leaf, *over, batch=batch)
+            return array if are_bare_keys(leaf) else GlobalArray(array=array)
 
         made = jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
     return to_jax(made) if plain else made
-
-
-def _placed_leaf(
-    leaf: Any, mesh: Any, spec: Any, pad: bool, batch: BatchBuffers
-) -> GlobalArray | PaddedArray:
-    try:
-        return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
-    except ValueError as error:
-        local_shape = np.shape(as_array(leaf))
-        shape = _shape_to_pad(local_shape, mesh, spec)
-        if shape is None or not pad:
-            if shape is not None:
-                error.add_note(
-                    "gda: prefetch(..., pad=True) makes a PaddedArray of it; with plain=True, let "
-                    "the loader drop such a batch"
-                )
-            elif pad and "is not divisible by" in str(error):
-                error.add_note(
-                    "gda: pad=True pads only a dimension that this process has whole. Let every "
-                    "process drop its short batch, or make the batches of all equally long"
-                )
-            raise
-    return PaddedArray.from_process_local(leaf, mesh, spec, shape)
-
-
-def _shape_to_pad(local_shape: Shape, mesh: Any, spec: Any) -> Shape | None:
-    """Return the global shape if it is known and padding makes it fit; else ``None``."""
-    mesh, spec, _ = mesh_and_spec(mesh, spec)
-    sizes, processes, me = mesh.shape, processes_of(mesh), jax.process_index()
-    try:
-        shape = infer_global_shape(local_shape, sizes, spec, processes, me, pad=True)
-    except ValueError:
-        return None
-    return shape if ShardGrid(shape, sizes, spec, pad=True).is_padded else None
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -150,8 +150,8 @@ def test_the_iterator_may_use_its_memory_again(
             yield over(scratch)
         scratch[:] = -1
 
-    for shape, spec in [((64, 16), P("x")), ((6, 4), P("x")), ((64, 16), P(None, "y"))]:
-        made = list(gda.prefetch(loader(shape), auto_mesh, spec, pad=True))
+    for spec in (P("x"), P(None, "y")):
+        made = list(gda.prefetch(loader((64, 16)), auto_mesh, spec))
         assert [number(array) for array in made] == list(range(6))
 
 
@@ -164,27 +164,6 @@ def test_no_more_than_size_are_fetched_ahead(auto_mesh: Mesh, size: int) -> None
             time.sleep(0.01)  # in which it could fetch more
             assert source.asked == step + size
             assert number(next(batches)) == step
-
-
-def test_a_short_last_batch_is_padded_if_asked(mesh: Mesh) -> None:
-    host = [{"rows": batch(8, 2), "all": batch(3)}, {"rows": batch(5, 2), "all": batch(3)}]
-    full, last = gda.prefetch(host, mesh, {"rows": P("x"), "all": P()}, pad=True)
-    kinds = [type(each) for each in (full["rows"], last["rows"], last["all"])]
-    assert kinds == [gda.GlobalArray, gda.PaddedArray, gda.GlobalArray]
-    assert (last["rows"].shape, last["rows"].padded_shape) == ((5, 2), (8, 2))
-    np.testing.assert_array_equal(last["rows"], host[1]["rows"])
-    assert not np.asarray(last["rows"].array)[5:].any()
-    batches = gda.prefetch([{"rows": batch(8)}, {"rows": batch(5)}], mesh, P("x"))
-    next(batches)
-    with pytest.raises(ValueError, match="dimension 0 of local size 5 holds 4") as raised:
-        next(batches)
-    assert raised.value.__notes__ == [
-        "gda: prefetch(..., pad=True) makes a PaddedArray of it; with plain=True, let the loader "
-        "drop such a batch",
-        "gda: at rows of the tree",
-        "gda: in batch 1 of prefetch, counted from 0",
-    ]
-    assert list(batches) == []
 
 
 # Errors.
@@ -440,19 +419,3 @@ def test_each_process_gives_its_rows_and_waits_for_no_other() -> None:
     if me == 0:
         assert len(list(gda.prefetch([batch(4)] * 3, mesh, P("x")))) == 3
     gda.check_processes_agree(0, name="still in step", timeout=50)
-
-
-@pytest.mark.processes(2, devices=4)
-def test_padding_where_each_process_knows_the_size() -> None:
-    mesh = ordered_mesh(range(8), {"host": 2, "dev": 4})
-    me = jax.process_index()
-    data = batch(3, 6) + 100 * me
-    (made,) = gda.prefetch([data], mesh, P("host", "dev"), pad=True)
-    assert (made.shape, made.padded_shape) == ((6, 6), (6, 8))
-    blocks = [np.asarray(shard.data) for shard in made.local_shards]
-    np.testing.assert_array_equal(np.concatenate(blocks, axis=1), data)
-    with pytest.raises(ValueError, match="local size 3 holds 4 of the 8 blocks") as raised:
-        next(gda.prefetch([data], mesh, P(("host", "dev")), pad=True))
-    assert raised.value.__notes__[0].startswith(
-        "gda: pad=True pads only a dimension that this process has whole. Let every process drop"
-    )
