@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
@@ -133,21 +133,6 @@ class MemoryReport:
     def nbytes(self) -> int:
         """Bytes of all arrays in this process."""
         return sum(device.nbytes for device in self.devices)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers, for JSON."""
-        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        arrays = [
-            row._asdict() | {"names": list(row.names), "shape": list(row.shape)}
-            for row in self.arrays
-        ]
-        devices = [each._asdict() | {"by_tree": dict(each.by_tree)} for each in self.devices]
-        return document | {
-            "arrays": arrays,
-            "devices": devices,
-            "deleted": list(self.deleted),
-            "nbytes": self.nbytes,
-        }
 
     def __repr__(self) -> str:
         arrays = _table_of_arrays(self).lines() if self.arrays else []

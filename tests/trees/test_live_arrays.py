@@ -1,7 +1,6 @@
 """The live arrays by name."""
 
 import gc
-import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -235,11 +234,3 @@ def test_an_array_that_did_not_fit_is_not_listed() -> None:
     assert "w      float32[8,6]" in report
     assert "float32[1048576]" not in report
     assert [row.nbytes for row in gda.memory(failed=failed).arrays if row.names] == [0]
-
-
-def test_the_report_is_json(mesh: Mesh) -> None:
-    report = gda.memory(w=put(mesh, P("x")))
-    document = json.loads(json.dumps(report.to_dict()))
-    assert document == report.to_dict()
-    assert document["arrays"][0].keys() == {*gda.ArrayMemory._fields}
-    assert document["nbytes"] == report.nbytes
