@@ -275,17 +275,7 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | No
     texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, Mapping) else ()
     if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
-    for text in texts:
-        if not _is_unicode(text):
-            raise ValueError(
-                f"metadata has the text {text!r:.80}, of which UTF-8 has not every character; "
-                "remove its surrogates"
-            )
     return dict(metadata)
-
-
-def _is_unicode(text: str) -> bool:
-    return text.encode(errors="ignore").decode() == text
 
 
 def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
@@ -295,7 +285,7 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
 def _names(tree: Any) -> list[str]:
     def name(keys: Any) -> str:
         given = ".".join(names_of(keys))
-        if given in ("", METADATA) or not _is_unicode(given):
+        if given in ("", METADATA):
             raise ValueError(
                 f"the name {given!r} cannot be used in a safetensors file; "
                 "put the array into a dict under another name"
