@@ -99,18 +99,12 @@ def subject_of(
     has_mesh = mesh is not None or spec is not None
     if isinstance(x, Sequence) and not isinstance(x, str | bytes):
         return _plan(_check_shape(x), mesh, spec, dtype)
-    if has_mesh and isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "iu":
-        return _plan(tuple(x.tolist()), mesh, spec, dtype)
     if isinstance(x, Mapping):
         _refuse_tree(x)
-    if has_mesh and not (isinstance(x, Subject | ShardGrid) or hasattr(x, "sharding")):
+    if has_mesh:
         raise TypeError(
             f"mesh and spec go with a shape, a sequence of integers such as (8, 2), not with "
             f"{type(x).__name__}"
-        )
-    if has_mesh:
-        raise TypeError(
-            f"mesh and spec go with a shape; this {type(x).__name__} has its own, so omit them"
         )
     if isinstance(x, Subject):
         return x
