@@ -149,9 +149,6 @@ def test_storing_a_tree_by_threads(mesh: Mesh, tmp_path: Path) -> None:
     gda.store(tree, group, max_workers=3)
     for name, data in DATA.items():
         np.testing.assert_array_equal(group[name][:], data)
-    shared = zarr.create_array(store={}, shape=(5, 3), chunks=(3, 3), dtype="f4")
-    with pytest.raises(ValueError, match=r"elements 1 and 2 of dimension 0.*use chunks of \(2, 2"):
-        gda.store(tree["odd"], shared, max_workers=3)
     # Blocks of padding alone share no chunk.
     target = zarr.create_array(store={}, shape=(2,), chunks=(1,), dtype="f4")
     gda.store(poisoned(batch(2), mesh_of({"x": 8}), P("x")), target, max_workers=4)

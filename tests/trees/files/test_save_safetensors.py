@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from leaks import little_memory, no_file_is_left_open  # noqa: F401, of every test
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from running import python
 from safetensors.numpy import save
 from trials import rarely
 
@@ -289,21 +286,6 @@ def test_only_files_that_the_old_index_may_mean_are_removed(tmp_path: Path) -> N
 # Whole or not at all.
 
 
-def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    for path in (tmp_path / "new", tmp_path / "new.safetensors"):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as much as a full disk takes
-        try:
-            with pytest.raises(OSError, match=r"File too large: '.*new.*\.safetensors'") as raised:
-                save_safetensors(path, {"w": np.zeros(8192)})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        assert Path(raised.value.filename).is_relative_to(tmp_path)
-        assert names_in(tmp_path) == []
-    signal.signal(signal.SIGXFSZ, before)
-
-
 def fail_at(call: int, patch: pytest.MonkeyPatch, name: str = "pwrite") -> None:
     """Make a function of ``os`` fail at its n-th call, as on a full disk."""
     works, calls = getattr(os, name), iter(range(call))
@@ -338,34 +320,6 @@ def test_a_failed_save_leaves_the_old_files(
             with pytest.raises(OSError, match="No space left"):
                 save_safetensors(tmp_path / "new" / "deep", new)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-import gda
-os.pwrite = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-gda.storage.save_safetensors(sys.argv[1], {"w": np.ones(8)})
-"""
-
-
-def test_next_save_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
-    save_safetensors(tmp_path, {"w": DATA})
-    ended = python("-c", KILLED, tmp_path)
-    assert ended.returncode == -signal.SIGKILL
-    assert len(names_in(tmp_path)) == 2
-    assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
-    # That of another file in the same folder is left alone, and so is one that is being written.
-    save_safetensors(tmp_path / "other.safetensors", {"w": DATA})
-    assert len(names_in(tmp_path)) == 3
-    with new_files.folder_beside(tmp_path, "model.safetensors") as running:
-        assert names_in(tmp_path) == sorted(
-            [running.name, "model.safetensors", "other.safetensors"]
-        )
-        save_safetensors(tmp_path, {"w": -DATA})
-        assert running.exists()
-    assert names_in(tmp_path) == ["model.safetensors", "other.safetensors"]
-    assert np.array_equal(open_safetensors(tmp_path / "model.safetensors")["w"][...], -DATA)
 
 
 # Several processes.

@@ -89,17 +89,6 @@ def test_libraries_with_chunks(
             np.testing.assert_array_equal(again.read().result(), DATA)
 
 
-def test_many_writes_into_one_chunk_of_a_tensorstore_do_not_lose_each_other(
-    tmp_path: Path,
-) -> None:
-    mesh = mesh_of({"x": 8})
-    target = open_tensorstore(tmp_path, "zarr3", (8, 4), [8, 4])
-    for number in range(8):
-        data = batch(8, 4) + number
-        gda.store(cut(data, mesh, P("x")), target, max_workers=8)
-        np.testing.assert_array_equal(target.read().result(), data)
-
-
 def test_a_part_of_a_tensorstore(auto_mesh: Mesh, tmp_path: Path) -> None:
     whole = open_tensorstore(tmp_path, "zarr3", (32, 8), [5, 3])
     gda.store(cut(DATA, auto_mesh, P("x", "y")), whole[7:23])
@@ -286,10 +275,10 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
 
 def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
     target = target_of(16, 8)
-    message = r"not \w+; for a NumPy array that every process has, let one"
-    for other in (DATA, 1.0):
-        with pytest.raises(TypeError, match=message):
-            gda.store(other, target)
+    with pytest.raises(
+        TypeError, match=r"not \w+; for a NumPy array that every process has, let one"
+    ):
+        gda.store(1.0, target)
     for other in ({"a": cut(DATA, auto_mesh, P())}, None):
         with pytest.raises(ValueError, match="targets must have the structure of the tree"):
             gda.store(other, target)
