@@ -167,7 +167,7 @@ def _checked(
                     f"{format_path(path)} is {repr_of(leaf):.60}, and safetensors files have "
                     "arrays only; omit it in the function of the map, or write a checkpoint"
                 )
-        plan = planned_save(target, tree, max_file_bytes, metadata, None, options)
+        plan = planned_save(target, tree, max_file_bytes, metadata, options)
         return plan.names, len(plan.files)
     leaves = flatten(tree)[1]
     saved_leaves(leaves, options)
