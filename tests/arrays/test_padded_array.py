@@ -268,7 +268,7 @@ def test_it_has_no_operators(mesh: Mesh) -> None:
 
 def test_a_notebook_shows_its_picture(mesh: Mesh) -> None:
     p = padded(batch(5), mesh, P("x"))
-    assert "hatched: padding" in (p._repr_html_() or "")
+    assert "with padding" in (p._repr_html_() or "")
     on_host = jax.device_get(p)
     assert on_host._repr_html_() is None
     np.testing.assert_array_equal(on_host, batch(5))
