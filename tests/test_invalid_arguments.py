@@ -131,7 +131,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     save_safetensors: [
         (WORKERS, ValueError),
         ({"path": 3}, TypeError),
-        ({"names": lambda path, leaf: 3}, TypeError),
         ({"tree": {"a": object()}}, TypeError),
     ],
     store: [

@@ -213,7 +213,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("max_file_bytes", lambda w: {"max_file_bytes": 600}, "process 1: files of at most"),
         Case("metadata", lambda w: {"metadata": {"a": "b"}}, "process 1: metadata {'a': 'b'}"),
-        Case("names", lambda w: {"names": lambda path, leaf: f"x{path}"}, "process 1: name xa"),
     ],
     store: [
         Case(

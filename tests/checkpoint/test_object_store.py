@@ -32,6 +32,7 @@ from trials import Trials, tried
 import gda
 from gda import checkpoint
 from gda.checkpoint.inspecting import contents_at
+from gda.storage import options
 from gda.storage.stores import waiting
 from gda.storage.stores.object_store import KvStore
 from gda.storage.stores.opening import open_store
@@ -73,7 +74,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
         self._waiting = waiting.Waiting(timeout, repeats=True)
 
     monkeypatch.setattr(KvStore, "__init__", opened)
-    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.001, max_delay=0.001))
+    monkeypatch.setattr(options, "_LONGEST_DELAY", 0)
+    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.001))
     return faults
 
 
@@ -464,7 +466,7 @@ def test_passing_faults_are_waited_out_and_logged(
 ) -> None:
     checkpoint.save(kv, {"a": WEIGHTS})
     monkeypatch.setattr(waiting, "SILENT", 0.1)
-    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
+    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.05))
     del faults.requests[:]
     faults.fault = lambda request: "503" if request.number < 10 or request.number % 3 else None
     np.testing.assert_array_equal(checkpoint.restore(kv, timeout=120)["a"], WEIGHTS)

@@ -161,8 +161,7 @@ class PlannedSave:
             ("", "files"): f"of at most {self.max_file_bytes} bytes",
             ("", "metadata"): str(self.files[0].metadata),
         }
-        for path, name, leaf in zip(paths, self.names, self.leaves, strict=True):
-            fields[path, "name"] = name
+        for path, leaf in zip(paths, self.leaves, strict=True):
             if isinstance(leaf.array, SourceArray):
                 fields[path, "kind"] = str(leaf.array)
             if leaf.is_local:
