@@ -2,7 +2,7 @@
 
 The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
 ``mesh``, ``keywords`` and ``error``: null, or for a mesh without a rehearsal the reason. Several
-meshes are a list, sorted as the table is. With ``--compare`` it is ``RehearsalComparison.changes``.
+meshes are a list, sorted as the table is.
 """
 
 from __future__ import annotations
@@ -67,8 +67,6 @@ several meshes:
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
-  gda rehearse train.py:rehearsal --topology v5e:2x2 \\
-           --compare data=4,model=1 data=2,model=2
   gda rehearse train.py:rehearsal --mesh data,model --search \\
            --vary 'v5e:4x4; h100:8' --price v5e=1.2,h100=2.5 --examples 64
 
@@ -96,13 +94,11 @@ def add_rehearse(commands: Any) -> None:
         metavar="POINTS",
         help="more meshes, with ; between them, each as [TOPOLOGY] MESH [NAME=NUMBER …]",
     )
-    several = parser.add_mutually_exclusive_group()
-    several.add_argument(
+    parser.add_argument(
         "--search",
         action="store_true",
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
-    several.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two meshes, side by side")
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
@@ -123,24 +119,17 @@ def add_rehearse(commands: Any) -> None:
 def rehearse(options: argparse.Namespace) -> int:
     from gda.cli.rehearsal_processes import CTRL_C
 
-    is_one = not (options.search or options.vary or options.compare)
-    results = _results(options, _points(options))
-    if not options.compare:
-        results = sorted(results, key=_Result.order)
+    is_one = not (options.search or options.vary)
+    results = sorted(_results(options, _points(options)), key=_Result.order)
     rehearsals = [each.rehearsal for each in results if each.rehearsal]
     failed = [each.report for each in results if not each.rehearsal]
     is_interrupted = any(report.ended_by == CTRL_C for report in failed)
-    if is_interrupted and (options.compare or not rehearsals):
+    if is_interrupted and not rehearsals:
         raise KeyboardInterrupt
-    if failed and (is_one or options.compare):
+    if failed and is_one:
         raise MistakesError(*failed[0].lines)
-    compared, summary = None, ""
-    if options.compare:
-        from gda.compiled.comparison import compare_rehearsals
-
-        compared = compare_rehearsals(*rehearsals)
-        shown = summary = str(compared)
-    elif is_one:
+    summary = ""
+    if is_one:
         (rehearsal,) = rehearsals
         shown = "\n\n".join(map(str, filter(None, (rehearsal, rehearsal.collectives))))
     else:
@@ -151,7 +140,7 @@ def rehearse(options: argparse.Namespace) -> int:
         Path(options.html).write_text(page_of(rehearsals, summary), encoding="utf-8")
     if options.json:
         documents = [each.document() for each in results]
-        print_json(compared.changes if compared else documents[0] if is_one else documents)
+        print_json(documents[0] if is_one else documents)
     else:
         print(shown)
     if is_interrupted:
@@ -214,18 +203,13 @@ def _price(text: str | None, topology: str) -> float | None:
 
 
 def _points(options: argparse.Namespace) -> list[_Point]:
-    if options.compare and (options.mesh or options.vary):
-        raise MistakesError("--compare has the meshes; omit --mesh and --vary")
     names = _names(options.mesh or "") if options.search else []
-    texts = options.compare or (options.vary or "").split(";")
     points = [] if options.search else [_point(options, options.mesh or "")]
-    points += [_point(options, text) for text in texts if text.strip()]
+    points += [_point(options, text) for text in (options.vary or "").split(";") if text.strip()]
     if options.search:
         points = points or [_Point(options.topology or "", {}, {})]
         points = [of._replace(mesh=mesh) for of in points for mesh in _searched(options, of, names)]
-    points = [
-        of for n, of in enumerate(points) if of.mesh and (options.compare or of not in points[:n])
-    ]
+    points = [of for n, of in enumerate(points) if of.mesh and of not in points[:n]]
     if not points:
         raise MistakesError("no mesh was given; give --mesh data=64,model=4, say")
     if not all(of.topology for of in points):
@@ -239,7 +223,7 @@ def _point(options: argparse.Namespace, text: str) -> _Point:
     topology = options.topology or ""
     if words and "=" not in words[0] and ":" in words[0] and (len(words) > 1 or options.search):
         topology = words.pop(0)
-    name = "--compare" if options.compare else "--mesh" if text == options.mesh else "--vary"
+    name = "--mesh" if text == options.mesh else "--vary"
     mesh = {} if options.search or not words else read_option(name, words.pop(0), parse_mesh)
     keywords = read_option(name, ",".join(words), parse_mesh) if words else {}
     return _Point(topology, mesh, keywords)

@@ -130,8 +130,9 @@ def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None
     namespace: dict[str, Any] = {}
     exec(compile(Path(train).read_text(), train, "exec"), namespace)
     fun, args, kwargs = namespace["rehearsal"](mesh_of({"data": 2, "model": 2}))
-    found = gda.compare_rehearsals(rehearsed, gda.rehearse(fun, *args, **kwargs))
-    assert found.changes == {}
+    found = gda.rehearse(fun, *args, **kwargs)
+    for name in ("peak_bytes", "argument_bytes", "output_bytes", "flops", "traffic"):
+        assert getattr(found, name) == getattr(rehearsed, name)
 
 
 def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
@@ -183,7 +184,6 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
         ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: an axis with its size was expected"),
-        (["train.py:f", "--mesh", "x=4", "--compare", "x=4", "x=2"], "has the meshes; omit --mesh"),
     ],
 )
 def test_mistakes(run: Run, train: str, options: list[str], message: str) -> None:
@@ -370,25 +370,6 @@ def test_meshes_over_several_topologies_with_keywords(
     assert asked() == [("v5e:2x2", {"a": 4}, {"batch": 3})]
     run(*command, "--mesh", "a", "--search", "--vary", "v5e:2x2; cpu:8 batch=3")
     assert asked() == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
-
-
-def test_two_meshes_side_by_side(run: Run, train: str, canned: Callable[..., None]) -> None:
-    reports = {
-        4: report(1 << 20, {}),
-        2: report(1 << 21, {"b": (64, 0)}),
-        1: report(1, {}, fits=False),
-    }
-    canned(reports)
-    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--compare"
-    expected = gda.compare_rehearsals(reports[4].rehearsal, reports[2].rehearsal)
-    picture = "--html", "both.html"
-    assert run(*command, "a=4,b=2", "a=2,b=4", *picture) == (0, f"{expected}\n", "")
-    page = Path("both.html").read_text()
-    assert page.count('class="gda-show"') == 2
-    assert html.unescape(page).count(str(expected)) == 1
-    code, out, _ = run(*command, "a=4,b=2", "a=2,b=4", "--json")
-    assert (code, json.loads(out)["peak_bytes"]) == (0, [1 << 20, 1 << 21])
-    assert run(*command, "a=1,b=8", "a=1,b=8")[0] == 1
 
 
 def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[..., None]) -> None:
