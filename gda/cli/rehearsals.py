@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import (
@@ -113,7 +112,6 @@ def add_rehearse(commands: Any) -> None:
         "--price", metavar="P", help="of a device and hour: 2.5, or by kind v5e=1.2,h100=2.5"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", metavar="FILE", help="write all tables as a page")
 
 
 def rehearse(options: argparse.Namespace) -> int:
@@ -128,21 +126,14 @@ def rehearse(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     if failed and is_one:
         raise MistakesError(*failed[0].lines)
-    summary = ""
-    if is_one:
-        (rehearsal,) = rehearsals
-        shown = "\n\n".join(map(str, filter(None, (rehearsal, rehearsal.collectives))))
-    else:
-        shown = summary = "\n".join(_lines(results))
-    if options.html:
-        from gda.compiled.report.rehearsal_text import page_of
-
-        Path(options.html).write_text(page_of(rehearsals, summary), encoding="utf-8")
     if options.json:
         documents = [each.document() for each in results]
         print_json(documents[0] if is_one else documents)
+    elif is_one:
+        (rehearsal,) = rehearsals
+        print(*filter(None, (rehearsal, rehearsal.collectives)), sep="\n\n")
     else:
-        print(shown)
+        print(*_lines(results), sep="\n")
     if is_interrupted:
         raise KeyboardInterrupt
     return min(result.code for result in results)

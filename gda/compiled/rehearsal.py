@@ -12,7 +12,7 @@ from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.rehearsal_text import html_of, lines_of
+from gda.compiled.report.rehearsal_text import lines_of
 from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
@@ -246,9 +246,6 @@ class Rehearsal:
 
     def __repr__(self) -> str:
         return "\n".join(lines_of(self))
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
 
 def traffic_of(

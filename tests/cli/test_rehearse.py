@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import html
 import json
 import os
 import random
@@ -376,8 +375,7 @@ def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[...
     skipped = report(0, {}, fits=False, argument_bytes=90 << 30, is_compiled=False)
     canned({1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped})
     search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
-    out = run("rehearse", f"{train}:rehearsal", *search, "--html", "all.html")[1]
-    assert out.rstrip() in html.unescape(Path("all.html").read_text())
+    out = run("rehearse", f"{train}:rehearsal", *search)[1]
     assert out.splitlines()[2:] == [
         "mesh     fits         peak   over b",
         "a=1,b=4  yes       1.0 MiB  3.0 MiB",

@@ -230,9 +230,6 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     document = json.loads(json.dumps(found.to_dict()))
     assert (document["mesh"], document["nbytes_total"]) == ({"x": 4, "y": 2}, 512)
     assert [each["axes"] for each in document["collectives"]] == [["x"], ["y"]]
-    page = found._repr_html_()
-    assert "<td>all-reduce (add)</td><td>x</td><td>float32[<wbr/>4,<wbr/>16]</td><td>1</td>" in page
-    assert page.count("<tr>") == len(str(found).splitlines()) - 1
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
         "  collective        over  operands       times  bytes  from",

@@ -1,12 +1,12 @@
-"""The report on a rehearsal: the lines of text that ``print`` shows, and its tables as HTML."""
+"""The report on a rehearsal: the lines of text that ``print`` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gda.compiled.hlo import format_axes, format_size, format_source, table_of
+from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
@@ -18,7 +18,6 @@ from gda.layout.text import (
     printable,
     typed_shape,
 )
-from gda.show import markup
 from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
 _LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
-_TO_SAVE = "to save time, memory or communication:"
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
@@ -44,33 +42,6 @@ def lines_of(rehearsal: Rehearsal) -> list[str]:
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     lines += [*_communication(rehearsal), *_places(rehearsal)]
     return [*lines, *_large_temporaries(rehearsal), *_advice(rehearsal)]
-
-
-def page_of(rehearsals: Iterable[Rehearsal], summary: str = "") -> str:
-    """Return a page with a text about all and the report on each, without network or script."""
-    first = [f'<pre style="overflow-x:auto">{markup.escape(summary)}</pre>'] if summary else []
-    return markup.page("Rehearsals", [*first, *map(html_of, rehearsals)])
-
-
-def html_of(rehearsal: Rehearsal) -> str:
-    """Return the report with all tables as one HTML element, light or dark."""
-    lines, cells = notes_of(rehearsal), [_memory_cells(rehearsal)]
-    if advice := rehearsal.advice:
-        lines += [_TO_SAVE, *(each.text for each in advice)]
-    cells += [traffic_cells(rehearsal.traffic)] if rehearsal.traffic else []
-    tables = [markup.html_table(header, rows) for header, *rows in cells]
-    of_temporaries = temporary_table(rehearsal.temporaries, rehearsal.num_devices)
-    for shown in (argument_table(rehearsal.arguments), of_temporaries):
-        tables += [shown.html()] if shown.rows else []
-        lines += shown.more
-    if places := rehearsal.seconds.places:
-        header, *rows = place_cells(places)
-        tables.append(markup.html_table(header, rows))
-    if rehearsal.collectives:
-        tables.append(table_of(rehearsal.collectives))
-    if rehearsal.message and rehearsal.fits is False:
-        lines.append(rehearsal.message)
-    return markup.report([headline_of(rehearsal), *lines], tables)
 
 
 def headline_of(rehearsal: Rehearsal) -> str:
@@ -255,4 +226,4 @@ def _advice(rehearsal: Rehearsal) -> list[str]:
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", _TO_SAVE, *lines] if lines else []
+    return ["", "to save time, memory or communication:", *lines] if lines else []
