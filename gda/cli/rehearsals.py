@@ -22,7 +22,6 @@ from gda.cli.commands import (
     add_command,
     print_json,
     read_option,
-    seconds,
 )
 from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
@@ -99,13 +98,6 @@ def add_rehearse(commands: Any) -> None:
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
     parser.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=seconds,
-        default=math.inf,
-        help="end what is not done after this time, and print what there is",
-    )
-    parser.add_argument(
         "--examples", metavar="N", help="examples of a call, or the NAME in --vary that has them"
     )
     parser.add_argument(
@@ -115,13 +107,11 @@ def add_rehearse(commands: Any) -> None:
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.rehearsal_processes import CTRL_C
-
     is_one = not (options.search or options.vary)
     results = sorted(_results(options, _points(options)), key=_Result.order)
     rehearsals = [each.rehearsal for each in results if each.rehearsal]
     failed = [each.report for each in results if not each.rehearsal]
-    is_interrupted = any(report.ended_by == CTRL_C for report in failed)
+    is_interrupted = any(report.is_interrupted for report in failed)
     if is_interrupted and not rehearsals:
         raise KeyboardInterrupt
     if failed and is_one:
@@ -165,7 +155,7 @@ def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Res
         )
         for of in points
     ]
-    reports = reports_of(requests, time_limit=options.time_limit, is_silent=len(requests) > 1)
+    reports = reports_of(requests, is_silent=len(requests) > 1)
     return [*map(_Result, requests, reports)]
 
 
@@ -311,7 +301,7 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     if failed := [each for each in results if not each.rehearsal]:
         reasons = [[label(each), each.report.reason] for each in failed]
         lines = table([["no rehearsal", "reason"], *reasons], width=terminal_width())
-        raised = [each for each in failed if not each.report.ended_by]
+        raised = [each for each in failed if not each.report.is_interrupted]
         parts.append([*lines, *(f"for a traceback: {alone(of)}" for of in raised[:1])])
     if skipped := [each for each in results if each.rehearsal and not each.rehearsal.is_compiled]:
         meshes = counted(len(skipped), "mesh", "meshes")

@@ -36,7 +36,6 @@ from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.compiled.whole_shapes import with_whole_shapes
-from gda.compiled.written_out import layers_written_out
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
@@ -45,9 +44,6 @@ from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
 
 _log = logging.getLogger("gda.rehearse")
-
-# 24 layers of a transformer took XLA 101 and 61 CPU seconds for TPUs, 27 and 13 for GPUs.
-_SCAN = "jax.lax.scan over them compiles in about half the time"
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -134,11 +130,7 @@ def rehearsal_of(
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
     skipped = _too_large(stage, mesh, given) if may_skip else None
-    hint = ""
-    if _log.isEnabledFor(logging.INFO) and isinstance(stage, Traced):
-        layers = layers_written_out(stage.jaxpr)
-        hint = f"; {layers} equal layers are written out; {_SCAN}" if layers else ""
-    _log.info("compiling %s%s", name, hint)
+    _log.info("compiling %s", name)
     build = skipped or _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
