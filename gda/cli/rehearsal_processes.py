@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.compiled.topologies.without_hardware import COMPILER_LOG_LEVEL
 from gda.launch.children import Children
-from gda.layout.text import format_bytes, format_mesh, signal_name
+from gda.layout.text import format_mesh, signal_name
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class RehearsalRequest(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
-    With ``may_skip`` it is not compiled if its arguments alone do not fit. ``keywords`` are further
-    arguments of ``function``; ``examples`` and ``price`` are those of ``gda.rehearse``.
+    ``keywords`` are further arguments of ``function``; ``examples`` and ``price`` are those of
+    ``gda.rehearse``.
     """
 
     file: str
@@ -52,7 +52,6 @@ class RehearsalRequest(NamedTuple):
     num_slices: int
     target_config: str | None
     mesh: dict[str, int]
-    may_skip: bool = False
     keywords: tuple[tuple[str, int], ...] = ()
     examples: float | None = None
     price: float | None = None
@@ -157,13 +156,12 @@ class _ProgressLines:
 
 
 def _in_words(report: RehearsalReport) -> str:
+    from gda.compiled.hlo import format_size
     from gda.compiled.report.rehearsal_text import ANSWERS
 
     if (rehearsal := report.rehearsal) is None:
         return report.reason
-    least = ">= " * (rehearsal.peak_bytes is None)
-    nbytes = format_bytes(rehearsal.peak_bytes or rehearsal.argument_bytes)
-    return f"{ANSWERS[rehearsal.fits]}, {least}{nbytes}"
+    return f"{ANSWERS[rehearsal.fits]}, {format_size(rehearsal.peak_bytes)}"
 
 
 class _RehearsalProcess:

@@ -57,10 +57,9 @@ topologies:
 
 several meshes:
   Those that fit come first, by estimated time or, with --price, by cost. A mesh
-  whose arguments alone do not fit is not compiled. A mesh of --vary may have
-  another topology before it, and numbers after it that FUNCTION takes as
-  keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'. With --search it
-  has no mesh: all of the axes of --mesh are tried for each.
+  of --vary may have another topology before it, and numbers after it that
+  FUNCTION takes as keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
+  With --search it has no mesh: all of the axes of --mesh are tried for each.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
@@ -148,7 +147,6 @@ def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Res
     requests = [
         RehearsalRequest(
             *(file, function, of.topology, num_slices, options.target_config, of.mesh),
-            may_skip=bool(options.search or options.vary),
             keywords=tuple(of.keywords.items()),
             examples=_examples(options.examples, of.keywords),
             price=_price(options.price, of.topology),
@@ -291,9 +289,6 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     def label(of: _Result) -> str:
         return f"{of.request.topology} {of.request.point}" if are_several else of.request.point
 
-    def alone(of: _Result) -> str:
-        return f"--mesh {shlex.quote(label(of))} alone"
-
     rehearsed = [(label(each), each.rehearsal) for each in results if each.rehearsal]
     parts = [_table(results[0].request, rehearsed, are_several)] if rehearsed else []
     repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
@@ -302,13 +297,12 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         reasons = [[label(each), each.report.reason] for each in failed]
         lines = table([["no rehearsal", "reason"], *reasons], width=terminal_width())
         raised = [each for each in failed if not each.report.is_interrupted]
-        parts.append([*lines, *(f"for a traceback: {alone(of)}" for of in raised[:1])])
-    if skipped := [each for each in results if each.rehearsal and not each.rehearsal.is_compiled]:
-        meshes = counted(len(skipped), "mesh", "meshes")
-        words = (
-            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:"
+        parts.append(
+            [
+                *lines,
+                *(f"for a traceback: --mesh {shlex.quote(label(of))} alone" for of in raised[:1]),
+            ]
         )
-        parts.append([words, alone(skipped[0])])
     return [*chain(*(["", *part] for part in parts if part))][1:]
 
 
@@ -337,11 +331,8 @@ def _table(
         cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
         cells += ["?" if (cost := _cost(rehearsal)) is None else f"{cost:.3g}"] * has_cost
         cells = [""] * len(cells) if rehearsal.fits is False else cells
-        needed = format_size(rehearsal.peak_bytes)
-        if not rehearsal.is_compiled:
-            needed = f">= {format_bytes(rehearsal.argument_bytes)}"
         fits = {True: "yes", False: "no", None: "?"}[rehearsal.fits]
-        rows.append([mesh, fits, needed, *cells])
+        rows.append([mesh, fits, format_size(rehearsal.peak_bytes), *cells])
     capacity = first.capacity_bytes
     each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
     on = "" if are_several else f" on {first.num_devices:,} x {first.device_kind}{each_with}"

@@ -117,8 +117,6 @@ class Rehearsal:
       flops_are_counted: false if ``flops`` is an equal part of ``flops_total``.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
-      is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
-        do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
       float32_products: file, line and operations on all devices of the products in float32 whose
         operands came from bfloat16 or float16, the most first.
 
@@ -151,7 +149,6 @@ class Rehearsal:
     arguments: tuple[ArgumentBytes, ...]
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
-    is_compiled: bool = True
     flops_total: float | None = None
     flops_are_counted: bool = True
     seconds: StepSeconds = field(default_factory=StepSeconds)

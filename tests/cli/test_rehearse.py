@@ -371,22 +371,6 @@ def test_meshes_over_several_topologies_with_keywords(
     assert asked() == [("v5e:2x2", {"a": 4}, {}), ("cpu:8", {"a": 8}, {"batch": 3})]
 
 
-def test_a_mesh_that_was_not_compiled(run: Run, train: str, canned: Callable[..., None]) -> None:
-    skipped = report(0, {}, fits=False, argument_bytes=90 << 30, is_compiled=False)
-    canned({1: report(1 << 20, {"b": (3 << 20, 0)}), 2: skipped, 4: skipped})
-    search = "--topology", "v5e:2x2", "--mesh", "a,b", "--search"
-    out = run("rehearse", f"{train}:rehearsal", *search)[1]
-    assert out.splitlines()[2:] == [
-        "mesh     fits         peak   over b",
-        "a=1,b=4  yes       1.0 MiB  3.0 MiB",
-        "a=2,b=2  no    >= 90.0 GiB",
-        "a=4,b=1  no    >= 90.0 GiB",
-        "",
-        "not compiled because the arguments alone do not fit: 2 meshes; for details of one:",
-        "--mesh a=2,b=2 alone",
-    ]
-
-
 def test_the_free_memory_of_a_container_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,8 +436,7 @@ def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[s
     lines = rehearsal_processes._ProgressLines(time.monotonic(), True)
     for _ in range(2):
         lines.tell(known, running)
-    skipped = report(0, {}, fits=False, peak_bytes=None, argument_bytes=90 << 30)
-    lines.tell([*known, ("a=8", skipped)], running)
+    lines.tell([*known, ("a=8", report(90 << 30, {}, fits=False))], running)
     out, err = capsys.readouterr()
     assert (out, err.splitlines()) == (
         "",
@@ -462,7 +445,7 @@ def test_lines_tell_what_is_done_and_what_is_not(capsys: pytest.CaptureFixture[s
             "gda: a=4: E: no",
             "gda: a=1: compiling step, 90 s",
             "gda: a=2: tracing step, 180 s",
-            "gda: a=8: does not fit, >= 90.0 GiB",
+            "gda: a=8: does not fit, 90.0 GiB",
         ],
     )
 
