@@ -38,7 +38,6 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
         help="take the model that this JSON file describes; - is stdin",
     )
     parser.add_argument("--no-picture", action="store_true", help="print no picture")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def read_array(options: argparse.Namespace, needed: str) -> PlannedArray:

@@ -1,8 +1,4 @@
-"""The command ``gda plan``: the layout of an array or a model on devices that need not exist.
-
-``PlannedArray.document`` tells that of ``--json`` for an array, ``gda/planning/model.py`` that of
-``--tree``.
-"""
+"""The command ``gda plan``: the layout of an array or a model on devices that need not exist."""
 
 from __future__ import annotations
 
@@ -15,34 +11,30 @@ from gda.cli.commands import (
     CALCULATION_ERRORS,
     OK,
     add_command,
-    print_json,
     read_given,
 )
 from gda.cli.facts import (
     facts,
-    held_and_distinct,
-    left_out,
     picture_lines,
-    two_tables,
+    terminal_width,
 )
 from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
+from gda.layout.tables import table
 from gda.layout.text import (
     counted,
     format_bytes,
     format_mesh,
+    format_more,
     format_shape,
     in_processes,
 )
-from gda.planning.device_kinds import DeviceKind, kind_named
 from gda.planning.notation.mesh_and_spec import parse_mesh
-from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
 
 if TYPE_CHECKING:
-    from gda.planning.memory import ModelMemory
     from gda.planning.model import ModelPlan
     from gda.planning.notation.model_file import Parameter
     from gda.planning.planned_array import PlannedArray
@@ -68,9 +60,8 @@ the file of a model, for --tree:
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
            --spec data,model --devices-per-process 8
-  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y --json
+  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y
   gda plan --tree model.json --mesh data=16,model=4 --devices-per-process 8
-  gda plan --tree model.json --device v5e --optimizer adam
 """
 
 
@@ -78,27 +69,12 @@ def add_plan(commands: Any) -> None:
     description = "Show the blocks and bytes of each device of a mesh; no device is needed."
     parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_layout_options(parser)
-    parser.add_argument(
-        "--device",
-        metavar="KIND",
-        help="with --tree, say if the model fits into a device such as v5e or h100",
-    )
-    parser.add_argument(
-        "--optimizer",
-        choices=["adam", "adamw"],
-        help="with --device, count the state of this optimizer",
-    )
 
 
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
         return _plan_tree(options)
-    if options.device is not None or options.optimizer is not None:
-        raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
     array = read_array(options, _NEEDED)
-    if options.json:
-        print_json(array.document())
-        return OK
     print(*_summary(array), sep="\n")
     if not options.no_picture:
         print("", *picture_lines(array), sep="\n")
@@ -114,7 +90,6 @@ def _summary(array: PlannedArray) -> list[str]:
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
             ("mesh", _mesh(grid.mesh_shape, array.devices_per_process)),
             ("spec", format_spec(grid.spec)),
-            *(("note", note) for note in array.notes),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
             *(("padding", padding) for padding in _padding(array)),
@@ -146,42 +121,23 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
     distinct = (packed_nbytes(int(n), array.dtype) for n in (elements.min(), elements.max()))
-    return f"{held_and_distinct(held, distinct)} ({number})"
+    least_and_most = [*dict.fromkeys(map(format_bytes, distinct))]
+    if least_and_most == [format_bytes(held)]:
+        return f"{format_bytes(held)} ({number})"
+    return f"{format_bytes(held)}; {' to '.join(least_and_most)} of it distinct ({number})"
 
 
 # A model.
 
 
 def _plan_tree(options: argparse.Namespace) -> int:
-    from gda.planning.memory import ModelMemory
-
-    kind = _read_kind(options)
     model = _read_model(options)
-    memory = kind and ModelMemory(model, kind, options.optimizer)
-    if options.json:
-        print_json({**model.document(), **({"memory": memory.document()} if memory else {})})
-        return OK
     print(*_model_summary(model), sep="\n")
-    if memory:
-        print("", *_memory_lines(memory), sep="\n")
     if model.rows:
         print("", *_row_lines(model), sep="\n")
     if model.savings:
         print("", *_saving_lines(model), sep="\n")
     return OK
-
-
-def _read_kind(options: argparse.Namespace) -> DeviceKind | None:
-    if options.device is None:
-        if options.optimizer is not None:
-            raise MistakesError(
-                "--optimizer counts its state in the memory of a device; give --device, such as v5e"
-            )
-        return None
-    try:
-        return kind_named(options.device)
-    except ValueError as error:
-        raise MistakesError(f"--device: {error}") from None
 
 
 def _read_model(options: argparse.Namespace) -> ModelPlan:
@@ -206,7 +162,7 @@ def _model_summary(model: ModelPlan) -> list[str]:
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
             *([("on its host", format_bytes(model.bytes_on_host))] if model.bytes_on_host else []),
-            ("per process", held_and_distinct(in_process, model.distinct_bytes)),
+            ("per process", format_bytes(in_process)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
             *(("padding", padding) for padding in _model_padding(model)),
         ]
@@ -219,49 +175,28 @@ def _model_padding(model: ModelPlan) -> list[str]:
     return [words] if count else []
 
 
-def _memory_lines(memory: ModelMemory) -> list[str]:
-    kind, needed = memory.kind, format_bytes(memory.kind.capacity_bytes - memory.bytes_left)
-    parts = [f"parameters {format_bytes(memory.model.bytes_per_device)}"]
-    if memory.optimizer:
-        parts.append(f"{memory.optimizer} {format_bytes(memory.optimizer_bytes)}")
-    rows = [
-        ("device", f"{kind.name}: {format_bytes(kind.capacity_bytes)} for programs"),
-        *([("note", kind.note)] if kind.note else []),
-        ("needed", f"{needed}: {', '.join(parts)}"),
-    ]
-    if memory.fits:
-        left = format_bytes(memory.bytes_left)
-        return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
-    missing = format_bytes(-memory.bytes_left)
-    least = counted(memory.least_devices, "device")
-    answer = f"no: {missing} too much; without replicas it needs at least {least}"
-    return facts([*rows, ("fits", answer)])
-
-
 def _placed(parameter: Parameter) -> str:
     spec, kind = format_spec(parameter.grid.spec), parameter.memory_kind
     return spec if kind is None else f"{spec}, {kind}"
 
 
 def _row_lines(model: ModelPlan) -> list[str]:
-    header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
+    header = ["per device", "parameter", "array and spec", "replicas"]
     rows = [
         [
             format_bytes(row.bytes_per_device),
             row.title,
-            row.parameter.title,
-            _placed(row.parameter),
-            format_shape(row.parameter.grid.shard_shape),
+            f"{row.parameter.title} {_placed(row.parameter)}",
             str(row.parameter.grid.num_replicas),
         ]
         for row in model.rows
     ]
-    if not model.padding.nbytes:
-        return two_tables(header, rows, first=2, right={"per device", "replicas"})
-    header.insert(1, "padding")
-    for row, cells in zip(model.rows, rows, strict=True):
-        cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
-    return two_tables(header, rows, first=3, right={"per device", "padding", "replicas"})
+    if model.padding.nbytes:
+        header.insert(1, "padding")
+        for row, cells in zip(model.rows, rows, strict=True):
+            cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
+    right = {"per device", "padding", "replicas"}
+    return table([header, *rows], right=right, width=terminal_width())
 
 
 def _saving_lines(model: ModelPlan) -> list[str]:
@@ -276,6 +211,7 @@ def _saving_lines(model: ModelPlan) -> list[str]:
         ]
         for row in model.savings[:_ROWS_SHOWN]
     ]
-    lines = two_tables(header, rows, first=2, right={"per device"})
+    lines = table([header, *rows], right={"per device"}, width=terminal_width())
     head = f"Replicated, but could be sharded: this would save {total} per device."
-    return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
+    more = len(model.savings) - len(rows)
+    return [head, "", *lines, *([format_more(more)] if more else [])]

@@ -23,11 +23,11 @@ from gda.cli.commands import (
     print_json,
     read_option,
 )
-from gda.cli.facts import terminal_width, two_tables
+from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import format_bytes
 from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
@@ -297,12 +297,8 @@ def _lines(results: Sequence[_Result]) -> list[str]:
         reasons = [[label(each), each.report.reason] for each in failed]
         lines = table([["no rehearsal", "reason"], *reasons], width=terminal_width())
         raised = [each for each in failed if not each.report.is_interrupted]
-        parts.append(
-            [
-                *lines,
-                *(f"for a traceback: --mesh {shlex.quote(label(of))} alone" for of in raised[:1]),
-            ]
-        )
+        alone = [f"for a traceback: --mesh {shlex.quote(label(of))} alone" for of in raised[:1]]
+        parts.append([*lines, *alone])
     return [*chain(*(["", *part] for part in parts if part))][1:]
 
 
@@ -337,4 +333,4 @@ def _table(
     each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
     on = "" if are_several else f" on {first.num_devices:,} x {first.device_kind}{each_with}"
     heading = f"{request.file}:{request.function}{on}; bytes are those of one device"
-    return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]
+    return [heading, "", *table([header, *rows], right={*header[2:]}, width=terminal_width())]

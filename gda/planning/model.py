@@ -1,28 +1,14 @@
-"""A whole model on a mesh: its rows, and the document of ``gda plan --tree --json``.
-
-In the document, ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices`` count all
-replicas, and padding, without ``nbytes_on_host``, the blocks of one device in the memory of its
-host; ``nbytes_padding`` is the padding on all devices, ``percent_padding`` of the rest;
-``nbytes_distinct_per_process`` are the bytes that a process reads, as ``[least, most]``.
-
-``parameters`` are rows, most bytes per device first. A row is one parameter, or ``count`` of them
-that differ only in numbers in their ``names``; its bytes per device and of padding are of all of
-them, the rest is of each. ``savings`` are the replicated rows that could be sharded, most saved
-first. ``memory``, with ``--device``, is that of ``ModelMemory``.
-"""
+"""A whole model on a mesh: the bytes of each device, and rows of equal parameters."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from gda.layout.dtype_names import bits_of, packed_nbytes
+from gda.layout.dtype_names import bits_of
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
@@ -30,7 +16,7 @@ from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import check_devices_per_process, distinct_of, spec_for_json
+from gda.planning.planned_array import check_devices_per_process
 
 
 @dataclass(frozen=True)
@@ -72,33 +58,6 @@ class ParameterRow:
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * replace(self.parameter, grid=better).block_bytes
 
-    def document(self) -> dict[str, Any]:
-        grid = self.parameter.grid
-        return {
-            "name": self.name,
-            "names": list(self.names),
-            "count": self.count,
-            "nbytes_per_device": self.bytes_per_device,
-            "shape": list(grid.global_shape),
-            "dtype": self.parameter.dtype.name,
-            "memory_kind": self.parameter.memory_kind,
-            "spec": spec_for_json(grid.spec),
-            "shard_shape": list(grid.shard_shape),
-            "padded_shape": list(grid.padded_shape),
-            **self.padding.document(),
-            "num_replicas": grid.num_replicas,
-            "nbytes": self.parameter.nbytes,
-        }
-
-    def document_of_saving(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "count": self.count,
-            "spec": spec_for_json(self.parameter.grid.spec),
-            "better_spec": spec_for_json(self.better_spec),
-            "nbytes_saved_per_device": self.bytes_saved_per_device,
-        }
-
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -123,7 +82,7 @@ class ModelPlan:
     @property
     def bytes_per_device(self) -> int:
         """Bytes in the memory of one device."""
-        return sum(parameter.block_bytes for parameter in self.on_devices)
+        return sum(p.block_bytes for p in self.parameters if not is_on_host(p.memory_kind))
 
     @property
     def bytes_on_host(self) -> int:
@@ -131,32 +90,8 @@ class ModelPlan:
         return sum(parameter.block_bytes for parameter in self.parameters) - self.bytes_per_device
 
     @property
-    def on_devices(self) -> list[Parameter]:
-        """The parameters that are not in the memory of the host."""
-        return [each for each in self.parameters if not is_on_host(each.memory_kind)]
-
-    @property
     def padding(self) -> Padding:
         return padding_of((p.grid, bits_of(p.dtype)) for p in self.parameters)
-
-    @cached_property
-    def distinct_bytes(self) -> tuple[int, int]:
-        """The least and the most distinct bytes of one process, over all processes."""
-        nbytes: dict[Any, int] = defaultdict(int)
-        grids: dict[Any, ShardGrid] = {}
-        for parameter in self.parameters:
-            grid, dtype = parameter.grid, parameter.dtype
-            # Blocks of a padded array have several sizes, so only equal arrays are added up.
-            layout = axes_of(grid), (grid.global_shape, dtype) if grid.is_padded else None
-            nbytes[layout] += 1 if grid.is_padded else parameter.block_bytes
-            grids.setdefault(layout, grid)
-        totals: Any = np.zeros(self.num_devices // self.devices_per_process, np.int64)
-        for layout, grid in grids.items():
-            blocks, elements = distinct_of(grid, self.devices_per_process)
-            _, of_padded = layout
-            sizes = packed_nbytes(elements, of_padded[1]) if of_padded else blocks
-            totals += nbytes[layout] * sizes
-        return int(totals.min()), int(totals.max())
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
@@ -174,26 +109,6 @@ class ModelPlan:
         """The rows that could be sharded further, most saved first."""
         rows = [row for row in self.rows if row.bytes_saved_per_device]
         return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
-
-    def document(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {
-            "mesh": dict(self.mesh),
-            "num_devices": self.num_devices,
-            "num_processes": self.num_devices // self.devices_per_process,
-            "devices_per_process": self.devices_per_process,
-            "num_parameters": len(self.parameters),
-            "num_elements": self.num_elements,
-            "nbytes": self.nbytes,
-            "nbytes_per_device": self.bytes_per_device,
-            "nbytes_on_host": self.bytes_on_host,
-            "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
-            "nbytes_on_devices": self.bytes_per_device * self.num_devices,
-            **self.padding.document(),
-            "nbytes_distinct_per_process": list(self.distinct_bytes),
-            "parameters": [row.document() for row in self.rows],
-            "savings": [row.document_of_saving() for row in self.savings],
-        }
 
 
 def plan_model(
