@@ -71,12 +71,11 @@ def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
     assert out.split("\n\nRepl")[0].endswith(
         "padding       224 B, 0.014 % more, in 3 parameters\n"
         "\n"
-        "per device        padding  parameter    array and spec             replicas\n"
-        " 196.3 KiB  96 B, <0.01 %  embed        bfloat16[50257,8]                 2\n"
-        "                                        P('data')\n"
-        "     512 B   128 B, 3.2 %  up.0-1 (x2)  bfloat16[8,31] P(None,            4\n"
+        "per device        padding  parameter    array and spec                  replicas\n"
+        " 196.3 KiB  96 B, <0.01 %  embed        bfloat16[50257,8] P('data')            2\n"
+        "     512 B   128 B, 3.2 %  up.0-1 (x2)  bfloat16[8,31] P(None,                 4\n"
         "                                        'model')\n"
-        "      16 B                 norm         bfloat16[8] P()                   8"
+        "      16 B                 norm         bfloat16[8] P()                        8"
     )
 
 
