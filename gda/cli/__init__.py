@@ -8,11 +8,10 @@ another. ``report`` prints versions and devices. ``python -m gda`` is the same c
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
-``plans``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``; ``checkpoints``;
-``convert``; ``versions``; ``functions`` (of the user); ``facts`` (output). What they print is
-computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts of options
-and files.
+Read in this order: ``commands``; ``plans``; ``rehearsals`` with ``rehearsal_processes`` and
+``rehearsal_program``; ``checkpoints``; ``convert``; ``versions``; ``functions`` (of the user). What
+they print is computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts
+of options.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from gda.cli.commands import (
     add_timeout,
     print_json,
     shows_progress,
+    terminal_width,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
 from gda.layout.tables import lines_of_rows
 from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError

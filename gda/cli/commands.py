@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -85,6 +86,11 @@ def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]
     """Return the value of the option ``--name``; None if it was not given."""
     text = getattr(options, name.replace("-", "_"))
     return None if text is None else read_option(f"--{name}", text, parse)
+
+
+def terminal_width() -> int:
+    """Return the columns of the terminal; 80 without one."""
+    return shutil.get_terminal_size().columns
 
 
 def shows_progress() -> bool:

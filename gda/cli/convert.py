@@ -15,9 +15,9 @@ from gda.cli.commands import (
     add_command,
     add_timeout,
     shows_progress,
+    terminal_width,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
@@ -12,17 +14,13 @@ from gda.cli.commands import (
     OK,
     add_command,
     read_given,
-)
-from gda.cli.facts import (
-    facts,
-    picture_lines,
+    read_option,
     terminal_width,
 )
-from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
-from gda.layout.tables import table
+from gda.layout.tables import table, wrap
 from gda.layout.text import (
     counted,
     format_bytes,
@@ -30,18 +28,25 @@ from gda.layout.text import (
     format_more,
     format_shape,
     in_processes,
+    printable,
 )
-from gda.planning.notation.mesh_and_spec import parse_mesh
-from gda.planning.notation.numbers import parse_number
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
+from gda.planning.planned_array import (
+    PlannedArray,
+    check_devices_per_process,
+    distinct_of,
+    planned_grid,
+)
 
 if TYPE_CHECKING:
-    from gda.planning.model import ModelPlan
-    from gda.planning.notation.model_file import Parameter
-    from gda.planning.planned_array import PlannedArray
+    from gda.planning.model import ModelPlan, Parameter
 
+_LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
+_NARROWEST = 8
+_NARROWEST_PICTURE = 20
 _ROWS_SHOWN = 10
-_OF_ONE_ARRAY = ("shape", "dtype", "spec")
-_NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
 _EPILOG = """\
 specs:
@@ -53,9 +58,7 @@ specs:
 the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
    "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
-  A parameter may have its own dtype. A "spec" at the top is for all parameters
-  without their own. A spec is a list, or a text as above. In Python,
-  gda.layouts(tree).to_json() is such a file.
+  A parameter may have its own dtype. gda.layouts(tree).to_json() is such a file.
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
@@ -68,34 +71,80 @@ examples:
 def add_plan(commands: Any) -> None:
     description = "Show the blocks and bytes of each device of a mesh; no device is needed."
     parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
-    add_layout_options(parser)
+    parser.add_argument("--shape", metavar="SHAPE", help="such as 65536x8192; () for a scalar")
+    parser.add_argument("--dtype", metavar="DTYPE", help="such as float32, bfloat16 or bf16")
+    parser.add_argument("--mesh", metavar="MESH", help="axes and sizes, such as data=64,model=16")
+    parser.add_argument(
+        "--spec", metavar="SPEC", help="the axes that shard each dimension, such as data,model"
+    )
+    parser.add_argument(
+        "--pad", action="store_true", help="pad the sizes that do not divide; show the cost"
+    )
+    parser.add_argument(
+        "--devices-per-process",
+        metavar="N",
+        help="devices of each process; by default one has all",
+    )
+    parser.add_argument(
+        "--tree", metavar="FILE", help="take the model that this JSON file describes"
+    )
+    parser.add_argument("--no-picture", action="store_true", help="print no picture")
 
 
 def plan(options: argparse.Namespace) -> int:
-    if options.tree is not None:
-        return _plan_tree(options)
-    array = read_array(options, _NEEDED)
-    print(*_summary(array), sep="\n")
+    is_array = [getattr(options, name) is not None for name in ("shape", "dtype", "spec")]
+    is_complete = all(is_array) and options.mesh is not None
+    if any(is_array) if options.tree else not is_complete:
+        raise MistakesError(
+            "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
+        )
+    mesh = read_given(options, "mesh", parse_mesh)
+    devices = read_given(options, "devices-per-process", parse_number)
+    if options.tree:
+        print(*_of_model(options, mesh, devices), sep="\n")
+        return OK
+    assert mesh is not None
+    devices = check_devices_per_process(devices, mesh)
+    shape = read_option("--shape", options.shape, parse_shape)
+    dtype = read_option("--dtype", options.dtype, parse_dtype)
+    spec = read_option("--spec", options.spec, parse_spec)
+    grid = planned_grid(*(shape, dtype, mesh, spec), pad=options.pad, devices_per_process=devices)
+    array = PlannedArray(grid, dtype)
+    print(*_summary(array, devices), sep="\n")
     if not options.no_picture:
-        print("", *picture_lines(array), sep="\n")
+        from gda import show
+
+        width = max(terminal_width(), _NARROWEST_PICTURE)
+        print("", show.text(grid, dtype=dtype, width=width, header=False), sep="\n")
     return OK
 
 
-def _summary(array: PlannedArray) -> list[str]:
+def _facts(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of labels and values that fit the terminal."""
+    width = max(terminal_width() - _LABEL, _NARROWEST)
+    lines = []
+    for label, value in rows:
+        for part in wrap(printable(value), width):
+            lines.append(f"{label:{_LABEL}}{part}".rstrip())
+            label = ""
+    return lines
+
+
+def _summary(array: PlannedArray, devices_per_process: int) -> list[str]:
     grid, replicas = array.grid, array.grid.num_replicas
     times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
     times += ", and padding" * array.grid.is_padded
-    return facts(
+    return _facts(
         [
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
-            ("mesh", _mesh(grid.mesh_shape, array.devices_per_process)),
+            ("mesh", _mesh(grid.mesh_shape, devices_per_process)),
             ("spec", format_spec(grid.spec)),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
             *(("padding", padding) for padding in _padding(array)),
             ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
             ("per device", format_bytes(array.block_bytes)),
-            ("per process", _bytes_of_a_process(array)),
+            ("per process", _bytes_of_a_process(array, devices_per_process)),
             ("all devices", f"{format_bytes(array.block_bytes * grid.num_devices)}: {times}"),
         ]
     )
@@ -111,13 +160,11 @@ def _padding(array: PlannedArray) -> list[str]:
     return [words] if array.grid.is_padded else []
 
 
-def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.planning.planned_array import distinct_of
-
-    held = array.block_bytes * array.devices_per_process
-    blocks, elements = distinct_of(array.grid, array.devices_per_process)
+def _bytes_of_a_process(array: PlannedArray, devices: int) -> str:
+    held = array.block_bytes * devices
+    blocks, elements = distinct_of(array.grid, devices)
     least, most = int(blocks.min()), int(blocks.max())
-    if least == array.devices_per_process and not array.grid.is_padded:
+    if least == devices and not array.grid.is_padded:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
     distinct = (packed_nbytes(int(n), array.dtype) for n in (elements.min(), elements.max()))
@@ -130,23 +177,15 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
 # A model.
 
 
-def _plan_tree(options: argparse.Namespace) -> int:
-    model = _read_model(options)
-    print(*_model_summary(model), sep="\n")
-    if model.rows:
-        print("", *_row_lines(model), sep="\n")
-    if model.savings:
-        print("", *_saving_lines(model), sep="\n")
-    return OK
-
-
-def _read_model(options: argparse.Namespace) -> ModelPlan:
+def _of_model(
+    options: argparse.Namespace, mesh: Mapping[str, int] | None, devices: int | None
+) -> list[str]:
     from gda.planning.model import plan_model
 
-    refuse_options(options, _OF_ONE_ARRAY)
-    mesh = read_given(options, "mesh", parse_mesh)
-    devices = read_given(options, "devices-per-process", parse_number)
-    return plan_model(read_text("--tree", options.tree), mesh, devices, pad=options.pad)
+    model = plan_model(Path(options.tree), mesh, devices, pad=options.pad)
+    parts = [_model_summary(model)]
+    parts += [_row_lines(model)] * bool(model.rows) + [_saving_lines(model)] * bool(model.savings)
+    return [*chain(*(["", *part] for part in parts))][1:]
 
 
 def _model_summary(model: ModelPlan) -> list[str]:
@@ -155,7 +194,7 @@ def _model_summary(model: ModelPlan) -> list[str]:
     times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
     arrays = counted(len(model.parameters), "array")
     elements = counted(model.num_elements, "element")
-    return facts(
+    return _facts(
         [
             ("model", f"{arrays} of {elements}, {format_bytes(model.nbytes)}"),
             ("mesh", _mesh(model.mesh, model.devices_per_process)),

@@ -22,8 +22,8 @@ from gda.cli.commands import (
     add_command,
     print_json,
     read_option,
+    terminal_width,
 )
-from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table

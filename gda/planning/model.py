@@ -1,4 +1,16 @@
-"""A whole model on a mesh: the bytes of each device, and rows of equal parameters."""
+"""A whole model on a mesh: the bytes of each device, and rows of equal parameters.
+
+The file of ``gda plan --tree`` is a JSON object, as ``gda.layouts(tree).to_json()`` writes it, with
+
+- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``, and perhaps
+  ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host;
+- ``mesh``: sizes of the axes by name, in mesh order; the option ``--mesh`` overrides it;
+- ``dtype``: for the parameters without their own;
+- ``about``: anything a reader should know.
+
+A dtype is a name as ``--dtype`` takes it. A spec is a list of null, axes and lists of axes; a
+parameter without one is not sharded.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +18,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gda.layout.dtype_names import bits_of
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
+from gda.layout.strict_json import parse_json
 from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import check_devices_per_process
+from gda.planning.notation.numbers import parse_dtype
+from gda.planning.planned_array import PlannedArray, check_devices_per_process, planned_grid
+
+
+@dataclass(frozen=True)
+class Parameter(PlannedArray):
+    """An array of a model on a mesh."""
+
+    name: str
+    memory_kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,18 +134,57 @@ class ModelPlan:
 
 
 def plan_model(
-    file: ModelText,
+    path: Path,
     mesh: Mapping[str, int] | None,
     devices_per_process: int | None,
     *,
     pad: bool,
 ) -> ModelPlan:
-    """Return the plan of the model in a file; the arguments are those of ``read_model``."""
-    sizes, parameters = read_model(file, mesh, pad=pad)
-    model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
-    if model.bytes_per_device * model.num_devices >= 2**63:
-        raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
-    return model
+    """Return the plan of the model that a file describes; ``mesh`` overrides that of the file."""
+    try:
+        document = parse_json(path.read_text("utf-8-sig"))
+        sizes = _with_keys(document, {"parameters", "mesh", "dtype", "about"}).get("mesh")
+        sizes = _mesh_of(sizes) if mesh is None else dict(mesh)
+        parameters = _with_keys(document.get("parameters"), None)
+    except ValueError as error:
+        raise MistakesError(
+            f'{path}: {error}; expected is {{"mesh": {{"data": 16}}, "parameters": '
+            '{NAME: {"shape": [4096], "dtype": "bfloat16", "spec": ["data"]}}}'
+        ) from None
+    found = []
+    for name, entry in parameters.items():
+        try:
+            found.append(_parameter(name, entry, document.get("dtype"), sizes, pad=pad))
+        except (TypeError, ValueError) as error:
+            raise MistakesError(f"{path}: {name}: {error}") from None
+    return ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), found)
+
+
+def _with_keys(given: Any, known: set[str] | None) -> dict[str, Any]:
+    """Return an object of JSON; ``known`` are all keys that it may have."""
+    if not isinstance(given, dict):
+        raise ValueError(f"an object was expected, not {given!r:.80}")
+    if known is not None and (unknown := given.keys() - known):
+        raise ValueError(f"{min(unknown)!r:.80} is not known; known are {', '.join(sorted(known))}")
+    return given
+
+
+def _mesh_of(given: Any) -> dict[str, int]:
+    if not isinstance(given, dict) or any(type(n) is not int or n < 1 for n in given.values()):
+        raise ValueError(f"no sizes of axes are here or in --mesh, such as 16, but {given!r:.80}")
+    return given
+
+
+def _parameter(
+    name: str, entry: Any, dtype: Any, mesh: Mapping[str, int], *, pad: bool
+) -> Parameter:
+    given = _with_keys(entry, {"shape", "dtype", "spec", "memory_kind"})
+    shape = given.get("shape")
+    if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f'"shape": a list of sizes was expected, not {shape!r:.80}')
+    dtype = parse_dtype(str(given.get("dtype") or dtype))
+    grid = planned_grid(tuple(shape), dtype, mesh, given.get("spec") or (), pad=pad)
+    return Parameter(grid, dtype, name, given.get("memory_kind"))
 
 
 def _layout_of(parameter: Parameter) -> tuple[Any, ...]:

@@ -40,8 +40,7 @@ def test_padding(run: Run) -> None:
         "all devices   32 B: the array 2 times, and padding\n",
     ):
         assert line in out
-    err = run.refusal(*args)
-    assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
+    assert "5 is not divisible by 4" in run.refusal(*args)
     args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
     assert run(*args, "--pad") == run(*args)  # where all divides
 
@@ -77,8 +76,9 @@ def test_a_picture_follows_the_words(run: Run) -> None:
     ("args", "message"),
     [
         ({"--spec": "dat"}, "; did you mean 'data'?"),
-        ({"--shape": f"{2**62}x6"}, "about 10**20 bytes on all devices; a plan counts to 2**63"),
-        ({"--mesh": ",".join(f"a{i}=1" for i in range(300))}, "this mesh has 300 dimensions; an"),
+        ({"--shape": f"{2**62}x6"}, "this array takes 2**63 bytes or more on all devices"),
+        ({"--mesh": "x=4194305"}, "a plan is for at most 4,194,304 devices"),
+        ({"--spec": "x y"}, "--spec: the name of a mesh axis was expected, or _ for a dimension"),
         ({"--devices-per-process": "3"}, "3 devices per process do not divide the 8 devices of th"),
     ],
 )
@@ -93,17 +93,8 @@ def test_mistakes(run: Run, args: dict[str, str], message: str) -> None:
 
 def test_missing_options_are_named(run: Run) -> None:
     assert run.refusal("plan", "--shape", "8", "--mesh", "x=4") == (
-        "gda: --dtype and --spec are missing; give --shape, --dtype, --mesh and --spec "
-        "for one array, or --tree FILE for a model\n"
+        "gda: give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model\n"
     )
-
-
-def test_all_options_that_cannot_be_read_are_reported_at_once(run: Run) -> None:
-    args = ("--shape", "8,,", "--dtype", "f3", "--mesh", "x", "--spec", "x y")
-    err = run.refusal("plan", *args)
-    lines = err.splitlines()
-    assert len(lines) == 12
-    assert [line.split(":")[0] for line in lines[3::3]] == ["--dtype", "--mesh", "--spec"]
 
 
 WORDS = st.one_of(
