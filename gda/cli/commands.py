@@ -7,7 +7,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -96,12 +96,3 @@ def terminal_width() -> int:
 def shows_progress() -> bool:
     """Return True if stderr is a terminal and rich, which draws a bar there, is installed."""
     return sys.stderr.isatty() and find_spec("rich") is not None
-
-
-def print_json(
-    document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, sort_keys: bool = False
-) -> None:
-    """Print one JSON document."""
-    import json
-
-    print(json.dumps(document, indent=1, allow_nan=False, sort_keys=sort_keys))

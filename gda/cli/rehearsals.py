@@ -8,6 +8,7 @@ meshes are a list, sorted as the table is.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import shlex
@@ -20,7 +21,6 @@ from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    print_json,
     read_option,
     terminal_width,
 )
@@ -57,9 +57,9 @@ topologies:
 
 several meshes:
   Those that fit come first, by estimated time or, with --price, by cost. A mesh
-  of --vary may have another topology before it, and numbers after it that
-  FUNCTION takes as keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'.
-  With --search it has no mesh: all of the axes of --mesh are tried for each.
+  of --vary may have another topology before it, and numbers after it, which are
+  keywords of FUNCTION: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'. With
+  --search it has no mesh: all of the axes of --mesh are tried for each.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
@@ -117,7 +117,7 @@ def rehearse(options: argparse.Namespace) -> int:
         raise MistakesError(*failed[0].lines)
     if options.json:
         documents = [each.document() for each in results]
-        print_json(documents[0] if is_one else documents)
+        print(json.dumps(documents[0] if is_one else documents, indent=1, allow_nan=False))
     elif is_one:
         (rehearsal,) = rehearsals
         print(*filter(None, (rehearsal, rehearsal.collectives)), sep="\n\n")

@@ -30,7 +30,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     for at, part in _parts(text):
         axis = _AXIS.fullmatch(part)
         if axis is None or axis["name"] == "_" or axis["name"] in mesh:
-            reason = "an axis of its own with its size was expected, such as data=64"
+            reason = "an axis with its size was expected, such as data=64, each once"
             raise MisreadError(reason, text, at)
         size = number_in(text, axis["size"], at + axis.start("size"), "size", least=1)
         mesh[axis["name"]] = size

@@ -102,7 +102,7 @@ def test_whatever_is_written_is_read_or_misread(text: str, opening: str, parse: 
 
 IN_CALL = "in P(...), the name of a mesh axis in quotes was expected, or None"
 A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not sharded"
-AN_AXIS = "an axis of its own with its size was expected, such as data=64"
+AN_AXIS = "an axis with its size was expected, such as data=64, each once"
 A_SIZE = "a size was expected, an integer of 0 or more such as 8192"
 
 
