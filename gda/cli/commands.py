@@ -95,4 +95,4 @@ def terminal_width() -> int:
 
 def shows_progress() -> bool:
     """Return True if stderr is a terminal and rich, which draws a bar there, is installed."""
-    return sys.stderr.isatty() and find_spec("rich") is not None
+    return bool(sys.stderr and sys.stderr.isatty() and find_spec("rich"))
