@@ -20,7 +20,6 @@ import argparse
 import contextlib
 import io
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -92,8 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = _parser()
-    if argv[:1] == ["launch"]:
-        parser.error(f"for processes: python -m gda.launch {shlex.join(argv[1:])}".rstrip())
     options = parser.parse_args(argv)
     if options.run is None:
         parser.print_help()

@@ -140,7 +140,6 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     [
         (["wrong"], "gda: there is no command 'wrong'; the commands are plan, rehearse"),
         (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
-        (["launch", "-n", "2", "a"], "gda: for processes: python -m gda.launch -n 2 a (see"),
         (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify", "a", "b"], "gda verify: unrecognized arguments: b (see --h"),

@@ -403,9 +403,8 @@ def step() -> tuple[Any]:
 GOOD: list[Any] = [
     {"all-reduce": "data", "all-gather": "model"},
     {("all-reduce", "data"): 1, ("all-gather", "model"): 1},
-    {("all-reduce", ("data",)): None, "all-gather": 1},
-    ["all-reduce", ("all-gather", ["data", "model"])],
-    {"all-reduce": None, "all-gather": None, "all-to-all": "data"},
+    {"all-reduce": ("data",), "all-gather": 1},
+    ["all-reduce", ("all-gather", "data"), ("all-gather", "model"), ("all-to-all", "data")],
     {"all-reduce": "data", "all-gather": "model", ("all-to-all", "data"): 0},
 ]
 
@@ -486,12 +485,10 @@ def test_axes_of_size_one_make_no_difference() -> None:
     [
         ("all-reduce", TypeError, "or a list of kinds such as ['all-reduce'], not 'all-reduce'"),
         (["all_reduce"], ValueError, "allow names 'all_reduce', but the kinds of collectives are"),
-        (["ppermute"], ValueError, "did you mean 'collective-permute'?"),
-        ([3], ValueError, "allow has 3; expected is a kind or (kind, axes)"),
+        (["reduce_scatter"], ValueError, "did you mean 'reduce-scatter'?"),
         ({"all-reduce": "dta"}, ValueError, "{'data': 4, 'model': 2}; did you mean 'data'?"),
         ({"all-reduce": 1.5}, TypeError, "allow has 'all-reduce': 1.5; the value must be a number"),
-        ({"all-reduce": [3]}, TypeError, "or a list of these as alternatives, not [3]"),
-        ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for several axes at once"),
+        ({"all-reduce": (3,)}, TypeError, "a tuple of names for several axes at once, not (3,)"),
     ],
 )
 def test_a_bad_allow_is_an_error_before_anything_is_compiled(
