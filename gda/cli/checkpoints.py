@@ -7,11 +7,7 @@ A path may also be that of safetensors files or of an Orbax run, or that of the 
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import sys
 from collections.abc import Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
@@ -20,17 +16,13 @@ from gda.cli.commands import (
     OK,
     add_command,
     add_timeout,
-    print_json,
     shows_progress,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
-from gda.layout.tables import lines_of_rows
 from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
-    from gda.checkpoint.inspecting import Contents
     from gda.trees.records.recorded_tree import Leaf
 
 _DIFF_EPILOG = """\
@@ -57,7 +49,6 @@ def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -67,75 +58,10 @@ def inspect(options: argparse.Namespace) -> int:
 
     if overview.is_run(options.path, options.timeout):
         document = overview.document_of(options.path, options.timeout)
-        if options.json:
-            print_json(document)
-        else:
-            print(*overview.lines_of(document), sep="\n")
-        return OK
-    contents = contents_at(options.path, timeout=options.timeout)
-    if options.json:
-        print_json(_document(contents))
-    elif sys.stdout.isatty():
-        print(*_for_terminal(contents), sep="\n")
+        print(*overview.lines_of(document), sep="\n")
     else:
-        print(contents)
+        print(contents_at(options.path, timeout=options.timeout))
     return OK
-
-
-def _for_terminal(contents: Contents) -> list[str]:
-    """Return the contents in lines as wide as the terminal, under a bold heading."""
-    rows = [("path", "type", "size", "layout"), *contents.rows]
-    heading, *lines = lines_of_rows(rows, right={"size"}, width=terminal_width())
-    if os.environ.get("TERM") != "dumb":
-        heading = [f"\x1b[1m{line}\x1b[0m" for line in heading]
-    return [*heading, *chain.from_iterable(lines), *contents.summary]
-
-
-def _document(contents: Contents) -> dict[str, Any]:
-    return {
-        "path": contents.path,
-        "data": contents.data,
-        "nbytes": contents.nbytes,
-        "about": contents.about,
-        "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
-    }
-
-
-def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.storage.stores.errors import repr_of
-    from gda.trees.records.recorded_tree import PerProcessLeaf, ValueLeaf
-
-    if isinstance(leaf, ValueLeaf):
-        value = leaf.value
-        is_short = isinstance(value, int) and value.bit_length() <= 1000
-        is_finite = isinstance(value, float) and math.isfinite(value)
-        if not (is_short or is_finite or isinstance(value, str)):
-            value = value.hex() if isinstance(value, bytes) else repr_of(value)
-        return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
-    if isinstance(leaf, PerProcessLeaf):
-        sizes = [nbytes for nbytes, _ in leaf.files]
-        return {"path": list(leaf.path), "kind": "PerProcess", "nbytes_of_processes": sizes}
-    entry: dict[str, Any] = {
-        "path": list(leaf.path),
-        "kind": leaf.kind,
-        "shape": list(leaf.shape),
-        "dtype": leaf.dtype.name,
-        "nbytes": leaf.nbytes,
-    }
-    if leaf.array is not None:
-        entry["array"] = contents.arrays[leaf.array].name
-    elif contents.data:
-        entry["pieces"] = [
-            {
-                "array": contents.arrays[piece.array].name,
-                "offset": piece.offset,
-                "start": piece.start,
-                "shape": piece.shape,
-            }
-            for piece in leaf.pieces
-        ]
-    optional = ("key_impl", "spec", "mesh", "fingerprint")
-    return entry | {name: getattr(leaf, name) for name in optional if getattr(leaf, name)}
 
 
 def add_verify(commands: Any) -> None:
@@ -177,7 +103,6 @@ def add_diff(commands: Any) -> None:
         metavar="PATH",
         help="compare only the subtree there, such as params/layers/0",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     add_timeout(parser)
 
 
@@ -192,10 +117,7 @@ def diff(options: argparse.Namespace) -> int:
         raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
     except checkpoint.CorruptionError as error:
         raise MistakesError(*error.problems) from None  # 1 is for a difference
-    if options.json:
-        print_json(differences.to_dict(), sort_keys=True)
-    else:
-        print(differences)
+    print(differences)
     return DIFFERENT if differences else OK
 
 

@@ -15,9 +15,9 @@ from gda.cli.commands import (
     add_command,
     add_timeout,
     shows_progress,
+    terminal_width,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
@@ -47,7 +47,7 @@ examples:
 
 exit code:
   0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
-  error, 130 after Ctrl-C. Except for 0, no tree is at TARGET.
+  error, 130 after Ctrl-C.
 """
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _KINDS = ("checkpoint", "safetensors")
@@ -111,7 +111,6 @@ def convert(options: argparse.Namespace) -> int:
         print(*_plan(conversion), sep="\n")
     else:
         conversion.write(shows_progress())
-        options.needs_output = False  # the tree is at its target
         print(f"wrote {_target(conversion)}")
     return OK
 

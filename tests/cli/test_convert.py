@@ -252,15 +252,9 @@ def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
         "step        int                7\n"
         "4 leaves, 2.0 MiB; format an Orbax run\n"
     )
-    out = run.printed("inspect", sources / "safetensors", "--json")
-    document = json.loads(out)
-    assert document["about"] == {"format": "safetensors files"}
-    assert [leaf["path"] for leaf in document["leaves"]] == [
-        ["big"],
-        ["layers.0.b"],
-        ["layers.0.w"],
-    ]
-    assert document["leaves"][1]["shape"] == [2]
+    *leaves, total = run.printed("inspect", sources / "safetensors").splitlines()
+    assert [line.split()[0] for line in leaves] == ["big", "layers.0.b", "layers.0.w"]
+    assert total.endswith("; format safetensors files")
 
 
 def test_leaves_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """``gda diff`` as a user runs it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -53,16 +52,6 @@ def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:
         gda.checkpoint.save(tmp_path / name, tree)
     code, out, _ = run("diff", tmp_path / "a", tmp_path / "b", "--at", "layers/0")
     assert (code, "layers/0/w  1 -> 2" in out) == (1, True)
-
-
-def test_for_programs(run: Run, a: Path, b: Path) -> None:
-    code, out, _ = run("diff", "--json", a, b)
-    document = json.loads(out)
-    assert code == 1
-    assert document == gda.checkpoint.diff(a, b).to_dict()
-    assert list(document) == sorted(document)
-    code, out, _ = run("diff", "--json", a, a)
-    assert (code, json.loads(out)["are_equal"]) == (0, True)
 
 
 def test_errors(run: Run, a: Path, b: Path) -> None:
