@@ -92,10 +92,8 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() and find_spec("rich") is not None
 
 
-def print_json(
-    document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, sort_keys: bool = False
-) -> None:
+def print_json(document: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
     """Print one JSON document."""
     import json
 
-    print(json.dumps(document, indent=1, allow_nan=False, sort_keys=sort_keys))
+    print(json.dumps(document, indent=1, allow_nan=False))

@@ -270,15 +270,6 @@ class Connection:
         with suppress(ConnectionError, TimeoutError):
             self._bytes(1)
 
-    def check_wanted(self) -> None:
-        """Raise unless the other side still waits for an answer; for long work between messages."""
-        self.deadline.check(self.peer)
-        self._socket.settimeout(0)
-        with suppress(BlockingIOError):
-            if not self._socket.recv(1, socket.MSG_PEEK):
-                raise ConnectionError(f"{self.peer} ended the connection")
-        self._check_not_given_up()
-
     # Blocks.
 
     def send_blocks(self, blocks: Iterable[BlockAs]) -> None:
@@ -337,13 +328,10 @@ class Connection:
                 reason = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {reason}") from None
             # After the step, because the end of this connection is an error of its own.
-            self._check_not_given_up()
+            if self.is_stopped.is_set():
+                raise GivenUpError(f"the connection to {self.peer} was given up")
             if moved:
                 return moved
-
-    def _check_not_given_up(self) -> None:
-        if self.is_stopped.is_set():
-            raise GivenUpError(f"the connection to {self.peer} was given up")
 
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:

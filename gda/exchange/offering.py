@@ -44,7 +44,6 @@ def offer(
     tree: Any,
     address: str | None = None,
     *,
-    advertise: str | None = None,
     name: str = "tree",
     token: str | None = None,
 ) -> Offer:
@@ -61,8 +60,6 @@ def offer(
         port 0 the system chooses one. Each other process listens on the address by which it reaches
         the first one, on a port that the system chooses. By default all listen on 127.0.0.1, which
         only programs on this machine reach.
-      advertise: ``host:port`` by which pullers reach the first process, if it is not ``address``:
-        behind a proxy or in a container. Port 0 is the port that it listens on.
       name: a puller may ask for the name that it expects.
       token: a secret that a puller must have. It is never sent, but the values are not encrypted:
         see ``docs/programs.md``.
@@ -73,8 +70,7 @@ def offer(
     Raises:
       TypeError: a leaf cannot be offered; a note has its path. Or the name or the token is no text.
       ValueError: an address is no ``host:port``, or it is missing although the processes are on
-        several machines; or it is ``0.0.0.0``, every address of the machine, without ``advertise``
-        and a token; or the token is empty.
+        several machines; or it is ``0.0.0.0``, every address of the machine; or the token is empty.
       OSError: the address cannot be listened on.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
@@ -88,24 +84,19 @@ def offer(
     ((8, 2), 3)
     """
     place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
-    shown = None if advertise is None else Address.of(advertise)
-    if shown is not None and shown.is_every:
-        raise ValueError(
-            f"no puller can use advertise={advertise!r}; pass a host that pullers can reach"
-        )
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {name!r:.80}")
     check_token(token)
     if token == "":
         raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-    if place.is_every and (shown is None or token is None):
+    if place.is_every:
         raise ValueError(
-            f"{address} is every address of this machine; pass the one by which pullers reach "
-            "it, or advertise= with that one, and a token="
+            f"{address} is every address of this machine; pass the one by which pullers, or a "
+            "proxy before them, reach it"
         )
     # The token is compared by a digest, which does not tell it.
     digest = token and hmac.digest(token.encode(), b"the token of a gda.offer", "sha256").hex()[:8]
-    arguments = {"address": address, "advertise": advertise, "name": name, "token": digest}
+    arguments = {"address": address, "name": name, "token": digest}
     check_same_call("gda.offer", tree, arguments)
     versions: Versions[HeldTree] = Versions()
     servers: list[OfferProcess] = []
@@ -114,18 +105,14 @@ def offer(
         def begin() -> tuple[HeldTree, OfferServer]:
             held, is_first = _held(tree), jax.process_index() == 0
             catalog = lru_cache(1)(partial(_catalog, versions, name, servers))
-            reached = shown if shown is not None and place.is_every else place
-            own = place if is_first else _address_towards(reached)
+            own = place if is_first else _address_towards(place)
             server = OfferServer(own, name, token, versions, catalog if is_first else None)
             after_an_error.callback(server.close)
             return held, server
 
         def share(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
             held, server = begun
-            known = server.address
-            if shown is not None and jax.process_index() == 0:
-                known = shown._replace(port=shown.port or known.port)
-            return {"server": [str(known), machine()], "values": held.values}
+            return {"server": [str(server.address), machine()], "values": held.values}
 
         def decide(parts: dict[int, Any]) -> Any:
             check_same_values([part["values"] for part in parts.values()])

@@ -31,8 +31,6 @@ from gda.trees.records.recorded_tree import PerProcessLeaf, format_path
 
 T = TypeVar("T")
 
-MOST_ATTEMPTS = 10  # if another save commits during each of them, the read fails
-
 _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds
 _CHECKS_AT_A_TIME = 32
@@ -64,27 +62,6 @@ class MissingFileError(CorruptionError):
     """A file of a checkpoint is missing; on a network file system it may only be late."""
 
 
-class ReplacedError(RuntimeError):
-    """Another checkpoint replaced the one that was being read."""
-
-
-def read_complete(
-    stores: Sequence[Store], read: Callable[..., T], is_alone: Callable[[], bool] = lambda: True
-) -> T:
-    """Return the result of ``read`` for checkpoints; call it again if one is replaced.
-
-    ``is_alone`` returns True if no other process must read the same checkpoints.
-    """
-    attempts = MOST_ATTEMPTS
-    while True:
-        try:
-            return read(*map(load_complete, stores))
-        except ReplacedError:
-            attempts -= 1
-            if not attempts or not is_alone():
-                raise
-
-
 def check_not_replaced(store: Store, manifest: Manifest) -> None:
     """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
     try:
@@ -92,7 +69,7 @@ def check_not_replaced(store: Store, manifest: Manifest) -> None:
     except (OSError, ValueError):
         return
     if not is_same:
-        raise ReplacedError(
+        raise RuntimeError(
             f"the checkpoint at {store.url} was overwritten while it was being read; read it again"
         )
 

@@ -79,7 +79,7 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def verify_run(path: Any, timeout: float, progress: ProgressLike, *, fingerprints: bool) -> str:
+def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
     """Read all data of all steps; return a line for people.
 
     Raises ``CorruptionError`` with a line for each problem, of whatever step.
@@ -89,7 +89,7 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike, *, fingerprint
     for number, each in complete.items():
         place = below(folder.path, each.name)
         try:
-            contents = verify(place, fingerprints=fingerprints, timeout=timeout, progress=progress)
+            contents = verify(place, timeout=timeout, progress=progress)
             nbytes += contents.nbytes
         except CorruptionError as error:
             problems += [f"step {number}: {problem}" for problem in error.problems]
