@@ -205,17 +205,14 @@ def test_metadata_of_safetensors_files_is_kept(run: Run, tmp_path: Path) -> None
     assert gda.storage.open_safetensors(tmp_path / "c.safetensors").metadata == {"format": "pt"}
 
 
-def test_a_dry_run_writes_nothing(
-    convert: Callable[..., Any], sources: Path, tmp_path: Path
-) -> None:
+def test_a_dry_run_writes_nothing(convert: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = convert("orbax", "new", "--dry-run", "--dtype", "bf16", by="stacked")
     assert (code, err) == (0, "")
     assert out == (
-        "path  type                reads   writes\n"
-        "big   bfloat16[8,512]  16.0 KiB  8.0 KiB\n"
-        "row   bfloat16[4]          16 B      8 B\n"
-        "w     bfloat16[4,2,3]      96 B     48 B\n"
-        f"would read 16.1 KiB of {sources}/orbax, an Orbax run\n"
+        "path  type                size\n"
+        "big   bfloat16[8,512]  8.0 KiB\n"
+        "row   bfloat16[4]          8 B\n"
+        "w     bfloat16[4,2,3]     48 B\n"
         f"would write 3 leaves, 8.1 KiB, to {tmp_path}/new, a checkpoint of gda\n"
     )
     assert [*tmp_path.iterdir()] == []
@@ -389,7 +386,7 @@ def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     write_orbax(tmp_path / "runs" / "100", {("w",): W})
     err = run.refusal("convert", tmp_path / "runs", tmp_path / "other")
-    assert "it holds runs, '100'; open one of them, such as" in err
+    assert "it has '100'. Pass the folder of one step" in err
     gda.checkpoint.save(tmp_path / "numbers", {"step": 1})
     err = run.refusal("convert", tmp_path / "numbers", tmp_path / "other")
     assert f"no array to write in {tmp_path}/numbers; " in err
