@@ -23,7 +23,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
-from gda.trees.records.recorded_tree import ValueLeaf, flatten, format_path, noting_path
+from gda.trees.records.recorded_tree import ValueLeaf, flatten, noting_path
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
@@ -176,10 +176,9 @@ class Offer:
         oldest fail.
 
         Args:
-          tree: as before in structure, shapes and dtypes. Layouts, numbers and strings may differ.
+          tree: as for ``gda.offer``. It may differ from the one before in everything.
 
         Raises:
-          ValueError: the tree is not as before; it names the leaf.
           ConnectionError: the offer is closed.
           TypeError, DisagreementError, LateProcessError: as ``gda.offer``.
         """
@@ -189,7 +188,6 @@ class Offer:
 
         def held() -> HeldTree:
             after = _held(tree)
-            _check_same_arrays(self._versions.latest, after)
             # Not in decide, which a thread may call after Ctrl-C has ended this update.
             self._versions.begin_update()
             return after
@@ -249,29 +247,6 @@ def _held(tree: Any) -> HeldTree:
         for leaf in leaves
     ]
     return HeldTree(held, structure, values)
-
-
-def _check_same_arrays(before: HeldTree, after: HeldTree) -> None:
-    """Raise ``ValueError`` unless two versions differ in values and layouts only."""
-    if before.structure != after.structure:
-        raise ValueError(
-            "update got a tree of another structure than the offer; make another offer for it"
-        )
-    for old, new in zip(before.leaves, after.leaves, strict=True):
-        if (was := _in_words(old)) != (now := _in_words(new)):
-            path = format_path(new.record.path if isinstance(new, SavedLeaf) else new.path)
-            raise ValueError(
-                f"update got {now} at {path}, and the offer has {was}; convert it, or make another "
-                "offer"
-            )
-
-
-def _in_words(leaf: SavedLeaf | ValueLeaf) -> str:
-    if isinstance(leaf, ValueLeaf):
-        return "a value"
-    record = leaf.record
-    keys = f" of keys {record.key_impl!r}" if record.key_impl else ""
-    return f"an array {record.dtype}{list(record.shape)}{keys}"
 
 
 def _catalog(
