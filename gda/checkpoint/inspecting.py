@@ -14,7 +14,6 @@ from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
     check_not_replaced,
-    is_whole,
     load_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
@@ -27,7 +26,7 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
-from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, repr_of
+from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
@@ -133,32 +132,6 @@ class Contents:
         links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
         total = f"{leaves}, {format_bytes(self.nbytes)}{links}; {about:.200}"
         return [total, f"zarr arrays: {self.data}"] if self.data else [total]
-
-
-@set_module("gda.checkpoint")
-@public
-def exists(path: Any, *, timeout: float = 600) -> bool:
-    """Return True if a path has a complete checkpoint: one whose manifest is undamaged.
-
-    The other files may be damaged: see ``verify``.
-
-    Args:
-      path: as for ``restore``.
-      timeout: seconds to wait for each answer of an object store, as for ``save``.
-
-    Raises:
-      OSError: the path cannot be read; the message names it.
-      ValueError: ``@best``, and the run has no rule for the best.
-
-    >>> import gda, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     gda.checkpoint.exists(folder + '/step-1')
-    False
-    """
-    try:
-        return is_whole(open_store(path_of(path, timeout), timeout))
-    except CheckpointNotFoundError:  # of the step that the path names
-        return False
 
 
 @set_module("gda.checkpoint")

@@ -40,7 +40,7 @@ from gda.testing import Pool
 P = PartitionSpec
 Spec = dict[str, Any]  # of a key-value store
 WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
-LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.restore)
+LOOKS = (checkpoint.inspect, checkpoint.verify, checkpoint.restore)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,6 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
     said = f"there is no checkpoint at {url}/: it has no manifest.json"
     with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
         checkpoint.inspect(url)
-    assert not checkpoint.exists(url)
 
 
 def test_next_save_removes_leftovers_of_one_that_died(kv: Any) -> None:
@@ -168,7 +167,6 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     checkpoint.save(kv / "other/", tree)
     data = len([key for key in kv.list().result() if key.startswith(b"run/data-")])
     del faults.listed[:]
-    checkpoint.exists(kv / "run/")
     checkpoint.restore(kv / "run/")
     checkpoint.open(kv / "run/")
     contents_at(kv / "run/", 10)

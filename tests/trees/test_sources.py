@@ -298,7 +298,7 @@ def test_all_processes_hear_of_a_failed_read(shared_tmp_path: Path) -> None:
     error = ConnectionResetError if jax.process_index() == 1 else SaveError
     with pytest.raises(error, match="the bucket is gone"):
         save(shared_tmp_path / "run", {"w": source}, max_bytes=4000)
-    assert not gda.checkpoint.exists(shared_tmp_path / "run")
+    assert not (shared_tmp_path / "run" / "manifest.json").exists()
 
 
 @pytest.mark.processes(2, devices=4)

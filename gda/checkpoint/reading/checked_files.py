@@ -17,7 +17,7 @@ import numpy as np
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, decompress
-from gda.checkpoint.format.manifest_json import file_and_name, load_manifest
+from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -35,15 +35,6 @@ _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds
 _CHECKS_AT_A_TIME = 32
 _GONE = (FileNotFoundError, NotADirectoryError)
-
-
-def is_whole(store: Store) -> bool:
-    """Return True if a path has a manifest that matches its checksum; it is not parsed."""
-    try:
-        manifest_json.body_of(*file_and_name(store))
-    except (FileNotFoundError, NotADirectoryError, CorruptionError):
-        return False
-    return True
 
 
 def load_complete(store: Store) -> Manifest:

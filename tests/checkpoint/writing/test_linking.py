@@ -374,7 +374,7 @@ def test_a_save_that_dies_leaves_its_base_whole(
         path = tmp_path / f"at {at}"
         with pytest.raises(Dead):
             save(path, Disk(dies, at))
-        trials.count("new" if checkpoint.exists(path) else "none")
+        trials.count("new" if (path / "manifest.json").exists() else "none")
         check_holds(tmp_path / "1", tree)
         save(path, Disk())
         assert linked_in(path) == LINKED | {"trained"}
