@@ -7,7 +7,6 @@ A path may also be that of safetensors files or of an Orbax run, or that of the 
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from itertools import chain
@@ -18,7 +17,6 @@ from gda.cli.commands import (
     OK,
     add_command,
     add_timeout,
-    print_json,
     shows_progress,
     without_accelerators,
 )
@@ -29,7 +27,6 @@ from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.checkpoint.inspecting import Contents
-    from gda.trees.records.recorded_tree import Leaf
 
 _DIFF_EPILOG = """\
 exit code:
@@ -51,7 +48,6 @@ def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -60,16 +56,10 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.runs import overview
 
     if overview.is_run(options.path, options.timeout):
-        document = overview.document_of(options.path, options.timeout)
-        if options.json:
-            print_json(document)
-        else:
-            print(*overview.lines_of(document), sep="\n")
+        print(*overview.lines_of(options.path, options.timeout), sep="\n")
         return OK
     contents = contents_at(options.path, timeout=options.timeout)
-    if options.json:
-        print_json(_document(contents))
-    elif sys.stdout.isatty():
+    if sys.stdout.isatty():
         print(*_for_terminal(contents), sep="\n")
     else:
         print(contents)
@@ -83,53 +73,6 @@ def _for_terminal(contents: Contents) -> list[str]:
     if os.environ.get("TERM") != "dumb":
         heading = [f"\x1b[1m{line}\x1b[0m" for line in heading]
     return [*heading, *chain.from_iterable(lines), *contents.summary]
-
-
-def _document(contents: Contents) -> dict[str, Any]:
-    return {
-        "path": contents.path,
-        "data": contents.data,
-        "nbytes": contents.nbytes,
-        "about": contents.about,
-        "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
-    }
-
-
-def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.storage.stores.errors import repr_of
-    from gda.trees.records.recorded_tree import PerProcessLeaf, ValueLeaf
-
-    if isinstance(leaf, ValueLeaf):
-        value = leaf.value
-        is_short = isinstance(value, int) and value.bit_length() <= 1000
-        is_finite = isinstance(value, float) and math.isfinite(value)
-        if not (is_short or is_finite or isinstance(value, str)):
-            value = value.hex() if isinstance(value, bytes) else repr_of(value)
-        return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
-    if isinstance(leaf, PerProcessLeaf):
-        sizes = [nbytes for nbytes, _ in leaf.files]
-        return {"path": list(leaf.path), "kind": "PerProcess", "nbytes_of_processes": sizes}
-    entry: dict[str, Any] = {
-        "path": list(leaf.path),
-        "kind": leaf.kind,
-        "shape": list(leaf.shape),
-        "dtype": leaf.dtype.name,
-        "nbytes": leaf.nbytes,
-    }
-    if leaf.array is not None:
-        entry["array"] = contents.arrays[leaf.array].name
-    elif contents.data:
-        entry["pieces"] = [
-            {
-                "array": contents.arrays[piece.array].name,
-                "offset": piece.offset,
-                "start": piece.start,
-                "shape": piece.shape,
-            }
-            for piece in leaf.pieces
-        ]
-    optional = ("key_impl", "spec", "mesh", "fingerprint")
-    return entry | {name: getattr(leaf, name) for name in optional if getattr(leaf, name)}
 
 
 def add_verify(commands: Any) -> None:

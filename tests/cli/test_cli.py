@@ -1,6 +1,5 @@
 """``gda inspect`` and ``gda verify`` as a user runs them."""
 
-import json
 import os
 import pty
 import re
@@ -49,34 +48,6 @@ def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
     assert "GlobalArray P('x') over {'x': 4, 'y': 2}" in out
     assert "8 leaves, " in out
     assert "\x1b" not in out
-
-
-def test_inspect_for_programs(run: Run, path: Path) -> None:
-    out = run.printed("inspect", "--json", path)
-    document = json.loads(out)
-    assert document["path"] == str(path)
-    assert document["nbytes"] == 128 + 24 + 8
-    assert document["about"]["processes"] == 1
-    leaves = {leaf["path"][0]: leaf for leaf in document["leaves"]}
-    assert leaves["w"] == {
-        "path": ["w"],
-        "kind": "GlobalArray",
-        "shape": [8, 4],
-        "dtype": "float32",
-        "nbytes": 128,
-        "spec": "P('x')",
-        "mesh": {"x": 4, "y": 2},
-        "fingerprint": leaves["w"]["fingerprint"],
-        "pieces": [{"array": "packed.float32.0", "offset": 0, "start": [0, 0], "shape": [8, 4]}],
-    }
-    assert leaves["key"]["key_impl"] == "threefry2x32"
-    assert {name: leaf["value"] for name, leaf in leaves.items() if "value" in leaf} == {
-        "step": 7,
-        "rate": "inf",
-        "raw": "00ff",
-        "z": "(1+2j)",
-        "name": "a\x1b[2J",
-    }
 
 
 def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
@@ -240,7 +211,7 @@ def commands(path: Path, tmp_path: Path) -> dict[str, list[object]]:
     gda.checkpoint.save(tmp_path / "other", {"step": 1})
     return {
         "convert": ["convert", path, tmp_path / "new"],
-        "inspect": ["inspect", path, "--json"],
+        "inspect": ["inspect", path],
         "verify": ["verify", path],
         "diff": ["diff", path, tmp_path / "other"],
         "same": ["diff", path, path],

@@ -247,15 +247,11 @@ def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
         "step        int                7\n"
         "4 leaves, 2.0 MiB; format an Orbax run\n"
     )
-    out = run.printed("inspect", sources / "safetensors", "--json")
-    document = json.loads(out)
-    assert document["about"] == {"format": "safetensors files"}
-    assert [leaf["path"] for leaf in document["leaves"]] == [
-        ["big"],
-        ["layers.0.b"],
-        ["layers.0.w"],
+    assert run.printed("inspect", sources / "safetensors").splitlines()[1:] == [
+        "layers.0.b  int8[2]            2 B      source",
+        "layers.0.w  float32[3,4]       48 B     source",
+        "3 leaves, 2.0 MiB; format safetensors files",
     ]
-    assert document["leaves"][1]["shape"] == [2]
 
 
 def test_leaves_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:
