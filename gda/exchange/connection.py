@@ -9,7 +9,6 @@ other side says is compared with a bound, and memory is allocated as its bytes a
 
 from __future__ import annotations
 
-import errno
 import hmac
 import ipaddress
 import json
@@ -347,21 +346,11 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
     while True:
         place = places.pop(0)
         try:
-            given = socket.create_connection(place, max(min(deadline.left(), _CONNECTING), 0.001))
-            if not _is_to_itself(given):
-                return given
-            given.close()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            seconds = max(min(deadline.left(), _CONNECTING), 0.001)
+            return socket.create_connection(place, seconds)
         except OSError:
             if not places:
                 raise
-
-
-def _is_to_itself(given: socket.socket) -> bool:
-    """Return True if the system chose the port that it connects to, where nothing listens."""
-    with suppress(OSError):
-        return given.getsockname() == given.getpeername()
-    return False
 
 
 def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:

@@ -654,19 +654,6 @@ def test_of_two_saves_into_a_bucket_one_fails(spec: Spec) -> None:
     assert len(directories(spec)) == 2
 
 
-@pytest.mark.usefixtures("in_turn")
-def test_a_new_checkpoint_of_two_saves_is_one_of_them(kv: Any) -> None:
-    savers = [Saver(kv, {"by": name}) for name in "AB"]
-    for number in [0, 1, 0, 1, 1, 1, 0, 0]:
-        savers[number].step()
-    for saver in savers:
-        saver.join(60)
-    assert savers[1].error is None
-    assert isinstance(savers[0].error, checkpoint.SaveError)
-    assert checkpoint.restore(kv)["by"] == "B"
-    assert len(directories(kv)) == 2
-
-
 # Processes that die.
 
 

@@ -217,27 +217,6 @@ def test_a_function_may_choose_the_steps_to_keep(tmp_path: Path) -> None:
     assert run.steps() == [3, 6, 8]
 
 
-def test_a_step_is_removed_though_another_program_removes_it_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, _ = resumed(tmp_path)
-    train(run, 0, 20)
-    run.close()
-    (tmp_path / "00000010/manifest.json").unlink()
-    rmtree, missing = shutil.rmtree, [False, True, True]
-
-    def remove(path: str) -> None:
-        if missing.pop():
-            (Path(path) / "begun.json").unlink(missing_ok=True)
-            raise FileNotFoundError(2, "No such file or directory", path)
-        rmtree(path)
-        missing.append(False)
-
-    monkeypatch.setattr(shutil, "rmtree", remove)
-    resumed(tmp_path)
-    assert not (tmp_path / "00000010").exists()
-
-
 def test_a_step_that_is_held_stays(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path, every=1, keep=1)
     run.save(1, state_of(1))
