@@ -132,20 +132,17 @@ def _change(text: str) -> Callable[[Any], Any]:
 
 
 def _plan(conversion: Conversion) -> list[str]:
-    rows = [("path", "type", "reads", "writes")]
-    for name, type_, read, written in conversion.leaves:
-        rows.append((name, type_, format_bytes(read), format_bytes(written)))
-    source, read = conversion.source, sum(leaf.bytes_read for leaf in conversion.leaves)
+    rows = [("path", "type", "size")]
+    rows += [(name, type_, format_bytes(nbytes)) for name, type_, nbytes in conversion.leaves]
     return [
-        *table(rows, right={"reads", "writes"}, width=terminal_width()),
-        f"would read {format_bytes(read)} of {source.url}, {source.kind.value}",
+        *table(rows, right={"size"}, width=terminal_width()),
         f"would write {_target(conversion)}",
     ]
 
 
 def _target(conversion: Conversion) -> str:
     leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.bytes_written for leaf in conversion.leaves))
+    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
     files = counted(conversion.num_files, "safetensors file")
     kind = files if conversion.num_files else conversion.kind.value
     return f"{leaves}, {nbytes}, to {conversion.target}, {kind}"

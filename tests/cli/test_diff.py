@@ -36,24 +36,6 @@ def test_others(run: Run, a: Path, b: Path) -> None:
     assert "\x1b" not in out
 
 
-def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
-    assert run("diff", a, b, "--at", "params/1")[0] == 0
-    code, out, _ = run("diff", a, b, "--at", "params")
-    assert (code, "name" in out) == (1, False)
-    assert run.refusal("diff", a, b, "--at", "params/7") == (
-        "gda: --at: params/7 is not in the tree; params has 0; 1; "
-        "write keys as in params/layers/0\n"
-    )
-
-
-def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:
-    for name, number in (("a", 1), ("b", 2)):
-        tree = {"layers": {"0": {"w": number}, "1": 3}}
-        gda.checkpoint.save(tmp_path / name, tree)
-    code, out, _ = run("diff", tmp_path / "a", tmp_path / "b", "--at", "layers/0")
-    assert (code, "layers/0/w  1 -> 2" in out) == (1, True)
-
-
 def test_errors(run: Run, a: Path, b: Path) -> None:
     for chunk in b.glob("data-*/*/c.*"):
         chunk.unlink()

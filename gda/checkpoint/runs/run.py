@@ -11,8 +11,8 @@ import logging
 import operator
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, NamedTuple, Self
 
@@ -224,7 +224,7 @@ class Run:
             # The same in all processes, also if it names the latest step of a run.
             source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
             state = all_do(
-                _noting_state()(lambda: restore(source or start_from, state, **options)),
+                lambda: restore(source or start_from, state, **options),
                 share=lambda _: None,
                 what=f"reading {start_from}, for the run {url}",
                 timeout=self._timeout,
@@ -234,7 +234,6 @@ class Run:
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
-        @_noting_state()
         def read(name: str) -> Any:
             return restore(below(self._folder.path, name), state, **options)
 
@@ -688,17 +687,6 @@ def _check_signals(name: str, numbers: Any) -> None:
             f"{name} must be a list of signals that a program can hear, such as (signal.SIGTERM,), "
             f"not {numbers!r}"
         )
-
-
-@contextmanager
-def _noting_state() -> Iterator[None]:
-    """Add to an error of ``restore`` that its argument ``like`` is the state."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if " like" in str(error):
-            error.add_note("gda: like is the state that was given to resume")
-        raise
 
 
 def _text_of(path: Any) -> str | None:

@@ -10,23 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from gda.layout.text import join_some
-from gda.storage import tasks
-from gda.storage.options import Options
 from gda.storage.orbax_runs.metadata import parse_items
 from gda.storage.stores.object_store import RETRIES, require_tensorstore
 from gda.storage.stores.opening import Store, open_store
 
-MOST_FILES = 32  # read at a time
 _MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
 METADATA = "_METADATA"
 MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
-AGGREGATE = "checkpoint"  # values of releases before 0.6
 OCDBT = "manifest.ocdbt"
 COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
@@ -53,7 +48,7 @@ def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
 
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
-    """Return the item to open; ``ValueError`` says which there are, or which other files."""
+    """Return the item to open; ``ValueError`` says which there are, or the names in the folder."""
     if item and PARTIAL not in item and folder.has_tree(item):
         return item
     named = folder.named_items()
@@ -76,40 +71,12 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
         )
     if item is not None and folder.has_tree():
         raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")
+    found = join_some([repr(name) for name in names]) or "no files"
     raise ValueError(
-        f"{folder.url} is not an Orbax run, which has {METADATA}: {_found(folder, names)}"
+        f"{folder.url} is not an Orbax run, which has {METADATA}: it has {found}. Pass the folder "
+        "of one step. If it is of a release of Orbax without this file, restore it with Orbax, and "
+        "save it again"
     )
-
-
-def _found(folder: OrbaxFolder, names: Sequence[str]) -> str:
-    """Return in words what a folder holds instead of a run, and what to do."""
-    marks = (METADATA, *_OF_RUN)
-    runs = [
-        name
-        for name in names
-        if STEP.fullmatch(name)
-        and (
-            any(folder.has(f"{name}/{mark}") for mark in marks)
-            or any(folder.has(f"{name}/{each}/{METADATA}") for each in folder.entries(name))
-        )
-    ]
-    if runs:
-        runs.sort(key=lambda name: (len(name), name))
-        text = join_some([repr(name) for name in runs])
-        return f"it holds runs, {text}; open one of them, such as {folder.url}{runs[-1]}"
-    has_arrays = OCDBT in names or any(folder.has(f"{name}/.zarray") for name in names)
-    if has_arrays or folder.has(AGGREGATE):
-        return (
-            "it is of an old release of Orbax, without the structure of the tree; restore it with "
-            "Orbax, and save it again"
-        )
-    if any(PARTIAL in name for name in names):
-        return "it has only unfinished saves; pass a run that is complete"
-    if "manifest.json" in names:
-        return "it has a manifest.json; restore a checkpoint of gda with gda.checkpoint.restore"
-    if any(name.endswith(".safetensors") for name in names):
-        return "it has safetensors files; open them with gda.storage.open_safetensors"
-    return f"it has {join_some([repr(name) for name in names]) or 'no files'}"
 
 
 class OrbaxFolder:
@@ -160,16 +127,6 @@ class OrbaxFolder:
             if self._store.is_remote:
                 return parse_items(self.read("_CHECKPOINT_METADATA") or b"{}")
         return []
-
-    def read_each(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return several files, read at the same time, as ``read`` does."""
-        found: list[bytes | None] = [None] * len(names)
-        each = (
-            tasks.Task(0, partial(self.read, name), partial(found.__setitem__, number))
-            for number, name in enumerate(names)
-        )
-        tasks.run(each, Options(max_workers=MOST_FILES))
-        return found
 
     def check_finished(self) -> None:
         """Raise if the run does not exist, or its save has not finished."""

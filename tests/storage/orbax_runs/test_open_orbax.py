@@ -165,46 +165,25 @@ def test_the_arrays_are_opened_with_the_credentials_of_the_spec(
     assert all(found[name] == spec[name] for name in ("aws_credentials", "s3_request_retries"))
 
 
-def test_a_run_of_an_old_release_is_named(run: Path) -> None:
-    (run / "_METADATA").unlink()
-    said = "is not an Orbax run, which has _METADATA: it is of an old release .* restore it with O"
-    with pytest.raises(ValueError, match=said):
-        gda.storage.open_orbax(run)
-    shutil.rmtree(run)
-    run.mkdir()
-    (run / "checkpoint").touch()
-    with pytest.raises(ValueError, match=said):
-        gda.storage.open_orbax(run)
-
-
 # Folders that are something else.
 
 
-def test_a_folder_of_runs_is_refused_with_the_latest(runs: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds runs, '9'; '10'; open one .* such as .*/10$"):
-        gda.storage.open_orbax(runs / "manager")
-
-
-def test_other_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        gda.storage.open_orbax(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="is not an Orbax run, which has _METADATA: it has no fil"):
-        gda.storage.open_orbax(tmp_path)
-    (tmp_path / "other.txt").touch()
-    with pytest.raises(ValueError, match="it has 'other.txt'"):
-        gda.storage.open_orbax(tmp_path)
-    with pytest.raises(NotADirectoryError):
-        gda.storage.open_orbax(tmp_path / "other.txt")
-    with pytest.raises(TypeError, match="must be the path of a checkpoint: .* not a int"):
-        gda.storage.open_orbax(3)  # pyright: ignore[reportArgumentType]
-
-
-def test_an_unfinished_save_is_refused(run: Path) -> None:
+def test_other_folders_are_named(runs: Path, run: Path, tmp_path: Path) -> None:
+    said = "is not an Orbax run, which has _METADATA: it has "
+    (run / "_METADATA").unlink()
     partial = run.rename(f"{run}.orbax-checkpoint-tmp")
-    with pytest.raises(ValueError, match="is an unfinished save: .orbax-checkpoint-tmp is in its"):
-        gda.storage.open_orbax(partial)
-    with pytest.raises(ValueError, match="it has only unfinished saves"):
-        gda.storage.open_orbax(partial.parent)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for folder, kind, message in [
+        (tmp_path / "nothing", FileNotFoundError, None),
+        (tmp_path / "file", NotADirectoryError, None),
+        (tmp_path / "empty", ValueError, f"{said}no files. Pass the folder of one step"),
+        (runs / "manager", ValueError, rf"{said}('9'; '10'|'10'; '9')\. Pass the folder of"),
+        (partial, ValueError, "is an unfinished save: .orbax-checkpoint-tmp is in its name"),
+        (3, TypeError, "must be the path of a checkpoint: .* not a int"),
+    ]:
+        with pytest.raises(kind, match=message):
+            gda.storage.open_orbax(folder)  # pyright: ignore[reportArgumentType]
 
 
 # Damage, and bad intent.
