@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -42,11 +41,11 @@ def unwrapped(tree: Any) -> Any:
     return structure.unflatten(map(unwrapped, leaves))
 
 
-@dataclass(frozen=True, slots=True)
 class _At:
     """``jax.Array.at``, which takes arrays as indices and no containers."""
 
-    _at: Any
+    def __init__(self, at: Any) -> None:
+        self._at = at
 
     def __getitem__(self, key: Any) -> Any:
         return self._at[unwrapped(key)]
@@ -336,9 +335,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
 # Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
 # part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
-_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
-
-_COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}  # which every object has
+_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__", *dir(GlobalArray)} - {
+    *("__ne__", "__lt__", "__le__", "__gt__", "__ge__")  # comparisons, which every object has
+}
 
 _OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
@@ -391,7 +390,7 @@ def _delegating(name: str, of_jax: Any) -> Any:
 
 
 for _name, _of_jax in _attributes_of_arrays().items():
-    if _name not in _NOT_FOR_CONTAINERS.union(dir(GlobalArray)) - _COMPARISONS:
+    if _name not in _NOT_FOR_CONTAINERS:
         setattr(GlobalArray, _name, _delegating(_name, _of_jax))
 
 

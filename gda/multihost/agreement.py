@@ -1,7 +1,8 @@
 """Checks that all processes have the same arrays, and the errors if they do not.
 
 A check goes through ``meeting``, without devices: first the digests of the descriptions, then, if
-these differ, one description of each kind.
+these differ, one description of each kind. Functions import it, so that a process that meets no
+other loads none of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from itertools import chain
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -44,10 +45,10 @@ from gda.multihost.descriptions import (
     stable_text,
     structure_by_leaf,
 )
-from gda.multihost.failure_watch import FailureWatch, watched
-from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
-from gda.multihost.places import introduce, one_line
-from gda.multihost.steps import all_do
+from gda.multihost.places import introduce, of_thread, one_line
+
+if TYPE_CHECKING:
+    from gda.multihost.failure_watch import FailureWatch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -73,12 +74,6 @@ def communicates(
     """
 
     def decorate(function: FunctionT) -> FunctionT:
-        # A required argument that is missing is None.
-        defaults = {
-            argument: None if parameter.default is parameter.empty else parameter.default
-            for argument, parameter in inspect.signature(function).parameters.items()
-        }
-
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             before = of_thread.meetings
@@ -86,8 +81,8 @@ def communicates(
                 return function(*args, **kwargs)
             except BaseException as error:
                 if of_thread.meetings == before:
-                    given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
                     with suppress(Exception):  # the error of the call is the one to raise
+                        given = _given(function, args, kwargs)
                         _tell_failure(error, name.format_map(given), among(given))
                 hide_own_frames(error, call_frames=1)
                 raise
@@ -100,6 +95,17 @@ def communicates(
 def if_checked(layouts: str = "mesh", option: str = "") -> Callable[[dict[str, Any]], Any]:
     """Return ``among`` for a function that communicates to check, or if an option is given."""
     return lambda given: [given[layouts]] if given.get(option) or checks_are_on() else None
+
+
+def _given(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name; a required one that is missing is None."""
+    given = {
+        name: None if each.default is each.empty else each.default
+        for name, each in inspect.signature(function).parameters.items()
+    }
+    return given | dict(zip(given, args, strict=False)) | kwargs
 
 
 def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
@@ -115,6 +121,8 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
                 devices.update(leaf.devices.flat)
             elif isinstance(sharding, Sharding):
                 devices |= sharding.device_set
+    from gda.multihost.meeting import refuse
+
     processes = {device.process_index for device in devices} or range(jax.process_count())
     what = f"{name} ({user_location()})"
     refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
@@ -291,6 +299,8 @@ def together(
     if not compares:
         return work(prepared)
 
+    from gda.multihost.meeting import END_OF
+
     def unchecked() -> T:
         with _switched(_ConstructorChecks(False, timeout)):
             return work(prepared)
@@ -336,6 +346,8 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
         if isinstance(leaf, jax.Array) and not is_tracer(leaf) and not leaf.is_deleted()
     ]
     if not all(array.is_fully_addressable for array in arrays):
+        from gda.multihost.failure_watch import watched
+
         what = f"{name} ({user_location()})"
         watched(lambda: jax.block_until_ready(arrays), what, processes or everybody)
 
@@ -364,6 +376,9 @@ def done_by_all(
     processes = everybody if processes is None else processes
     if len(processes) < 2 or jax.process_index() not in processes:
         return work()
+    from gda.multihost.meeting import DisagreementError, meet
+    from gda.multihost.steps import all_do
+
     if timeout is None:
         timeout = timeout_of_calls()
     what = f"{name} {label}".rstrip() + f" ({user_location()})"
@@ -397,6 +412,8 @@ def done_by_all(
 @contextmanager
 def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
     """Watch some processes that work together; if one fails or ends, all raise."""
+    from gda.multihost.failure_watch import FailureWatch
+
     watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
     with watch.called():
         yield watch

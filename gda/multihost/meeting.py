@@ -29,7 +29,16 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.background import in_thread, is_done
-from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
+from gda.multihost.places import (
+    Place,
+    ended,
+    is_near,
+    of_thread,
+    places,
+    post,
+    post_end,
+    text_of_end,
+)
 
 T = TypeVar("T")
 Decide = Callable[[dict[int, bytes]], bytes]
@@ -45,13 +54,6 @@ _FOLDER = "gda/multihost/meeting"
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 # So many meetings have left nothing in the service. Known to the process that decides them.
 _removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
-
-
-class _OfThread(threading.local):
-    meetings = 0  # to which this thread has come, or which it has refused
-
-
-of_thread = _OfThread()
 
 
 @set_module("gda")
