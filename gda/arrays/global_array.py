@@ -154,7 +154,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=array)
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_batched_callback", if_checked())
     def from_batched_callback(
         cls,
@@ -184,7 +183,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=from_callbacks.array_from_batched_callback(*arguments))
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_batched_callback_with_devices", if_checked())
     def from_batched_callback_with_devices(
         cls,
@@ -220,7 +218,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=from_callbacks.array_from_batched_callback_with_devices(*arguments))
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_process_local", if_checked())
     def from_process_local(
         cls,
@@ -260,10 +257,10 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
         GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
-        from gda.arrays.construction import from_process_local
+        from gda.arrays.construction.from_process_local import array_from_process_local
 
-        arguments = (local_data, mesh, *after_spec(mesh, spec, global_shape), dtype, copy)
-        return cls(array=from_process_local.array_from_process_local(*arguments))
+        array = array_from_process_local(local_data, mesh, spec, global_shape, dtype, copy)
+        return cls(array=array)
 
     # Its layout.
 
