@@ -33,7 +33,7 @@ from gda.checkpoint.reading.chunk_parts import (
 )
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
@@ -60,7 +60,6 @@ def _layouts_of(given: dict[str, Any]) -> Any:
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates(_NAME, _layouts_of)
 def restore(
     path: Any,

@@ -24,7 +24,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.stages import Lowered
 
-from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, public, set_module
+from gda.layout.boundary import FunctionT, explain, frame_of_caller, hide_own_frames, set_module
 from gda.layout.text import (
     MOST_CHARACTERS,
     MOST_NAMED,
@@ -65,7 +65,7 @@ _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 def communicates(
     name: str, among: Callable[[dict[str, Any]], Any] = lambda given: ()
 ) -> Callable[[FunctionT], FunctionT]:
-    """Make a function a part of its first meeting from its first line.
+    """Make a function ``public``, and a part of its first meeting from its first line.
 
     An error before the meeting, such as that of an argument, is told to the other processes, which
     raise a ``DisagreementError`` with it in the same call. ``among`` takes the arguments by name,
@@ -84,6 +84,8 @@ def communicates(
                     with suppress(Exception):  # the error of the call is the one to raise
                         given = _given(function, args, kwargs)
                         _tell_failure(error, name.format_map(given), among(given))
+                if isinstance(error, TypeError):
+                    explain(error, function, args, kwargs)
                 hide_own_frames(error, call_frames=1)
                 raise
 
@@ -142,7 +144,6 @@ def check_processes_agree(
     timeout: float | None = None,
 ) -> None: ...
 @set_module("gda")
-@public
 @communicates("check {name!r}", lambda given: None if _is_context(**given) else ())
 def check_processes_agree(
     tree: Any = _NO_TREE,

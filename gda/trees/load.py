@@ -19,7 +19,7 @@ from gda.arrays.construction.small_tensors import SmallKind, SmallTensor, SmallT
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.dtype_names import as_dtype, is_raw
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
@@ -53,7 +53,6 @@ _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 
 @set_module("gda")
-@public
 @communicates("gda.load_tree", if_checked(option="read_once"))
 def load_tree(
     sources: Any,

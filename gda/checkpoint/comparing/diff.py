@@ -15,7 +15,7 @@ from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import read_complete
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, OpenedTree, kind_at, open_tree
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
@@ -44,7 +44,6 @@ _NAME = "gda.checkpoint.diff"
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates(_NAME, lambda given: None if all(names_store(given[x]) for x in "ab") else ())
 def diff(
     a: Any,
