@@ -7,6 +7,7 @@ other loads none of it.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import json
@@ -426,6 +427,29 @@ def user_location() -> str:
     if frame is None:
         return "an unknown place"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+# The end of this process.
+
+
+# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
+# may wait for this one.
+@atexit.register
+def _end() -> None:
+    service = coordination.service()
+    if service is not None and coordination.has_backends():
+        from gda.multihost.meeting import refuse_all
+
+        refuse_all(service)
+
+
+def _leave() -> None:
+    """Let a forked process end unheard: the others wait for the one that it was forked from."""
+    if coordination.service() is not None:  # otherwise it may join a program of its own
+        atexit.unregister(_end)
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 # The checks of constructors, and the timeout.

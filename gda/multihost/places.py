@@ -7,7 +7,6 @@ after ``heartbeat_timeout_seconds``, and then ends the program. A process that e
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -108,26 +107,6 @@ def one_line(error: BaseException) -> str:
 def is_near(place: Place) -> bool:
     """Return True if the process is on this machine, which notices its end."""
     return bool(place.machine) and place.machine == machine()
-
-
-# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
-# may wait for this one.
-@atexit.register
-def _end() -> None:
-    service = coordination.service()
-    if service is not None and coordination.has_backends():
-        from gda.multihost.meeting import refuse_all
-
-        refuse_all(service)
-
-
-def _leave() -> None:
-    """Let a forked process end unheard: the others wait for the one that it was forked from."""
-    if coordination.service() is not None:  # otherwise it may join a program of its own
-        atexit.unregister(_end)
-
-
-os.register_at_fork(after_in_child=_leave)
 
 
 @cache
