@@ -33,7 +33,7 @@ from gda.checkpoint.reading.chunk_parts import (
 )
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
@@ -53,7 +53,6 @@ MAX_BYTES = 128 * 2**20
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates(_NAME, lambda given: [given["mesh"], given["like"]] if given["read_once"] else None)
 def restore(
     path: Any,

@@ -38,7 +38,6 @@ _UPDATE = "update of an offer"
 
 
 @set_module("gda")
-@public
 @communicates("gda.offer")
 def offer(
     tree: Any,
@@ -165,7 +164,6 @@ class Offer:
         """A random text that names this offer, the same in all processes."""
         return self._versions.run
 
-    @public
     @communicates(_UPDATE)
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.

@@ -26,7 +26,7 @@ from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.exchange.serving import ERRORS, MOST_SECONDS
 from gda.exchange.versions import OfferVersion
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
     call_fields,
@@ -53,7 +53,6 @@ _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 
 
 @set_module("gda")
-@public
 @communicates(_NAME)
 def pull(
     address: str,

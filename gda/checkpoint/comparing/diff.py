@@ -12,7 +12,7 @@ from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import path_of
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
@@ -32,7 +32,6 @@ _NAME = "gda.checkpoint.diff"
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates(_NAME, lambda given: None if all(names_store(given[x]) for x in "ab") else ())
 def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     """Compare two checkpoints, or a checkpoint and a tree; leaves match by path.

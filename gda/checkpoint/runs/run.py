@@ -164,7 +164,6 @@ class Run:
 
     # The steps of the training.
 
-    @public
     @communicates("gda.checkpoint.Run.resume")
     def resume(
         self,
@@ -250,7 +249,6 @@ class Run:
         log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
         return found.state, found.step
 
-    @public
     @communicates("gda.checkpoint.Run.save")
     def save(
         self,
@@ -305,7 +303,6 @@ class Run:
         wants = is_due or now or self._is_asked
         return wants and self._save(number, state, metrics, self._logs_errors)
 
-    @public
     @communicates("gda.checkpoint.Run.check")
     def check(self) -> bool:
         """Return True if the program is being ended; for evaluation and other work between steps.
@@ -321,7 +318,6 @@ class Run:
         """True after a call of ``save`` or ``check`` has found that the program is being ended."""
         return self._ending is not None and self._ending.is_ending
 
-    @public
     @communicates("gda.checkpoint.Run.is_due")
     def is_due(self, step: int) -> bool:
         """Return True if ``save`` would save this step. Only the first call communicates."""
@@ -330,13 +326,11 @@ class Run:
         is_due = rules.is_due(number, self._previous, self._every) or self._is_asked
         return is_due and number not in self._done
 
-    @public
     @communicates("gda.checkpoint.Run.wait")
     def wait(self) -> None:
         """Wait until the step that is being saved is complete; raise the error if it failed."""
         self._finish()
 
-    @public
     @communicates("gda.checkpoint.Run.close")
     def close(self, step: int | None = None, state: Any = None) -> None:
         """Save the last state if it is not saved, and wait until everything is done.

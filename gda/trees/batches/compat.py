@@ -39,7 +39,6 @@ _NAME = "host_local_array_to_global_array"
 
 
 @set_module("gda.compat")
-@public
 @communicates(_NAME, if_checked("global_mesh", "check_replicas"))
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
