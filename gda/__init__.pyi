@@ -69,9 +69,7 @@ from gda.compiled.topologies.rehearsal_mesh import rehearsal_mesh as rehearsal_m
 from gda.compiled.abstract import abstract as abstract
 from gda.compiled.rehearse import rehearse as rehearse
 from gda.compiled.rehearse import assert_fits as assert_fits
-from gda.compiled.comparison import compare_rehearsals as compare_rehearsals
 from gda.compiled.rehearsal import Rehearsal as Rehearsal
-from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
 from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.seconds import StepSeconds as StepSeconds
 from gda.compiled.seconds import PlaceSeconds as PlaceSeconds
@@ -135,7 +133,6 @@ __all__ = [  # noqa: RUF022
     "abstract",
     "rehearse",
     "assert_fits",
-    "compare_rehearsals",
     # Test, and read code of others.
     "testing",
     "report",

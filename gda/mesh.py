@@ -167,20 +167,20 @@ def mesh_and_spec(
 
     ``kinds`` are the classes of meshes that will do.
     """
+    if isinstance(mesh, kinds):
+        if spec is None:
+            raise TypeError(
+                "a mesh was given without a spec; write P() for a replicated array, or give a "
+                "NamedSharding in place of both"
+            )
+        return MeshAndSpec(mesh, spec, None)
     if isinstance(mesh, NamedSharding):
         found = MeshAndSpec(mesh.mesh, mesh.spec, mesh.memory_kind)
     elif isinstance(mesh, SingleDeviceSharding):
         (device,) = mesh.device_set
         found = MeshAndSpec(mesh_on(device), PartitionSpec(), mesh.memory_kind)
-    elif not isinstance(mesh, kinds):
-        raise _no_mesh_error(mesh, ", or a NamedSharding in place of mesh and spec")
-    elif spec is None:
-        raise TypeError(
-            "a mesh was given without a spec; write P() for a replicated array, or give a "
-            "NamedSharding in place of both"
-        )
     else:
-        return MeshAndSpec(mesh, spec, None)
+        raise _no_mesh_error(mesh, ", or a NamedSharding in place of mesh and spec")
     if spec is not None:
         raise TypeError(
             f"the spec {spec!r} was given with {mesh!r}, which has its own; give the sharding "
@@ -192,7 +192,8 @@ def mesh_and_spec(
 
 def after_spec(mesh: object, spec: Any, following: Any) -> tuple[Any, Any]:
     """Return the spec and the argument after it, moved up if a sharding replaces the spec."""
-    if following is None and isinstance(mesh, Sharding) and not isinstance(spec, PartitionSpec):
+    # In this order: to ask for the class of a sharding takes JAX three times as long.
+    if following is None and not isinstance(spec, PartitionSpec) and isinstance(mesh, Sharding):
         return None, spec
     return spec, following
 

@@ -331,7 +331,7 @@ def save_beside_another(path: str, rounds: int, seed: int) -> None:
 def _found(path: str) -> tuple[object, object]:
     """Return the generation that is there, and the words for what is wrong with it."""
     try:
-        tree = gda.checkpoint.restore(path, check_fingerprint=True)
+        tree = gda.checkpoint.restore(path)
         gda.checkpoint.verify(path)
     except Exception as error:
         return -1, f"{type(error).__name__}: {error}".replace(" ", "_").replace("\n", "_")
@@ -351,8 +351,8 @@ def warm_up() -> None:
     """Import and start whatever a checkpoint needs."""
     with tempfile.TemporaryDirectory() as folder:
         gda.checkpoint.save(folder, {"w": np.zeros(2**18)}, compression="zstd")
-        gda.checkpoint.restore(folder, check_fingerprint=True)
-        gda.checkpoint.verify(folder, fingerprints=True)
+        gda.checkpoint.restore(folder)
+        gda.checkpoint.verify(folder)
 
 
 def memory_taken(do: str, path: str, most: int, options: dict[str, Any]) -> tuple[int, str, str]:

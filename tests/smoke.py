@@ -62,7 +62,7 @@ def nothing() -> None:
 def checkpoint() -> None:
     with tempfile.TemporaryDirectory() as folder:
         gda.checkpoint.save(folder, {"g": gda.GlobalArray.from_source(DATA, MESH, P("x"))})
-        restored = gda.checkpoint.restore(folder, mesh=MESH, specs=P("y"), check_fingerprint=True)
+        restored = gda.checkpoint.restore(folder, mesh=MESH, specs=P("y"))
         np.testing.assert_array_equal(gda.to_numpy(restored)["g"], DATA)
 
 

@@ -25,7 +25,6 @@ from test_other_arguments import (
     load_tree,
     reshard,
     reshard_tree,
-    restore_checked,
     restore_together,
     save,
     save_async,
@@ -119,9 +118,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
         ({"path": "/not/here"}, FileNotFoundError),
         ({"at": ["nowhere"]}, KeyError),
         ({"specs": P("y")}, ValueError),
-    ],
-    restore_checked: [
-        (WORKERS, ValueError),
         ({"mesh": 3}, TypeError),
     ],
     diff: [
@@ -267,7 +263,7 @@ def test_timeout_of_restore_bounds_the_wait_for_the_others(shared_tmp_path: Path
     over = shared_tmp_path / "over"
     if jax.process_index() != ME:
         with checking_agreement(False), pytest.raises(gda.LateProcessError, match="within 1 s"):
-            restore_checked(world, timeout=1)
+            restore_together(world, timeout=1)
         over.touch()
     wait_for([over])
     gda.check_processes_agree(0, name="in step again", timeout=SECONDS)

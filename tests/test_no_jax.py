@@ -29,7 +29,7 @@ MODEL = "--tree examples/transformer_7b.json"
 ARRAY = "--shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data"
 PLAN = f"plan {ARRAY} --devices-per-process 8"
 check({*HEAVY, "rich"}, f"plan {MODEL}")
-check(HEAVY, PLAN, f"{PLAN} --json")
+check(HEAVY, PLAN)
 check(HEAVY, "plan --shape 1 --spec x", code=2)
 
 gda.ShardGrid((8,), {"x": 4}, ("x",)).starts

@@ -61,7 +61,7 @@ class World:
 
     def check_nothing_is_lost(self) -> None:
         if "path" in self.__dict__:
-            checkpoint.verify(self.path, fingerprints=True)
+            checkpoint.verify(self.path)
             saved = checkpoint.restore(self.path, mesh=self.mesh, specs=P())
             assert is_right(saved["deep"]["a"], self.sources["a"])
         if "model" in self.__dict__:
@@ -92,11 +92,6 @@ def save_async(w: World, **others: Any) -> None:
 
 def restore_together(w: World, **others: Any) -> None:
     given = {"path": w.path, "mesh": w.mesh, "specs": P(), "at": ["deep"], "read_once": True}
-    checkpoint.restore(**given | others)
-
-
-def restore_checked(w: World, **others: Any) -> None:
-    given = {"path": w.path, "mesh": w.mesh, "specs": P(), "check_fingerprint": True}
     checkpoint.restore(**given | others)
 
 
@@ -191,13 +186,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("specs", lambda w: {"specs": P("x")}, "process 1: spec P('x')"),
         Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
     ],
-    restore_checked: [
-        Case("path", lambda w: {"path": f"{w.folder}/d"}, "process 1: checkpoint 'data-"),
-        Case("at", lambda w: {"at": ["deep"]}, "only in processes 0, 2, 3: a"),
-        Case("mesh: processes", lambda w: {"mesh": w.half}, "process 1: mesh {'x': 4}"),
-        Case("specs", lambda w: {"specs": P("x")}, "process 1 failed: ValueError", ValueError),
-        Case("read_once", lambda w: {"read_once": True}, "process 1: read_once True"),
-    ],
     diff: [
         Case(
             "a and b", lambda w: {"a": w.tree, "b": w.path}, "process 1: order 'tree, checkpoint'"
@@ -205,7 +193,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("a: path", lambda w: {"a": f"{w.folder}/d"}, "process 1: checkpoint 'data-"),
         Case("b: keys", lambda w: {"b": w.tree | {"c": w.g}}, "only in process 1: c"),
         Case("b: layout", lambda w: {"b": w.columns}, "process 1: spec P(None, 'x')"),
-        Case("at", lambda w: {"at": ["deep"]}, "process 1: at ('deep',)"),
     ],
     save_safetensors: [
         Case("path", lambda w: {"path": w.model + "x"}, "process 1: path"),
@@ -284,7 +271,6 @@ NAMES = {  # other than that of the function
     save: "checkpoint.save",
     save_async: "checkpoint.save_async",
     restore_together: "checkpoint.restore(read_once=True)",
-    restore_checked: "checkpoint.restore(check_fingerprint=True)",
     diff: "checkpoint.diff(path, tree)",
     save_safetensors: "storage.save_safetensors",
     store: "store(wait_for_all=True)",
@@ -318,14 +304,13 @@ def test_another_argument_in_one_process_is_named_in_all(
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("option", ["check_fingerprint", "read_once"])
 def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(
-    world: World, option: str
+    world: World,
 ) -> None:
     given = {"path": world.path, "mesh": world.mesh, "specs": P()}
 
     def restore_and_gather() -> None:
-        checkpoint.restore(**given, **{} if jax.process_index() == ME else {option: True})
+        checkpoint.restore(**given, read_once=jax.process_index() != ME)
         world.g.gather()
 
     with checking_agreement(False), pytest.raises(gda.DisagreementError) as caught:

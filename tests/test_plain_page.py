@@ -57,10 +57,10 @@ CALLS = [
 # Functions of shapes, paths and settings.
 WITHOUT_ARRAYS = {
     "gda.report",
-    "gda.aligned_empty", "gda.compare_rehearsals", "gda.get_shard_shape", "gda.local_rows",
+    "gda.aligned_empty", "gda.get_shard_shape", "gda.local_rows",
     "gda.get_shard_indices", "gda.get_shard_indices_replica_ids", "gda.rehearsal_mesh",
-    "gda.checkpoint.exists", "gda.checkpoint.inspect", "gda.checkpoint.open",
-    "gda.checkpoint.follow", "gda.checkpoint.verify",
+    "gda.checkpoint.inspect", "gda.checkpoint.open", "gda.checkpoint.follow",
+    "gda.checkpoint.verify",
     "gda.storage.open_orbax", "gda.storage.open_safetensors",
 }  # fmt: skip
 

@@ -52,9 +52,9 @@ def one_round(folder: str, other: Mesh, tree: dict[str, Any]) -> None:
         pending = save(path, tree, overwrite=True)
         if pending is not None:
             pending.result()
-        back = gda.checkpoint.restore(path, mesh=other, specs=P("z"), check_fingerprint=True)
+        back = gda.checkpoint.restore(path, mesh=other, specs=P("z"))
         assert back["w"].fingerprint() == digest
-    gda.checkpoint.verify(path, fingerprints=True)
+    gda.checkpoint.verify(path)
     assert not gda.checkpoint.diff(path, tree).of_other_content
     moved = gda.reshard_tree(tree, other, {"w": P(None, "z"), "v": P("z"), "small": P()})
     assert moved["w"].fingerprint() == digest

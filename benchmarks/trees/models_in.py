@@ -275,6 +275,7 @@ def works(quick: bool) -> list[Work]:
             (of_columns, Model(COLUMNS), "in 2 processes", partial(_in_processes, 2), 3),
             (of_columns, Model(COLUMNS), "in 4 processes", partial(_in_processes, 4), 3),
             (of_columns, Model(COLUMNS), fresh, _fresh, 10),
+            ("256 MiB of columns of bfloat16", half, fresh, _fresh, 10),
             # In one process, what gda frees makes malloc keep the memory of the rival.
             ("240 MiB of rows in 30 files", many, fresh, _fresh, 10),
         ]

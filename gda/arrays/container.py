@@ -23,7 +23,6 @@ from gda.arrays.liveness import (
     traced_error,
 )
 from gda.arrays.shard import Shard, shards_of
-from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import (
@@ -86,7 +85,6 @@ class Container:
         return {}
 
     @classmethod
-    @public
     @communicates("{cls.__name__}.from_callback", if_checked())
     def from_callback(
         cls,
@@ -162,7 +160,6 @@ class Container:
         return cls._wrap(array, shape)
 
     @classmethod
-    @public
     @communicates("{cls.__name__}.from_source", if_checked(option="read_once"))
     def from_source(
         cls,
@@ -329,7 +326,6 @@ class Container:
 
     # Moving it, and comparing it without that. These three communicate.
 
-    @public
     @communicates("reshard", lambda given: [given["self"], given["mesh_or_spec"]])
     def reshard(
         self,
@@ -384,7 +380,6 @@ class Container:
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
     @overload
     def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
-    @public
     @communicates("{self.__class__.__name__}.gather", _if_shared)
     def gather(
         self, process: int | None = None, *, max_bytes: int | None = None
@@ -410,7 +405,6 @@ class Container:
 
         return moving.gather(self._live(), process, max_bytes, self._shape_if_padded)
 
-    @public
     @communicates("GlobalArray.fingerprint", _if_shared)
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.

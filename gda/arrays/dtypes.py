@@ -13,7 +13,6 @@ from gda.layout.boundary import frame_of_caller
 from gda.layout.dtype_names import as_dtype, is_raw, native
 from gda.layout.spec import Index
 from gda.layout.text import format_index
-from gda.storage.casts import DoesNotFitError
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
@@ -94,6 +93,8 @@ def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
     if all(isinstance(item, int) for item in objects):
         for item in objects:
             if not -(2**63) <= item < 2**64:
+                from gda.storage.casts import DoesNotFitError
+
                 return DoesNotFitError(f"{where} has the integer {item}, which 64 bits cannot hold")
     others = [type(item).__name__ for item in objects if not isinstance(item, Number | np.generic)]
     if others and not value.ndim:

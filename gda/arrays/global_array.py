@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -42,11 +41,11 @@ def unwrapped(tree: Any) -> Any:
     return structure.unflatten(map(unwrapped, leaves))
 
 
-@dataclass(frozen=True, slots=True)
 class _At:
     """``jax.Array.at``, which takes arrays as indices and no containers."""
 
-    _at: Any
+    def __init__(self, at: Any) -> None:
+        self._at = at
 
     def __getitem__(self, key: Any) -> Any:
         return self._at[unwrapped(key)]
@@ -155,7 +154,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=array)
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_batched_callback", if_checked())
     def from_batched_callback(
         cls,
@@ -185,7 +183,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=from_callbacks.array_from_batched_callback(*arguments))
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_batched_callback_with_devices", if_checked())
     def from_batched_callback_with_devices(
         cls,
@@ -221,7 +218,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return cls(array=from_callbacks.array_from_batched_callback_with_devices(*arguments))
 
     @classmethod
-    @public
     @communicates("GlobalArray.from_process_local", if_checked())
     def from_process_local(
         cls,
@@ -261,10 +257,10 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
         GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
-        from gda.arrays.construction import from_process_local
+        from gda.arrays.construction.from_process_local import array_from_process_local
 
-        arguments = (local_data, mesh, *after_spec(mesh, spec, global_shape), dtype, copy)
-        return cls(array=from_process_local.array_from_process_local(*arguments))
+        array = array_from_process_local(local_data, mesh, spec, global_shape, dtype, copy)
+        return cls(array=array)
 
     # Its layout.
 
@@ -336,9 +332,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
 # Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
 # part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
-_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
-
-_COMPARISONS = {"__ne__", "__lt__", "__le__", "__gt__", "__ge__"}  # which every object has
+_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__", *dir(GlobalArray)} - {
+    *("__ne__", "__lt__", "__le__", "__gt__", "__ge__")  # comparisons, which every object has
+}
 
 _OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
@@ -391,7 +387,7 @@ def _delegating(name: str, of_jax: Any) -> Any:
 
 
 for _name, _of_jax in _attributes_of_arrays().items():
-    if _name not in _NOT_FOR_CONTAINERS.union(dir(GlobalArray)) - _COMPARISONS:
+    if _name not in _NOT_FOR_CONTAINERS:
         setattr(GlobalArray, _name, _delegating(_name, _of_jax))
 
 

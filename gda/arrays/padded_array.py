@@ -20,7 +20,7 @@ from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import start_of
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
@@ -91,7 +91,6 @@ class PaddedArray(Container):
         return {"pad": True, "fill": 0 if fill is None else fill}
 
     @classmethod
-    @public
     @communicates("PaddedArray.from_process_local", if_checked())
     def from_process_local(
         cls,
@@ -147,7 +146,6 @@ class PaddedArray(Container):
         )
 
     @classmethod
-    @public
     @communicates("PaddedArray.from_source", if_checked())
     def from_array(
         cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0

@@ -20,7 +20,6 @@ from gda.checkpoint.comparing.differences import LeafDifference as LeafDifferenc
 from gda.checkpoint.format.manifest import ChunkGrid as ChunkGrid
 from gda.checkpoint.format.manifest import StoredArray as StoredArray
 from gda.checkpoint.inspecting import Contents as Contents
-from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
 from gda.checkpoint.inspecting import verify as verify
 from gda.checkpoint.pending import Pending as Pending
@@ -48,7 +47,6 @@ __all__ = [  # noqa: RUF022
     "Run",
     "follow",
     "open",
-    "exists",
     "inspect",
     "verify",
     "diff",

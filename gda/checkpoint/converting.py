@@ -20,7 +20,7 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.stores.directory import LOCK
 from gda.storage.stores.errors import repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
-from gda.storage.views.lazy import bytes_to_read, lazy
+from gda.storage.views.lazy import lazy
 from gda.trees.files.save_safetensors import planned_save, save_safetensors
 from gda.trees.leaves import (
     are_keys,
@@ -42,8 +42,7 @@ MAX_FILE_BYTES = 5 * 2**30
 class ConvertedLeaf(NamedTuple):
     name: str
     type: str
-    bytes_read: int
-    bytes_written: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def plan_conversion(
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 600,
 ) -> Conversion:
-    """Return what a conversion will read and write; nothing of it is done, and all is checked.
+    """Return what a conversion will write; nothing of it is done, and all is checked.
 
     At the target is nothing, or only the files of a killed conversion to the same ``kind``, which
     is by default that of the target's name. ``change`` takes the tree at the source, with a
@@ -193,9 +192,8 @@ def _number_as_array(leaf: Any) -> Any:
 
 def _converted(name: str, leaf: Any) -> ConvertedLeaf:
     if not _is_array(leaf):
-        return ConvertedLeaf(name, type(leaf).__name__, 0, 0)
+        return ConvertedLeaf(name, type(leaf).__name__, 0)
     if are_keys(leaf):
         leaf = jax.random.key_data(held_by(leaf))
     nbytes = math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-    needed = bytes_to_read(lazy(leaf)) if is_source(leaf) else 0
-    return ConvertedLeaf(name, typed_shape(leaf.dtype, leaf.shape), needed, nbytes)
+    return ConvertedLeaf(name, typed_shape(leaf.dtype, leaf.shape), nbytes)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 
-from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
     check_not_replaced,
-    is_whole,
     load_complete,
-    read_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
@@ -31,15 +26,13 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
-from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, repr_of
+from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.per_process import PerProcess
-from gda.trees.records.compared_fingerprints import check_recorded, line_of
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     PerProcessLeaf,
-    Piece,
     ValueLeaf,
     check_keys,
     flatten,
@@ -143,32 +136,6 @@ class Contents:
 
 @set_module("gda.checkpoint")
 @public
-def exists(path: Any, *, timeout: float = 600) -> bool:
-    """Return True if a path has a complete checkpoint: one whose manifest is undamaged.
-
-    The other files may be damaged: see ``verify``.
-
-    Args:
-      path: as for ``restore``.
-      timeout: seconds to wait for each answer of an object store, as for ``save``.
-
-    Raises:
-      OSError: the path cannot be read; the message names it.
-      ValueError: ``@best``, and the run has no rule for the best.
-
-    >>> import gda, tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     gda.checkpoint.exists(folder + '/step-1')
-    False
-    """
-    try:
-        return is_whole(open_store(path_of(path, timeout), timeout))
-    except CheckpointNotFoundError:  # of the step that the path names
-        return False
-
-
-@set_module("gda.checkpoint")
-@public
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return the contents of a checkpoint. Reads the manifest only, and uses no device.
 
@@ -198,7 +165,6 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
 def verify(
     path: Any,
     *,
-    fingerprints: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
@@ -211,8 +177,6 @@ def verify(
 
     Args:
       path: as for ``restore``.
-      fingerprints: compute the fingerprint of every array too, and compare it with the recorded
-        one: checksums do not show that a manifest was changed together with the files.
       max_workers: number of files read at a time, as for ``restore``.
       max_bytes: bound on the memory. Uncompressed chunks are read even if they are larger: they
         are as large as their files.
@@ -222,10 +186,9 @@ def verify(
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
-      CorruptionError: something is damaged or missing; ``problems`` has a line for each file. Or
-        with ``fingerprints``, an array was saved without one.
+      CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
       ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
-      RuntimeError: the checkpoint was replaced ten times meanwhile.
+      RuntimeError: the checkpoint was replaced meanwhile.
       OSError: reading failed for another reason; the message names the file.
 
     >>> import gda, numpy as np, tempfile
@@ -238,9 +201,7 @@ def verify(
     checksums.require_crc32c()
     store = open_store(path_of(path, timeout), timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
-    return read_complete(
-        [store], lambda manifest: _verified(store, manifest, fingerprints, options)
-    )
+    return _verified(store, load_complete(store), options)
 
 
 def contents_at(path: Any, timeout: float) -> Contents:
@@ -261,9 +222,8 @@ def contents_at(path: Any, timeout: float) -> Contents:
     return Contents(opened.url, "", records, (), nbytes, about, structure)
 
 
-def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
+def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:
     files = Files(store, manifest)
-    sums = _ChunkSums(store.url, manifest) if fingerprints else None
     _check_fits(files, options)
     problems: list[str] = []
     total = sum(
@@ -277,11 +237,9 @@ def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Opt
 
         each = (
             tasks.Task(memory, partial(_problems, check), partial(finish, nbytes))
-            for check, nbytes, memory in _checks(files, sums)
+            for check, nbytes, memory in _checks(files)
         )
         tasks.run(each, options)
-    if sums is not None and not problems:
-        problems = sums.problems()
     if problems:
         check_not_replaced(store, manifest)
         problems.sort()
@@ -321,9 +279,7 @@ def _checking_bytes(files: Files, where: Chunk) -> int:
     return files.manifest.arrays[where[0]].nbytes_per_chunk + files.loading_bytes(where)
 
 
-def _checks(
-    files: Files, sums: _ChunkSums | None
-) -> Iterator[tuple[Callable[[], object], int, int]]:
+def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
     yield files.check_group, 0, files.manifest.group[0]
     for leaf in files.manifest.array_leaves:
@@ -336,7 +292,7 @@ def _checks(
         yield partial(files.check_metadata, number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
-            check = partial(_check, files, sums, where)
+            check = partial(files.checked, where)
             yield check, array.nbytes_of_file(chunk), _checking_bytes(files, where)
 
 
@@ -347,61 +303,12 @@ def _check_leaf(leaf: ArrayLeaf) -> None:
         raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
 
 
-def _check(files: Files, sums: _ChunkSums | None, where: Chunk) -> None:
-    data = files.checked(where)
-    if sums is not None:
-        sums.add(where, data)
-
-
 def _problems(check: Callable[[], object]) -> list[str]:
     try:
         check()
     except CorruptionError as error:
         return list(error.problems)
     return []
-
-
-class _ChunkSums:
-    """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device."""
-
-    def __init__(self, url: str, manifest: Manifest) -> None:
-        self._leaves = manifest.array_leaves
-        check_recorded(url, self._leaves)
-        self._arrays = manifest.arrays
-        self._guard = threading.Lock()
-        self._sums = [add([]) for _ in self._leaves]
-        self._alone: dict[int, int] = {}
-        self._packed: dict[Chunk, list[tuple[int, Piece]]] = {}
-        for number, leaf in enumerate(self._leaves):
-            if leaf.array is not None:
-                self._alone[leaf.array] = number
-            for piece in leaf.pieces:
-                self._packed.setdefault(manifest.chunk_of(piece), []).append((number, piece))
-
-    def add(self, where: Chunk, data: np.ndarray[Any, Any]) -> None:
-        """Add the elements of a chunk to the arrays that it belongs to; by any thread."""
-        array, chunk = where
-        if (alone := self._alone.get(array)) is not None:
-            grid = self._arrays[array].grid
-            within = data[tuple(map(slice, grid.shape_within(chunk)))]
-            parts = [(alone, within, grid.start(chunk))]
-        else:
-            parts = [
-                (number, piece.of_chunk(data), piece.start)
-                for number, piece in self._packed.get(where, ())
-            ]
-        for number, part, start in parts:
-            sums = sums_of_numpy(part, start)
-            with self._guard:
-                self._sums[number] += sums
-
-    def problems(self) -> list[str]:
-        """Return a line for each array whose fingerprint is not the one recorded."""
-        return [
-            line_of(leaf)
-            for leaf, sums in zip(self._leaves, self._sums, strict=True)
-            if digest_of(*saved_type(leaf), sums) != leaf.fingerprint
-        ]
 
 
 def _described(leaf: Leaf) -> tuple[str, str, str]:

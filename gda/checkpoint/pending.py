@@ -34,8 +34,8 @@ class Pending:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     pending = gda.checkpoint.save_async(folder, {'w': np.arange(4)})
     ...     pending.result()
-    ...     pending.done(), gda.checkpoint.exists(folder)
-    (True, True)
+    ...     pending.done()
+    True
     """
 
     def __init__(self, path: str) -> None:

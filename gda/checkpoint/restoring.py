@@ -22,7 +22,7 @@ from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading.checked_files import (
     Files,
     check_not_replaced,
-    read_complete,
+    load_complete,
 )
 from gda.checkpoint.reading.chunk_parts import (
     ArrivedChunks,
@@ -33,7 +33,7 @@ from gda.checkpoint.reading.chunk_parts import (
 )
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.indices import index_at
 from gda.mesh import MeshLike
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_calls, watching
@@ -45,7 +45,6 @@ from gda.storage.stores.opening import Store, open_store, options_for
 from gda.trees.leaves import are_keys
 from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival, NeededBlock
-from gda.trees.records.compared_fingerprints import check_fingerprints, check_provable
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 
@@ -53,15 +52,8 @@ _NAME = "gda.checkpoint.restore"
 MAX_BYTES = 128 * 2**20
 
 
-def _layouts_of(given: dict[str, Any]) -> Any:
-    if given["check_fingerprint"]:
-        return ()
-    return [given["mesh"], given["like"]] if given["read_once"] else None
-
-
 @set_module("gda.checkpoint")
-@public
-@communicates(_NAME, _layouts_of)
+@communicates(_NAME, lambda given: [given["mesh"], given["like"]] if given["read_once"] else None)
 def restore(
     path: Any,
     like: Any = None,
@@ -75,7 +67,6 @@ def restore(
     pad: bool = False,
     plain: bool | None = None,
     merge: Callable[[list[Any], int], Sequence[Any]] | None = None,
-    check_fingerprint: bool = False,
     read_once: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
@@ -84,14 +75,13 @@ def restore(
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
 
-    Each process reads the blocks of its devices. Communicates only with ``check_fingerprint`` and
-    with ``read_once``.
+    Each process reads the blocks of its devices. Communicates only with ``read_once``.
 
     Args:
       path: as for ``save``; or a step of a run, as ``runs/a@100``, ``@latest`` or ``@best``.
         Each process looks for itself which step is the latest: in several, while the run goes on,
-        name the step. Or the checkpoint of Orbax, or one item of it; it has no fingerprints, and
-        each process reads its blocks by itself.
+        name the step. Or the checkpoint of Orbax, or one item of it, of which each process reads
+        its blocks by itself.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
         needed. Each leaf comes back as its example is, so that a jitted step is not traced again:
@@ -124,8 +114,6 @@ def restore(
         order of the processes, and the number of processes now; it returns the new values, one for
         each process. Every process reads all values and calls it, so its result must not depend on
         the process.
-      check_fingerprint: compute the fingerprint of every restored array, and compare it with the
-        recorded one. Communicates.
       read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
         its bytes to the others. Communicates: all processes with devices of the meshes must call
         this, or without a mesh all processes, with the same ``max_bytes``. Arrays on one device are
@@ -151,11 +139,10 @@ def restore(
       DoesNotFitError: with ``cast``, a value does not fit its new dtype.
       KeyError: there is nothing at ``at``.
       ImportError: fastcrc is not installed, or rich for ``progress=True``.
-      RuntimeError: the checkpoint was replaced ten times while it was read; with several
-        processes, once, because they could read different checkpoints.
+      RuntimeError: the checkpoint was replaced while it was read.
       OSError: reading failed for another reason; the message names the file.
-      DisagreementError, LateProcessError: with ``check_fingerprint`` or ``read_once``, another
-        process failed, did not arrive in time, or restores something else.
+      DisagreementError, LateProcessError: with ``read_once``, another process failed, did not
+        arrive in time, or restores something else.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -179,7 +166,6 @@ def restore(
         store=open_store(path, timeout),
         options=Options(max_workers, max_bytes, progress, read_once=read_once),
         request=Request(like, mesh, specs, at, partial, pad, plain, cast, missing == "keep", merge),
-        check_fingerprint=check_fingerprint,
         timeout=timeout,
     ).tree()
 
@@ -188,57 +174,47 @@ def restore(
 class _Restore:
     """A restore. Its methods stand in the order in which they run.
 
-    All processes run them together with ``check_fingerprint``, and those of ``together`` with
-    ``read_once``.
+    With ``read_once``, the processes of ``together`` run them together.
     """
 
     path: Any
     store: Store
     options: Options
     request: Request
-    check_fingerprint: bool
     timeout: float
     # The processes that read each chunk in one of them.
     together: tuple[int, ...] = field(default=(), init=False)
 
     def tree(self) -> Any:
-        """Return the restored tree; begin again if another save replaces the checkpoint."""
-        # Processes do not communicate here: if one began again, it could have a later tree.
-        is_alone = lambda: jax.process_count() == 1  # noqa: E731
+        """Return the restored tree."""
         try:
-            return read_complete([self.store], self._tree_of, is_alone)
+            manifest = load_complete(self.store)
         except CheckpointNotFoundError:
             if kind_at(self.store) is not FileKind.ORBAX:
                 raise
-        return self._tree_of_orbax()
+            return self._tree_of_orbax()
+        return self._tree_of(manifest)
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)
         self.wanted = self.request.match(manifest)
         if self.options.read_once:
             self.together = processes_together(self.wanted.arrivals)
-        if self.check_fingerprint:
-            check_provable(self.store.url, self.wanted.arrivals)
         try:
             # Before the processes meet, so that all hear of a damaged file of one of them.
             for leaf in self.wanted.per_process:
                 self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf))
-            if self.check_fingerprint or self.options.read_once:
+            if self.options.read_once:
                 self._compare_calls()
             self._read_all(options_for(self.store, self.options))
         except CorruptionError:
             check_not_replaced(self.store, manifest)
             raise
-        if self.check_fingerprint:
-            source = f"the checkpoint {self.store.url}"
-            check_fingerprints(source, self.wanted.arrivals, timeout=self.timeout)
         return self.wanted.tree()
 
     def _tree_of_orbax(self) -> Any:
         tree, leaves = recorded(open_tree(self.path, self.timeout))
         wanted = self.request.match(tree)
-        if self.check_fingerprint:
-            check_provable(self.store.url, wanted.arrivals)
         options = options_for(self.store, self.options, least=4)
         sizes = [each.passing_nbytes for each in wanted.arrivals]
         for group in tasks.groups_within(wanted.arrivals, sizes, options.max_bytes):
@@ -272,14 +248,11 @@ class _Restore:
     def _compare_calls(self) -> None:
         arguments = {
             "checkpoint": self.files.manifest.data,
-            "check_fingerprint": self.check_fingerprint,
-            "read_once": self.options.read_once,
             # It decides what is read in one go.
             "max_bytes": self.options.max_bytes if self.together else None,
         }
-        among = None if self.check_fingerprint else self.together
         seconds = min(self.timeout, timeout_of_calls())
-        check_same_call(_NAME, self.wanted.layouts, arguments, among, seconds)
+        check_same_call(_NAME, self.wanted.layouts, arguments, self.together, seconds)
 
     def _read_all(self, options: Options) -> None:
         """Read the chunks that this process needs, or those of all that read together.

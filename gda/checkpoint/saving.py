@@ -27,7 +27,7 @@ from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import BEGUN
 from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.distribution import DISTRIBUTION
 from gda.layout.text import join_some
 from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
@@ -54,7 +54,6 @@ _EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={}, group
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates("gda.checkpoint.save")
 def save(
     path: Any,
@@ -149,7 +148,6 @@ def save(
 
 
 @set_module("gda.checkpoint")
-@public
 @communicates("gda.checkpoint.save_async")
 def save_async(
     path: Any,

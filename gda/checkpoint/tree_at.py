@@ -15,7 +15,7 @@ from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
-from gda.storage.orbax_runs.run_folder import AGGREGATE, MARKS, OCDBT
+from gda.storage.orbax_runs.run_folder import MARKS, METADATA
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.stores.errors import CheckpointNotFoundError
@@ -123,9 +123,7 @@ def _kinds_at(store: Store) -> list[FileKind]:
     if store.is_remote:  # ask for some keys, because a list has all of them
         if _has_manifest(store):
             return [FileKind.CHECKPOINT]
-        return (
-            [FileKind.ORBAX] if any(map(partial(_has, store), (*MARKS, AGGREGATE, OCDBT))) else []
-        )
+        return [FileKind.ORBAX] if any(map(partial(_has, store), MARKS)) else []
     try:
         names = store.entries()
     except FileNotFoundError:
@@ -138,9 +136,9 @@ def _kinds_at(store: Store) -> list[FileKind]:
         kinds.append(FileKind.CHECKPOINT)
     if any(name.endswith((".safetensors", _INDEX)) for name in names):
         kinds.append(FileKind.SAFETENSORS)
-    # Also a run of an old release, and a folder of runs, whose names open_orbax tells.
-    may_be_run = not {AGGREGATE, OCDBT}.isdisjoint(names) or _holds_runs(store, names)
-    if not {*MARKS}.isdisjoint(names) or (not kinds and may_be_run):
+    # Older releases have no mark beside the folder of the tree.
+    items = [os.path.join(store.url, name, METADATA) for name in names]
+    if not {*MARKS}.isdisjoint(names) or (not kinds and any(map(os.path.lexists, items))):
         kinds.append(FileKind.ORBAX)
     return kinds
 
@@ -152,12 +150,6 @@ def _has_manifest(store: Store) -> bool:
     except (FileNotFoundError, ValueError):
         return False
     return manifest_json.version_in(begin) is not None
-
-
-def _holds_runs(store: Store, names: Sequence[str]) -> bool:
-    return any(
-        os.path.lexists(os.path.join(store.url, name, mark)) for name in names for mark in MARKS
-    )
 
 
 def _has(store: Store, name: str) -> bool:

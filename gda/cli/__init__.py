@@ -8,11 +8,10 @@ another. ``report`` prints versions and devices. ``python -m gda`` is the same c
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
-``plans``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``; ``checkpoints``;
-``convert``; ``versions``; ``functions`` (of the user); ``facts`` (output). What they print is
-computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts of options
-and files.
+Read in this order: ``commands``; ``plans``; ``rehearsals`` with ``rehearsal_processes`` and
+``rehearsal_program``; ``checkpoints``; ``convert``; ``versions``; ``functions`` (of the user). What
+they print is computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts
+of options.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ import argparse
 import contextlib
 import io
 import os
-import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
@@ -71,69 +69,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.open(os.devnull, os.O_RDWR)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
-    output: Any = _Output(sys.stdout or io.StringIO())
-    messages: Any = _Output(sys.stderr or io.StringIO())
-    options = argparse.Namespace(needs_output=True)
-    end = None
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
+    output, end = io.StringIO(), None
+    with contextlib.redirect_stdout(output):
         try:
-            code = _run(sys.argv[1:] if argv is None else argv, options)
+            code = _run(sys.argv[1:] if argv is None else argv)
         except KeyboardInterrupt:
             code = INTERRUPTED
         except SystemExit as exit_:
             code, end = OK, exit_
-        output.flush()
-        if output.is_lost and options.needs_output:
-            code, end = _failed(OSError(f"the output cannot be written: {output.error}")), None
-    output.end()
-    messages.end()
+    try:
+        print(output.getvalue(), end="", flush=True)
+    except OSError as error:
+        # The interpreter would try once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # whose reader wants no more
+            return _failed(OSError(f"the output cannot be written: {error}"))
     if end is not None:
         raise end
     return code
 
 
-class _Output:
-    """A stream that keeps its first error: the exit code is that of the command."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """True if something was not written, and not because its reader wants no more of it."""
-        return not isinstance(self.error, BrokenPipeError | None)
-
-    def write(self, text: str) -> int:
-        self._try(self._stream.write, text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def end(self) -> None:
-        """Drop what cannot be written, so that the interpreter does not try it when it ends."""
-        self.flush()
-        if self.error is not None:
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-    def _try(self, do: Callable[..., object], *arguments: str) -> None:
-        if self.error is None:
-            try:
-                do(*arguments)
-            except OSError as error:
-                self.error = error
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _run(argv: Sequence[str], options: argparse.Namespace) -> int:
+def _run(argv: Sequence[str]) -> int:
     parser = _parser()
-    if argv[:1] == ["launch"]:
-        parser.error(f"for processes: python -m gda.launch {shlex.join(argv[1:])}".rstrip())
-    parser.parse_args(argv, options)
+    options = parser.parse_args(argv)
     if options.run is None:
         parser.print_help()
         return OK

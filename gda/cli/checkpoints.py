@@ -7,37 +7,20 @@ A path may also be that of safetensors files or of an Orbax run, or that of the 
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import sys
-from collections.abc import Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gda.cli.commands import (
     DIFFERENT,
-    ERRORS,
     OK,
     add_command,
     add_timeout,
-    print_json,
     shows_progress,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
-from gda.layout.tables import lines_of_rows
 from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
 
-if TYPE_CHECKING:
-    from gda.checkpoint.inspecting import Contents
-    from gda.trees.records.recorded_tree import Leaf
-
 _DIFF_EPILOG = """\
-A and B are checkpoints, safetensors files or Orbax runs. Of checkpoints, only
-the manifests are read. Leaves match by path; beside safetensors files, by the
-names that they have there, such as layers.0.w.
-
 exit code:
   0 if all leaves are the same, 1 if not, or if that is unknown, 2 for an error.
 """
@@ -57,7 +40,6 @@ def add_inspect(commands: Any) -> None:
     says = "List the contents of a checkpoint or other files; no array is read."
     parser = add_command(commands, inspect, says)
     _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -66,87 +48,16 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.runs import overview
 
     if overview.is_run(options.path, options.timeout):
-        document = overview.document_of(options.path, options.timeout)
-        if options.json:
-            print_json(document)
-        else:
-            print(*overview.lines_of(document), sep="\n")
-        return OK
-    contents = contents_at(options.path, timeout=options.timeout)
-    if options.json:
-        print_json(_document(contents))
-    elif sys.stdout.isatty():
-        print(*_for_terminal(contents), sep="\n")
+        print(*overview.lines_of(options.path, options.timeout), sep="\n")
     else:
-        print(contents)
+        print(contents_at(options.path, timeout=options.timeout))
     return OK
-
-
-def _for_terminal(contents: Contents) -> list[str]:
-    """Return the contents in lines as wide as the terminal, under a bold heading."""
-    rows = [("path", "type", "size", "layout"), *contents.rows]
-    heading, *lines = lines_of_rows(rows, right={"size"}, width=terminal_width())
-    if os.environ.get("TERM") != "dumb":
-        heading = [f"\x1b[1m{line}\x1b[0m" for line in heading]
-    return [*heading, *chain.from_iterable(lines), *contents.summary]
-
-
-def _document(contents: Contents) -> dict[str, Any]:
-    return {
-        "path": contents.path,
-        "data": contents.data,
-        "nbytes": contents.nbytes,
-        "about": contents.about,
-        "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
-    }
-
-
-def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.storage.stores.errors import repr_of
-    from gda.trees.records.recorded_tree import PerProcessLeaf, ValueLeaf
-
-    if isinstance(leaf, ValueLeaf):
-        value = leaf.value
-        is_short = isinstance(value, int) and value.bit_length() <= 1000
-        is_finite = isinstance(value, float) and math.isfinite(value)
-        if not (is_short or is_finite or isinstance(value, str)):
-            value = value.hex() if isinstance(value, bytes) else repr_of(value)
-        return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
-    if isinstance(leaf, PerProcessLeaf):
-        sizes = [nbytes for nbytes, _ in leaf.files]
-        return {"path": list(leaf.path), "kind": "PerProcess", "nbytes_of_processes": sizes}
-    entry: dict[str, Any] = {
-        "path": list(leaf.path),
-        "kind": leaf.kind,
-        "shape": list(leaf.shape),
-        "dtype": leaf.dtype.name,
-        "nbytes": leaf.nbytes,
-    }
-    if leaf.array is not None:
-        entry["array"] = contents.arrays[leaf.array].name
-    elif contents.data:
-        entry["pieces"] = [
-            {
-                "array": contents.arrays[piece.array].name,
-                "offset": piece.offset,
-                "start": piece.start,
-                "shape": piece.shape,
-            }
-            for piece in leaf.pieces
-        ]
-    optional = ("key_impl", "spec", "mesh", "fingerprint")
-    return entry | {name: getattr(leaf, name) for name in optional if getattr(leaf, name)}
 
 
 def add_verify(commands: Any) -> None:
     says = "Read all data of a checkpoint and compare its checksums."
     parser = add_command(commands, verify, says)
     _add_path(parser, "a checkpoint")
-    parser.add_argument(
-        "--fingerprints",
-        action="store_true",
-        help="also compute the fingerprint of every array and compare it with the recorded one",
-    )
 
 
 def verify(options: argparse.Namespace) -> int:
@@ -154,30 +65,21 @@ def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.checkpoint.runs import overview
 
-    path, seconds, fingerprints = options.path, options.timeout, options.fingerprints
+    path, seconds, progress = options.path, options.timeout, shows_progress()
     if overview.is_run(path, seconds):
-        print(overview.verify_run(path, seconds, shows_progress(), fingerprints=fingerprints))
+        print(overview.verify_run(path, seconds, progress))
         return OK
-    progress = shows_progress()
-    contents = checkpoint.verify(
-        path, fingerprints=fingerprints, timeout=seconds, progress=progress
-    )
+    contents = checkpoint.verify(path, timeout=seconds, progress=progress)
     leaves = counted(len(contents.leaves), "leaf", "leaves")
     print(f"{contents.path} is whole: {leaves}, {format_bytes(contents.nbytes)}")
     return OK
 
 
 def add_diff(commands: Any) -> None:
-    says = "Compare two checkpoints, or other files, by their fingerprints."
-    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG, errors=(*ERRORS, TypeError))
+    says = "Compare two checkpoints by their fingerprints; no array is read."
+    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG)
     parser.add_argument("a", metavar="A", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("b", metavar="B", help="another one")
-    parser.add_argument(
-        "--at",
-        metavar="PATH",
-        help="compare only the subtree there, such as params/layers/0",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     add_timeout(parser)
 
 
@@ -186,16 +88,10 @@ def diff(options: argparse.Namespace) -> int:
     from gda import checkpoint
 
     try:
-        at = _keys(options)
-        differences = checkpoint.diff(options.a, options.b, at=at, timeout=options.timeout)
-    except KeyError as error:
-        raise MistakesError(f"--at: {error.args[0]}; write keys as in params/layers/0") from None
+        differences = checkpoint.diff(options.a, options.b, timeout=options.timeout)
     except checkpoint.CorruptionError as error:
         raise MistakesError(*error.problems) from None  # 1 is for a difference
-    if options.json:
-        print_json(differences.to_dict(), sort_keys=True)
-    else:
-        print(differences)
+    print(differences)
     return DIFFERENT if differences else OK
 
 
@@ -236,18 +132,3 @@ def hold(options: argparse.Namespace) -> int:
     Run(options.path, every=1, timeout=options.timeout).hold(options.step)
     print(f"step {options.step} is kept")
     return OK
-
-
-def _keys(options: argparse.Namespace) -> Sequence[str | int]:
-    """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
-    from gda.checkpoint.inspecting import contents_at
-
-    parts = [part for part in (options.at or "").split("/") if part]
-    leaves: Sequence[Leaf] = ()
-    if parts:
-        leaves = contents_at(options.a, options.timeout).leaves
-    for leaf in leaves:
-        keys = leaf.path[: len(parts)]
-        if [str(key) for key in keys] == parts:
-            return keys
-    return [int(part) if part.isdecimal() else part for part in parts]

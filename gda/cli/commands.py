@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -87,15 +88,11 @@ def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]
     return None if text is None else read_option(f"--{name}", text, parse)
 
 
+def terminal_width() -> int:
+    """Return the columns of the terminal; 80 without one."""
+    return shutil.get_terminal_size().columns
+
+
 def shows_progress() -> bool:
     """Return True if stderr is a terminal and rich, which draws a bar there, is installed."""
-    return sys.stderr.isatty() and find_spec("rich") is not None
-
-
-def print_json(
-    document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, sort_keys: bool = False
-) -> None:
-    """Print one JSON document."""
-    import json
-
-    print(json.dumps(document, indent=1, allow_nan=False, sort_keys=sort_keys))
+    return bool(sys.stderr and sys.stderr.isatty() and find_spec("rich"))

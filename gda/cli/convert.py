@@ -15,9 +15,9 @@ from gda.cli.commands import (
     add_command,
     add_timeout,
     shows_progress,
+    terminal_width,
     without_accelerators,
 )
-from gda.cli.facts import terminal_width
 from gda.cli.functions import file_and_function, function_of, traceback_of
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
@@ -47,7 +47,7 @@ examples:
 
 exit code:
   0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
-  error, 130 after Ctrl-C. Except for 0, no tree is at TARGET.
+  error, 130 after Ctrl-C.
 """
 _UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _KINDS = ("checkpoint", "safetensors")
@@ -111,7 +111,6 @@ def convert(options: argparse.Namespace) -> int:
         print(*_plan(conversion), sep="\n")
     else:
         conversion.write(shows_progress())
-        options.needs_output = False  # the tree is at its target
         print(f"wrote {_target(conversion)}")
     return OK
 
@@ -133,20 +132,17 @@ def _change(text: str) -> Callable[[Any], Any]:
 
 
 def _plan(conversion: Conversion) -> list[str]:
-    rows = [("path", "type", "reads", "writes")]
-    for name, type_, read, written in conversion.leaves:
-        rows.append((name, type_, format_bytes(read), format_bytes(written)))
-    source, read = conversion.source, sum(leaf.bytes_read for leaf in conversion.leaves)
+    rows = [("path", "type", "size")]
+    rows += [(name, type_, format_bytes(nbytes)) for name, type_, nbytes in conversion.leaves]
     return [
-        *table(rows, right={"reads", "writes"}, width=terminal_width()),
-        f"would read {format_bytes(read)} of {source.url}, {source.kind.value}",
+        *table(rows, right={"size"}, width=terminal_width()),
         f"would write {_target(conversion)}",
     ]
 
 
 def _target(conversion: Conversion) -> str:
     leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.bytes_written for leaf in conversion.leaves))
+    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
     files = counted(conversion.num_files, "safetensors file")
     kind = files if conversion.num_files else conversion.kind.value
     return f"{leaves}, {nbytes}, to {conversion.target}, {kind}"

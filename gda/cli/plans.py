@@ -1,55 +1,52 @@
-"""The command ``gda plan``: the layout of an array or a model on devices that need not exist.
-
-``PlannedArray.document`` tells that of ``--json`` for an array, ``gda/planning/model.py`` that of
-``--tree``.
-"""
+"""The command ``gda plan``: the layout of an array or a model on devices that need not exist."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
     CALCULATION_ERRORS,
     OK,
     add_command,
-    print_json,
     read_given,
+    read_option,
+    terminal_width,
 )
-from gda.cli.facts import (
-    facts,
-    held_and_distinct,
-    left_out,
-    picture_lines,
-    two_tables,
-)
-from gda.cli.layout_options import add_layout_options, read_array, read_text, refuse_options
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
+from gda.layout.tables import table, wrap
 from gda.layout.text import (
     counted,
     format_bytes,
     format_mesh,
+    format_more,
     format_shape,
     in_processes,
+    printable,
 )
-from gda.planning.device_kinds import DeviceKind, kind_named
-from gda.planning.notation.mesh_and_spec import parse_mesh
+from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.numbers import parse_number
+from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
+from gda.planning.planned_array import (
+    PlannedArray,
+    check_devices_per_process,
+    distinct_of,
+    planned_grid,
+)
 
 if TYPE_CHECKING:
-    from gda.planning.memory import ModelMemory
-    from gda.planning.model import ModelPlan
-    from gda.planning.notation.model_file import Parameter
-    from gda.planning.planned_array import PlannedArray
+    from gda.planning.model import ModelPlan, Parameter
 
+_LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
+_NARROWEST = 8
+_NARROWEST_PICTURE = 20
 _ROWS_SHOWN = 10
-_OF_ONE_ARRAY = ("shape", "dtype", "spec")
-_NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
 _EPILOG = """\
 specs:
@@ -61,66 +58,94 @@ specs:
 the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
    "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
-  A parameter may have its own dtype. A "spec" at the top is for all parameters
-  without their own. A spec is a list, or a text as above. In Python,
-  gda.layouts(tree).to_json() is such a file.
+  A parameter may have its own dtype. gda.layouts(tree).to_json() is such a
+  file.
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
            --spec data,model --devices-per-process 8
-  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y --json
+  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y
   gda plan --tree model.json --mesh data=16,model=4 --devices-per-process 8
-  gda plan --tree model.json --device v5e --optimizer adam
 """
 
 
 def add_plan(commands: Any) -> None:
     description = "Show the blocks and bytes of each device of a mesh; no device is needed."
     parser = add_command(commands, plan, description, epilog=_EPILOG, errors=CALCULATION_ERRORS)
-    add_layout_options(parser)
+    parser.add_argument("--shape", metavar="SHAPE", help="such as 65536x8192; () for a scalar")
+    parser.add_argument("--dtype", metavar="DTYPE", help="such as float32, bfloat16 or bf16")
+    parser.add_argument("--mesh", metavar="MESH", help="axes and sizes, such as data=64,model=16")
     parser.add_argument(
-        "--device",
-        metavar="KIND",
-        help="with --tree, say if the model fits into a device such as v5e or h100",
+        "--spec", metavar="SPEC", help="the axes that shard each dimension, such as data,model"
     )
     parser.add_argument(
-        "--optimizer",
-        choices=["adam", "adamw"],
-        help="with --device, count the state of this optimizer",
+        "--pad", action="store_true", help="pad the sizes that do not divide; show the cost"
     )
+    parser.add_argument(
+        "--devices-per-process",
+        metavar="N",
+        help="devices of each process; by default one has all",
+    )
+    parser.add_argument(
+        "--tree", metavar="FILE", help="take the model that this JSON file describes"
+    )
+    parser.add_argument("--no-picture", action="store_true", help="print no picture")
 
 
 def plan(options: argparse.Namespace) -> int:
-    if options.tree is not None:
-        return _plan_tree(options)
-    if options.device is not None or options.optimizer is not None:
-        raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
-    array = read_array(options, _NEEDED)
-    if options.json:
-        print_json(array.document())
+    is_array = [getattr(options, name) is not None for name in ("shape", "dtype", "spec")]
+    is_complete = all(is_array) and options.mesh is not None
+    if any(is_array) if options.tree else not is_complete:
+        raise MistakesError(
+            "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
+        )
+    mesh = read_given(options, "mesh", parse_mesh)
+    devices = read_given(options, "devices-per-process", parse_number)
+    if options.tree:
+        print(*_of_model(options, mesh, devices), sep="\n")
         return OK
-    print(*_summary(array), sep="\n")
+    assert mesh is not None
+    devices = check_devices_per_process(devices, mesh)
+    shape = read_option("--shape", options.shape, parse_shape)
+    dtype = read_option("--dtype", options.dtype, parse_dtype)
+    spec = read_option("--spec", options.spec, parse_spec)
+    grid = planned_grid(*(shape, dtype, mesh, spec), pad=options.pad, devices_per_process=devices)
+    array = PlannedArray(grid, dtype)
+    print(*_summary(array, devices), sep="\n")
     if not options.no_picture:
-        print("", *picture_lines(array), sep="\n")
+        from gda import show
+
+        width = max(terminal_width(), _NARROWEST_PICTURE)
+        print("", show.text(grid, dtype=dtype, width=width, header=False), sep="\n")
     return OK
 
 
-def _summary(array: PlannedArray) -> list[str]:
+def _facts(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of labels and values that fit the terminal."""
+    width = max(terminal_width() - _LABEL, _NARROWEST)
+    lines = []
+    for label, value in rows:
+        for part in wrap(printable(value), width):
+            lines.append(f"{label:{_LABEL}}{part}".rstrip())
+            label = ""
+    return lines
+
+
+def _summary(array: PlannedArray, devices_per_process: int) -> list[str]:
     grid, replicas = array.grid, array.grid.num_replicas
     times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
     times += ", and padding" * array.grid.is_padded
-    return facts(
+    return _facts(
         [
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
-            ("mesh", _mesh(grid.mesh_shape, array.devices_per_process)),
+            ("mesh", _mesh(grid.mesh_shape, devices_per_process)),
             ("spec", format_spec(grid.spec)),
-            *(("note", note) for note in array.notes),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
             *(("padding", padding) for padding in _padding(array)),
             ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
             ("per device", format_bytes(array.block_bytes)),
-            ("per process", _bytes_of_a_process(array)),
+            ("per process", _bytes_of_a_process(array, devices_per_process)),
             ("all devices", f"{format_bytes(array.block_bytes * grid.num_devices)}: {times}"),
         ]
     )
@@ -136,61 +161,32 @@ def _padding(array: PlannedArray) -> list[str]:
     return [words] if array.grid.is_padded else []
 
 
-def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.planning.planned_array import distinct_of
-
-    held = array.block_bytes * array.devices_per_process
-    blocks, elements = distinct_of(array.grid, array.devices_per_process)
+def _bytes_of_a_process(array: PlannedArray, devices: int) -> str:
+    held = array.block_bytes * devices
+    blocks, elements = distinct_of(array.grid, devices)
     least, most = int(blocks.min()), int(blocks.max())
-    if least == array.devices_per_process and not array.grid.is_padded:
+    if least == devices and not array.grid.is_padded:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
     distinct = (packed_nbytes(int(n), array.dtype) for n in (elements.min(), elements.max()))
-    return f"{held_and_distinct(held, distinct)} ({number})"
+    least_and_most = [*dict.fromkeys(map(format_bytes, distinct))]
+    if least_and_most == [format_bytes(held)]:
+        return f"{format_bytes(held)} ({number})"
+    return f"{format_bytes(held)}; {' to '.join(least_and_most)} of it distinct ({number})"
 
 
 # A model.
 
 
-def _plan_tree(options: argparse.Namespace) -> int:
-    from gda.planning.memory import ModelMemory
-
-    kind = _read_kind(options)
-    model = _read_model(options)
-    memory = kind and ModelMemory(model, kind, options.optimizer)
-    if options.json:
-        print_json({**model.document(), **({"memory": memory.document()} if memory else {})})
-        return OK
-    print(*_model_summary(model), sep="\n")
-    if memory:
-        print("", *_memory_lines(memory), sep="\n")
-    if model.rows:
-        print("", *_row_lines(model), sep="\n")
-    if model.savings:
-        print("", *_saving_lines(model), sep="\n")
-    return OK
-
-
-def _read_kind(options: argparse.Namespace) -> DeviceKind | None:
-    if options.device is None:
-        if options.optimizer is not None:
-            raise MistakesError(
-                "--optimizer counts its state in the memory of a device; give --device, such as v5e"
-            )
-        return None
-    try:
-        return kind_named(options.device)
-    except ValueError as error:
-        raise MistakesError(f"--device: {error}") from None
-
-
-def _read_model(options: argparse.Namespace) -> ModelPlan:
+def _of_model(
+    options: argparse.Namespace, mesh: Mapping[str, int] | None, devices: int | None
+) -> list[str]:
     from gda.planning.model import plan_model
 
-    refuse_options(options, _OF_ONE_ARRAY)
-    mesh = read_given(options, "mesh", parse_mesh)
-    devices = read_given(options, "devices-per-process", parse_number)
-    return plan_model(read_text("--tree", options.tree), mesh, devices, pad=options.pad)
+    model = plan_model(Path(options.tree), mesh, devices, pad=options.pad)
+    parts = [_model_summary(model)]
+    parts += [_row_lines(model)] * bool(model.rows) + [_saving_lines(model)] * bool(model.savings)
+    return [*chain(*(["", *part] for part in parts))][1:]
 
 
 def _model_summary(model: ModelPlan) -> list[str]:
@@ -199,14 +195,14 @@ def _model_summary(model: ModelPlan) -> list[str]:
     times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
     arrays = counted(len(model.parameters), "array")
     elements = counted(model.num_elements, "element")
-    return facts(
+    return _facts(
         [
             ("model", f"{arrays} of {elements}, {format_bytes(model.nbytes)}"),
             ("mesh", _mesh(model.mesh, model.devices_per_process)),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
             *([("on its host", format_bytes(model.bytes_on_host))] if model.bytes_on_host else []),
-            ("per process", held_and_distinct(in_process, model.distinct_bytes)),
+            ("per process", format_bytes(in_process)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
             *(("padding", padding) for padding in _model_padding(model)),
         ]
@@ -219,49 +215,28 @@ def _model_padding(model: ModelPlan) -> list[str]:
     return [words] if count else []
 
 
-def _memory_lines(memory: ModelMemory) -> list[str]:
-    kind, needed = memory.kind, format_bytes(memory.kind.capacity_bytes - memory.bytes_left)
-    parts = [f"parameters {format_bytes(memory.model.bytes_per_device)}"]
-    if memory.optimizer:
-        parts.append(f"{memory.optimizer} {format_bytes(memory.optimizer_bytes)}")
-    rows = [
-        ("device", f"{kind.name}: {format_bytes(kind.capacity_bytes)} for programs"),
-        *([("note", kind.note)] if kind.note else []),
-        ("needed", f"{needed}: {', '.join(parts)}"),
-    ]
-    if memory.fits:
-        left = format_bytes(memory.bytes_left)
-        return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
-    missing = format_bytes(-memory.bytes_left)
-    least = counted(memory.least_devices, "device")
-    answer = f"no: {missing} too much; without replicas it needs at least {least}"
-    return facts([*rows, ("fits", answer)])
-
-
 def _placed(parameter: Parameter) -> str:
     spec, kind = format_spec(parameter.grid.spec), parameter.memory_kind
     return spec if kind is None else f"{spec}, {kind}"
 
 
 def _row_lines(model: ModelPlan) -> list[str]:
-    header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
+    header = ["per device", "parameter", "array and spec", "replicas"]
     rows = [
         [
             format_bytes(row.bytes_per_device),
             row.title,
-            row.parameter.title,
-            _placed(row.parameter),
-            format_shape(row.parameter.grid.shard_shape),
+            f"{row.parameter.title} {_placed(row.parameter)}",
             str(row.parameter.grid.num_replicas),
         ]
         for row in model.rows
     ]
-    if not model.padding.nbytes:
-        return two_tables(header, rows, first=2, right={"per device", "replicas"})
-    header.insert(1, "padding")
-    for row, cells in zip(model.rows, rows, strict=True):
-        cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
-    return two_tables(header, rows, first=3, right={"per device", "padding", "replicas"})
+    if model.padding.nbytes:
+        header.insert(1, "padding")
+        for row, cells in zip(model.rows, rows, strict=True):
+            cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
+    right = {"per device", "padding", "replicas"}
+    return table([header, *rows], right=right, width=terminal_width())
 
 
 def _saving_lines(model: ModelPlan) -> list[str]:
@@ -276,6 +251,7 @@ def _saving_lines(model: ModelPlan) -> list[str]:
         ]
         for row in model.savings[:_ROWS_SHOWN]
     ]
-    lines = two_tables(header, rows, first=2, right={"per device"})
+    lines = table([header, *rows], right={"per device"}, width=terminal_width())
     head = f"Replicated, but could be sharded: this would save {total} per device."
-    return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
+    more = len(model.savings) - len(rows)
+    return [head, "", *lines, *([format_more(more)] if more else [])]

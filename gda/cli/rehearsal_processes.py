@@ -1,13 +1,12 @@
 """Rehearsals in processes beside each other, for ``gda rehearse``.
 
 A process makes one rehearsal after another, so that it imports JAX and the user's file once. A
-compiler that dies ends one rehearsal, not the command, and neither Ctrl-C nor a limit of time waits
-for a compiler. ``gda/cli/rehearsal_program.py`` is the program of these processes.
+compiler that dies ends one rehearsal, not the command, and Ctrl-C does not wait for a compiler.
+``gda/cli/rehearsal_program.py`` is the program of these processes.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -24,13 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.compiled.topologies.without_hardware import COMPILER_LOG_LEVEL
 from gda.launch.children import Children
-from gda.layout.text import format_bytes, format_mesh, signal_name
+from gda.layout.text import format_mesh, signal_name
 from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import Rehearsal
-
-CTRL_C, TIME_LIMIT = "Ctrl-C", "--time-limit"
 
 _LOG_LINES = 20
 _SECONDS_BETWEEN_LINES = 15
@@ -45,8 +42,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class RehearsalRequest(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
-    With ``may_skip`` it is not compiled if its arguments alone do not fit. ``keywords`` are further
-    arguments of ``function``; ``examples`` and ``price`` are those of ``gda.rehearse``.
+    ``keywords`` are further arguments of ``function``; ``examples`` and ``price`` are those of
+    ``gda.rehearse``.
     """
 
     file: str
@@ -55,7 +52,6 @@ class RehearsalRequest(NamedTuple):
     num_slices: int
     target_config: str | None
     mesh: dict[str, int]
-    may_skip: bool = False
     keywords: tuple[tuple[str, int], ...] = ()
     examples: float | None = None
     price: float | None = None
@@ -71,20 +67,20 @@ class RehearsalReport(NamedTuple):
     """The result of a request: a rehearsal, or the reason that there is none, in a line.
 
     ``lines`` are the reason with a traceback, if the user's program has raised. Other requests need
-    not be tried if it ``is_wrong_for_any_mesh``. ``CTRL_C`` or ``TIME_LIMIT`` may have ended it.
+    not be tried if it ``is_wrong_for_any_mesh``. Ctrl-C ended it if ``is_interrupted``.
     """
 
     rehearsal: Rehearsal | None = None
     reason: str = ""
     lines: Sequence[str] = ()
     is_wrong_for_any_mesh: bool = False
-    ended_by: str = ""
+    is_interrupted: bool = False
 
 
 def reports_of(
-    requests: Sequence[RehearsalRequest], *, time_limit: float = math.inf, is_silent: bool = False
+    requests: Sequence[RehearsalRequest], *, is_silent: bool = False
 ) -> list[RehearsalReport]:
-    """Return a report for each request of one function; Ctrl-C or the limit ends some.
+    """Return a report for each request of one function; Ctrl-C ends those that are not done.
 
     The program prints to stderr, unless ``is_silent``. All processes have ended when this returns
     or raises. It raises ``MistakesError`` if a request is wrong for any mesh.
@@ -93,15 +89,14 @@ def reports_of(
     reports: dict[int, RehearsalReport] = {}
     running: dict[Any, tuple[int, _RehearsalProcess]] = {}
     idle: list[_RehearsalProcess] = []
-    most, ended_by = _most_processes(), ""
+    most = _most_processes()
     num_devices = max(num_cpus(request.topology) or 0 for request in requests)
-    begun = time.monotonic()
-    lines = _ProgressLines(begun + _SECONDS_BETWEEN_LINES, len(requests) > 1)
+    lines = _ProgressLines(time.monotonic() + _SECONDS_BETWEEN_LINES, len(requests) > 1)
     # Many processes would print the same, line by line.
     target = os.open(os.devnull, os.O_WRONLY) if is_silent else os.dup(2)
     with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
         try:
-            while len(reports) < len(requests) and not ended_by:
+            while len(reports) < len(requests):
                 while waiting and len(running) < most:
                     if not idle:
                         new = _RehearsalProcess(children, num_devices, output.fileno(), files)
@@ -109,8 +104,7 @@ def reports_of(
                     worker, (index, request) = idle.pop(), waiting.popleft()
                     running[worker.pipe] = index, worker
                     worker.begin(request)
-                until = min(lines.next, begun + time_limit) - time.monotonic()
-                for pipe in wait([*running], max(0, until)):
+                for pipe in wait([*running], max(0, lines.next - time.monotonic())):
                     index, worker = running[pipe]
                     if (report := worker.report()) is None:
                         continue
@@ -121,16 +115,11 @@ def reports_of(
                     idle += [worker] if worker.is_alive else []
                 known = [(requests[index].point, report) for index, report in reports.items()]
                 lines.tell(known, [worker for _, worker in running.values()])
-                if time.monotonic() >= begun + time_limit:
-                    ended_by = TIME_LIMIT
         except KeyboardInterrupt:
-            ended_by = CTRL_C
-    phases = {
-        index: f"while {worker.phase.partition('; ')[0]}" for index, worker in running.values()
-    }
-    for index in range(len(requests)):
-        end = f"ended by {ended_by} {phases.get(index, 'before it began')}"
-        reports.setdefault(index, RehearsalReport(None, end, [end], ended_by=ended_by))
+            phases = {index: f"while {worker.phase}" for index, worker in running.values()}
+            for index in range(len(requests)):
+                end = f"ended by Ctrl-C {phases.get(index, 'before it began')}"
+                reports.setdefault(index, RehearsalReport(None, end, [end], is_interrupted=True))
     return [reports[index] for index in range(len(requests))]
 
 
@@ -158,9 +147,7 @@ class _ProgressLines:
             return
         self.next = now + _SECONDS_BETWEEN_LINES
         for worker in running:
-            phase, _, hint = worker.phase.partition("; ")
-            self._tell(hint)
-            self._tell(f"{worker.point}: {phase}, {now - worker.begun:.0f} s")
+            self._tell(f"{worker.point}: {worker.phase}, {now - worker.begun:.0f} s")
 
     def _tell(self, line: str) -> None:
         if line and line not in self._told:
@@ -169,13 +156,12 @@ class _ProgressLines:
 
 
 def _in_words(report: RehearsalReport) -> str:
+    from gda.compiled.hlo import format_size
     from gda.compiled.report.rehearsal_text import ANSWERS
 
     if (rehearsal := report.rehearsal) is None:
         return report.reason
-    least = ">= " * (rehearsal.peak_bytes is None)
-    nbytes = format_bytes(rehearsal.peak_bytes or rehearsal.argument_bytes)
-    return f"{ANSWERS[rehearsal.fits]}, {least}{nbytes}"
+    return f"{ANSWERS[rehearsal.fits]}, {format_size(rehearsal.peak_bytes)}"
 
 
 class _RehearsalProcess:

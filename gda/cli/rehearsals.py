@@ -2,34 +2,32 @@
 
 The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
 ``mesh``, ``keywords`` and ``error``: null, or for a mesh without a rehearsal the reason. Several
-meshes are a list, sorted as the table is. With ``--compare`` it is ``RehearsalComparison.changes``.
+meshes are a list, sorted as the table is.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import (
     ERRORS,
     OK,
     add_command,
-    print_json,
     read_option,
-    seconds,
+    terminal_width,
 )
-from gda.cli.facts import terminal_width, two_tables
 from gda.cli.functions import file_and_function
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import format_bytes
 from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
@@ -59,16 +57,13 @@ topologies:
 
 several meshes:
   Those that fit come first, by estimated time or, with --price, by cost. A mesh
-  whose arguments alone do not fit is not compiled. A mesh of --vary may have
-  another topology before it, and numbers after it that FUNCTION takes as
-  keywords: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'. With --search it
-  has no mesh: all of the axes of --mesh are tried for each.
+  of --vary may have another topology before it, and numbers after it, which are
+  keywords of FUNCTION: 'v5e:4x4 data=16 batch=64; h100:8 data=8 batch=32'. With
+  --search it has no mesh: all of the axes of --mesh are tried for each.
 
 examples:
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda rehearse train.py:rehearsal --topology v5e:4x4 --mesh data,model --search
-  gda rehearse train.py:rehearsal --topology v5e:2x2 \\
-           --compare data=4,model=1 data=2,model=2
   gda rehearse train.py:rehearsal --mesh data,model --search \\
            --vary 'v5e:4x4; h100:8' --price v5e=1.2,h100=2.5 --examples 64
 
@@ -96,19 +91,10 @@ def add_rehearse(commands: Any) -> None:
         metavar="POINTS",
         help="more meshes, with ; between them, each as [TOPOLOGY] MESH [NAME=NUMBER …]",
     )
-    several = parser.add_mutually_exclusive_group()
-    several.add_argument(
+    parser.add_argument(
         "--search",
         action="store_true",
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
-    )
-    several.add_argument("--compare", metavar=("A", "B"), nargs=2, help="two meshes, side by side")
-    parser.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=seconds,
-        default=math.inf,
-        help="end what is not done after this time, and print what there is",
     )
     parser.add_argument(
         "--examples", metavar="N", help="examples of a call, or the NAME in --vary that has them"
@@ -117,43 +103,26 @@ def add_rehearse(commands: Any) -> None:
         "--price", metavar="P", help="of a device and hour: 2.5, or by kind v5e=1.2,h100=2.5"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--html", metavar="FILE", help="write all tables as a page")
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.rehearsal_processes import CTRL_C
-
-    is_one = not (options.search or options.vary or options.compare)
-    results = _results(options, _points(options))
-    if not options.compare:
-        results = sorted(results, key=_Result.order)
+    is_one = not (options.search or options.vary)
+    results = sorted(_results(options, _points(options)), key=_Result.order)
     rehearsals = [each.rehearsal for each in results if each.rehearsal]
     failed = [each.report for each in results if not each.rehearsal]
-    is_interrupted = any(report.ended_by == CTRL_C for report in failed)
-    if is_interrupted and (options.compare or not rehearsals):
+    is_interrupted = any(report.is_interrupted for report in failed)
+    if is_interrupted and not rehearsals:
         raise KeyboardInterrupt
-    if failed and (is_one or options.compare):
+    if failed and is_one:
         raise MistakesError(*failed[0].lines)
-    compared, summary = None, ""
-    if options.compare:
-        from gda.compiled.comparison import compare_rehearsals
-
-        compared = compare_rehearsals(*rehearsals)
-        shown = summary = str(compared)
-    elif is_one:
-        (rehearsal,) = rehearsals
-        shown = "\n\n".join(map(str, filter(None, (rehearsal, rehearsal.collectives))))
-    else:
-        shown = summary = "\n".join(_lines(results))
-    if options.html:
-        from gda.compiled.report.rehearsal_text import page_of
-
-        Path(options.html).write_text(page_of(rehearsals, summary), encoding="utf-8")
     if options.json:
         documents = [each.document() for each in results]
-        print_json(compared.changes if compared else documents[0] if is_one else documents)
+        print(json.dumps(documents[0] if is_one else documents, indent=1, allow_nan=False))
+    elif is_one:
+        (rehearsal,) = rehearsals
+        print(*filter(None, (rehearsal, rehearsal.collectives)), sep="\n\n")
     else:
-        print(shown)
+        print(*_lines(results), sep="\n")
     if is_interrupted:
         raise KeyboardInterrupt
     return min(result.code for result in results)
@@ -178,14 +147,13 @@ def _results(options: argparse.Namespace, points: Sequence[_Point]) -> list[_Res
     requests = [
         RehearsalRequest(
             *(file, function, of.topology, num_slices, options.target_config, of.mesh),
-            may_skip=bool(options.search or options.vary),
             keywords=tuple(of.keywords.items()),
             examples=_examples(options.examples, of.keywords),
             price=_price(options.price, of.topology),
         )
         for of in points
     ]
-    reports = reports_of(requests, time_limit=options.time_limit, is_silent=len(requests) > 1)
+    reports = reports_of(requests, is_silent=len(requests) > 1)
     return [*map(_Result, requests, reports)]
 
 
@@ -214,18 +182,13 @@ def _price(text: str | None, topology: str) -> float | None:
 
 
 def _points(options: argparse.Namespace) -> list[_Point]:
-    if options.compare and (options.mesh or options.vary):
-        raise MistakesError("--compare has the meshes; omit --mesh and --vary")
     names = _names(options.mesh or "") if options.search else []
-    texts = options.compare or (options.vary or "").split(";")
     points = [] if options.search else [_point(options, options.mesh or "")]
-    points += [_point(options, text) for text in texts if text.strip()]
+    points += [_point(options, text) for text in (options.vary or "").split(";") if text.strip()]
     if options.search:
         points = points or [_Point(options.topology or "", {}, {})]
         points = [of._replace(mesh=mesh) for of in points for mesh in _searched(options, of, names)]
-    points = [
-        of for n, of in enumerate(points) if of.mesh and (options.compare or of not in points[:n])
-    ]
+    points = [of for n, of in enumerate(points) if of.mesh and of not in points[:n]]
     if not points:
         raise MistakesError("no mesh was given; give --mesh data=64,model=4, say")
     if not all(of.topology for of in points):
@@ -239,7 +202,7 @@ def _point(options: argparse.Namespace, text: str) -> _Point:
     topology = options.topology or ""
     if words and "=" not in words[0] and ":" in words[0] and (len(words) > 1 or options.search):
         topology = words.pop(0)
-    name = "--compare" if options.compare else "--mesh" if text == options.mesh else "--vary"
+    name = "--mesh" if text == options.mesh else "--vary"
     mesh = {} if options.search or not words else read_option(name, words.pop(0), parse_mesh)
     keywords = read_option(name, ",".join(words), parse_mesh) if words else {}
     return _Point(topology, mesh, keywords)
@@ -326,9 +289,6 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     def label(of: _Result) -> str:
         return f"{of.request.topology} {of.request.point}" if are_several else of.request.point
 
-    def alone(of: _Result) -> str:
-        return f"--mesh {shlex.quote(label(of))} alone"
-
     rehearsed = [(label(each), each.rehearsal) for each in results if each.rehearsal]
     parts = [_table(results[0].request, rehearsed, are_several)] if rehearsed else []
     repeated = ((mesh, repetition_of(rehearsal)) for mesh, rehearsal in rehearsed)
@@ -336,14 +296,9 @@ def _lines(results: Sequence[_Result]) -> list[str]:
     if failed := [each for each in results if not each.rehearsal]:
         reasons = [[label(each), each.report.reason] for each in failed]
         lines = table([["no rehearsal", "reason"], *reasons], width=terminal_width())
-        raised = [each for each in failed if not each.report.ended_by]
-        parts.append([*lines, *(f"for a traceback: {alone(of)}" for of in raised[:1])])
-    if skipped := [each for each in results if each.rehearsal and not each.rehearsal.is_compiled]:
-        meshes = counted(len(skipped), "mesh", "meshes")
-        words = (
-            f"not compiled because the arguments alone do not fit: {meshes}; for details of one:"
-        )
-        parts.append([words, alone(skipped[0])])
+        raised = [each for each in failed if not each.report.is_interrupted]
+        alone = [f"for a traceback: --mesh {shlex.quote(label(of))} alone" for of in raised[:1]]
+        parts.append([*lines, *alone])
     return [*chain(*(["", *part] for part in parts if part))][1:]
 
 
@@ -372,13 +327,10 @@ def _table(
         cells += [format_seconds(rehearsal.seconds.estimate)] * has_seconds
         cells += ["?" if (cost := _cost(rehearsal)) is None else f"{cost:.3g}"] * has_cost
         cells = [""] * len(cells) if rehearsal.fits is False else cells
-        needed = format_size(rehearsal.peak_bytes)
-        if not rehearsal.is_compiled:
-            needed = f">= {format_bytes(rehearsal.argument_bytes)}"
         fits = {True: "yes", False: "no", None: "?"}[rehearsal.fits]
-        rows.append([mesh, fits, needed, *cells])
+        rows.append([mesh, fits, format_size(rehearsal.peak_bytes), *cells])
     capacity = first.capacity_bytes
     each_with = "" if capacity is None else f" with {format_bytes(capacity)} each"
     on = "" if are_several else f" on {first.num_devices:,} x {first.device_kind}{each_with}"
     heading = f"{request.file}:{request.function}{on}; bytes are those of one device"
-    return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]
+    return [heading, "", *table([header, *rows], right={*header[2:]}, width=terminal_width())]

@@ -6,7 +6,6 @@ Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``pro
 traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
 ``abstract`` (``gda.abstract``), ``flops``, ``torus``, ``collective_times`` and ``seconds``,
-``rehearsal`` (the result of a rehearsal, with ``report``, its text, picture and advice, and
-``changes``, such as those from a golden file) and ``rehearse`` (``gda.rehearse`` and
-``gda.assert_fits``); ``comparison`` (``gda.compare_rehearsals``).
+``rehearsal`` (the result of a rehearsal, with ``report``, its text and advice, and
+``changes``, those from a golden file) and ``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``).
 """

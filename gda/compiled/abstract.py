@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 from jax.dtypes import canonicalize_dtype
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.inspecting import Contents, inspect
 from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
-from gda.planning.notation.model_file import read_arrays, text_of
 from gda.trees.leaves import is_container, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
@@ -29,15 +28,14 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     Args:
       tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
         NumPy arrays and numbers; or the contents of a checkpoint, ``gda.checkpoint.inspect(path)``
-        or its path; or the path of a model file of ``gda plan --tree``, whose arrays become a
-        dict by name.
+        or its path.
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
         ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``tree``. JAX drops ``memory_kind=``
         of a sharding over GPUs that are not here; one over ``mesh.abstract_mesh`` keeps it.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``tree``, or a function
         ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Numbers need
-        none, and are replicated. Omit it for a model file to use the specs of the file.
+        none, and are replicated.
 
     Returns:
       the same tree with a ``jax.ShapeDtypeStruct`` for each array and number. A ``GlobalArray`` or
@@ -58,30 +56,12 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     ((16, 8), ('data', 'model'))
     """
     if isinstance(tree, str | os.PathLike):
-        tree, mesh, specs = _read(tree, mesh, specs)
-    elif isinstance(tree, Contents):
+        tree = inspect(tree)
+    if isinstance(tree, Contents):
         tree = tree.shapes()
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))
-
-
-def _read(path: str | os.PathLike[str], mesh: Any, specs: Any) -> tuple[Any, Any, Any]:
-    """Return the shapes in a model file or a checkpoint, the mesh and the specs."""
-    if not os.path.isfile(path):
-        return inspect(path).shapes(), mesh, specs
-    with open(path, "rb") as file:
-        arrays = read_arrays(text_of(os.fspath(path), file))
-    shapes = {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}
-    if specs is not None:
-        return shapes, mesh, specs
-    if not any(each.memory_kind for each in arrays):
-        return shapes, mesh, {each.name: PartitionSpec(*each.spec) for each in arrays}
-    of_each = {
-        each.name: NamedSharding(mesh, PartitionSpec(*each.spec), memory_kind=each.memory_kind)
-        for each in arrays
-    }
-    return shapes, of_each, None
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -96,7 +96,7 @@ def assert_collectives(
     - ``['all-reduce']``: all-reduces over any axes, in any number.
     - ``{'all-reduce': 'data'}``: all-reduces over the axis ``'data'`` only.
     - ``{'all-reduce': ('data', 'model')}``: over these two axes at once.
-    - ``{'all-reduce': ['data', 'model']}``: over one or the other.
+    - ``[('all-reduce', 'data'), ('all-reduce', 'model')]``: over one or the other.
     - ``{('all-reduce', 'data'): 1}``: exactly one over ``'data'``.
     - ``{'all-reduce': 2}``: exactly two in all, over any axes.
 

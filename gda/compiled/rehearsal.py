@@ -12,7 +12,7 @@ from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.rehearsal_text import html_of, lines_of
+from gda.compiled.report.rehearsal_text import lines_of
 from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
@@ -117,8 +117,6 @@ class Rehearsal:
       flops_are_counted: false if ``flops`` is an equal part of ``flops_total``.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
-      is_compiled: false only in a search of ``gda rehearse``, for a program whose arguments alone
-        do not fit: ``peak_bytes`` is unknown, and ``argument_bytes`` a lower bound of it.
       float32_products: file, line and operations on all devices of the products in float32 whose
         operands came from bfloat16 or float16, the most first.
 
@@ -151,7 +149,6 @@ class Rehearsal:
     arguments: tuple[ArgumentBytes, ...]
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
-    is_compiled: bool = True
     flops_total: float | None = None
     flops_are_counted: bool = True
     seconds: StepSeconds = field(default_factory=StepSeconds)
@@ -246,9 +243,6 @@ class Rehearsal:
 
     def __repr__(self) -> str:
         return "\n".join(lines_of(self))
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
 
 def traffic_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import logging
 import math
 import os
@@ -36,7 +35,6 @@ from gda.compiled.seconds import seconds_of
 from gda.compiled.topologies.gpus import gpu_capacity_of
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.compiled.whole_shapes import with_whole_shapes
-from gda.compiled.written_out import layers_written_out
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
@@ -45,9 +43,6 @@ from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
 
 _log = logging.getLogger("gda.rehearse")
-
-# 24 layers of a transformer took XLA 101 and 61 CPU seconds for TPUs, 27 and 13 for GPUs.
-_SCAN = "jax.lax.scan over them compiles in about half the time"
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -102,22 +97,6 @@ def rehearse(
     >>> rehearsal.traffic
     (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
-    return rehearsal_of(fun, args, kwargs, examples=examples, price=price)
-
-
-def rehearsal_of(
-    fun: Program,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    may_skip: bool = False,
-    examples: float | None = None,
-    price: float | None = None,
-) -> Rehearsal:
-    """Compile a call as ``gda.rehearse``; or not, if ``may_skip`` and its arguments do not fit.
-
-    Without compiling, the peak is unknown and ``argument_bytes`` is a lower bound of it.
-    """
     for name, given in (("examples", examples), ("price", price)):
         if given is not None and not 0 < given < math.inf:
             raise ValueError(f"{name} must be a number above 0, not {given!r:.80}")
@@ -133,13 +112,8 @@ def rehearsal_of(
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
-    skipped = _too_large(stage, mesh, given) if may_skip else None
-    hint = ""
-    if _log.isEnabledFor(logging.INFO) and isinstance(stage, Traced):
-        layers = layers_written_out(stage.jaxpr)
-        hint = f"; {layers} equal layers are written out; {_SCAN}" if layers else ""
-    _log.info("compiling %s%s", name, hint)
-    build = skipped or _compiled(lowered, mesh)
+    _log.info("compiling %s", name)
+    build = _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
 
@@ -178,7 +152,6 @@ def rehearsal_of(
         arguments=tuple(sorted(arguments, key=lambda each: -each.nbytes)),
         temporaries=temporaries,
         message=build.failure.strip(),
-        is_compiled=skipped is None,
         examples=examples,
         price=price,
         float32_products=float32_products(stage.jaxpr) if isinstance(stage, Traced) else (),
@@ -243,36 +216,6 @@ class _Facts(NamedTuple):
 # is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
 _thread = threading.local()
 _facts_of: dict[str, _Facts] = {}
-
-
-def _too_large(
-    stage: Traced | Lowered | Compiled, mesh: Mesh | None, given: Sequence[Any]
-) -> _Build | None:
-    """Return a build that failed, if the arguments that the program uses do not fit by themselves.
-
-    None if they do, or if it is unknown.
-    """
-    capacity = None if mesh is None else _capacity_bytes(mesh.devices.flat[0])
-    if capacity is None or not isinstance(stage, Traced):
-        return None
-    arguments = _arguments(stage, None, iter(given), mesh)
-    are_used = _are_used(stage.jaxpr.jaxpr)
-    taken = [0 if each.is_on_host else each.nbytes for each in arguments]
-    nbytes = sum(itertools.compress(taken, are_used))
-    if nbytes <= capacity:
-        return None
-    sizes = f"{format_bytes(nbytes)} of {format_bytes(capacity)}"
-    failure = f"not compiled: its arguments alone take {sizes} on a device"
-    return _Build(None, failure, "", _Facts())
-
-
-def _are_used(jaxpr: Any) -> list[bool]:
-    """Return for each argument of a trace if a result or an effect depends on it."""
-    needed = {*map(id, jaxpr.outvars)}
-    for equation in reversed(jaxpr.eqns):
-        if equation.effects or not needed.isdisjoint(map(id, equation.outvars)):
-            needed.update(map(id, equation.invars))
-    return [id(var) in needed for var in jaxpr.invars]
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:

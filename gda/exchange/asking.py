@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.formula import LANES, digest_of
 from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
-from gda.exchange.pieces import PulledPiece, all_blocks, pulled_pieces
+from gda.exchange.pieces import PulledPiece
 from gda.exchange.serving import ERRORS, MOST_PIECES
 from gda.exchange.versions import OfferVersion
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, saved_type
 
 _MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
 _MOST_ANSWER_BYTES = 2**20
@@ -33,13 +30,13 @@ class PiecesToPull(NamedTuple):
 
     Attributes:
       dtype: the name of that in which it is sent.
-      arrivals: the arrays that the pieces are for, or none.
+      arrivals: the arrays that the pieces are for.
     """
 
     piece: PulledPiece
     dtype: str
     leaves: Sequence[int]
-    arrivals: Sequence[Arrival] = ()
+    arrivals: Sequence[Arrival]
 
     @property
     def question(self) -> list[Any]:
@@ -102,67 +99,9 @@ class OfferToPull:
         return text
 
     def pull(self, catalog: Catalog, pieces: Pieces) -> None:
-        """Get pieces, each in the memory of its array."""
+        """Get pieces, each in the memory of its array, by several connections at a time.
 
-        def receive(connection: Connection, of_question: list[PiecesToPull]) -> None:
-            blocks = [block for each in of_question for block in each.memory()]
-            expected = sum(block.nbytes for block in blocks)
-            answer = _answer(connection)
-            if answer.get("nbytes") != expected:
-                raise ConnectionError(
-                    f"{connection.peer} has {answer.get('nbytes')!r:.80} bytes for pieces of "
-                    f"{expected} bytes"
-                )
-            connection.receive_blocks(blocks)
-
-        self._ask_all("pieces", catalog, pieces, receive)
-
-    def with_fingerprints(self, catalog: Catalog, at: Path) -> Catalog:
-        """Return the catalog with the fingerprint of each array below a path."""
-        pieces: defaultdict[int, list[PiecesToPull]] = defaultdict(list)
-        sums: dict[int, list[Any]] = {}
-        alike: dict[Any, tuple[ArrayLeaf, list[int]]] = {}
-        for number, leaf in enumerate(catalog.leaves):
-            if isinstance(leaf, ArrayLeaf) and leaf.path[: len(at)] == at:
-                key = leaf.array, leaf.shape, leaf.dtype.name
-                alike.setdefault(key, (leaf, []))[1].append(number)
-                sums[number] = []
-        for leaf, numbers in alike.values():
-            self.deadline.check(self.peer(0))
-            grid = catalog.grid_of(leaf)
-            for piece in pulled_pieces(grid, all_blocks(grid)):
-                pieces[piece.server].append(PiecesToPull(piece, leaf.dtype.name, numbers))
-
-        def receive(connection: Connection, of_question: list[PiecesToPull]) -> None:
-            given, words = _answer(connection).get("sums"), np.empty(0)
-            with contextlib.suppress(TypeError, ValueError, OverflowError):
-                words = np.array(given, np.uint32)
-            numbers = [number for each in of_question for number in each.leaves]
-            if words.shape != (len(numbers), LANES):
-                raise ConnectionError(f"{connection.peer} sent no sums of the pieces it has")
-            for number, part in zip(numbers, words, strict=True):
-                sums[number].append(part)
-
-        self._ask_all("sums", catalog, pieces, receive)
-
-        def proven(number: int, leaf: Leaf) -> Leaf:
-            if number not in sums or not isinstance(leaf, ArrayLeaf):
-                return leaf
-            return replace(leaf, fingerprint=digest_of(*saved_type(leaf), sums[number]))
-
-        leaves = [proven(number, leaf) for number, leaf in enumerate(catalog.leaves)]
-        return replace(catalog, leaves=tuple(leaves))
-
-    def _ask_all(
-        self,
-        kind: str,
-        catalog: Catalog,
-        pieces: Pieces,
-        receive: Callable[[Connection, list[PiecesToPull]], object],
-    ) -> None:
-        """Ask processes for something about pieces, by several connections at a time.
-
-        They are asked in turn, so that all of them send; each process that pulls begins with
+        Processes are asked in turn, so that all of them send; each process that pulls begins with
         another one. An error ends all questions; of several, that of the first question is raised.
         """
         count = len(catalog.servers)
@@ -181,9 +120,11 @@ class OfferToPull:
             for number, (_, _, server, of_question) in following:
                 if is_stopped.is_set():
                     break
-                place, deadline = catalog.servers[server].place, self.deadline
+                # A proxy or a tunnel may have another address than the first process.
+                place = self.address if server == 0 else catalog.servers[server].place
+                deadline = self.deadline
                 peer = self.peer(server, place)
-                question = {"ask": kind, "run": catalog.run, "version": catalog.version}
+                question = {"ask": "pieces", "run": catalog.run, "version": catalog.version}
                 try:
                     connection = Connection.to(
                         place, peer, self.token, deadline, is_stopped=is_stopped
@@ -191,7 +132,7 @@ class OfferToPull:
                     with contextlib.closing(connection):
                         places = [each.question for each in of_question]
                         connection.send(question | {"timeout": deadline.left(), "pieces": places})
-                        receive(connection, of_question)
+                        _receive(connection, of_question)
                 except GivenUpError:
                     pass  # the error that ended it counts
                 except Exception as error:
@@ -211,10 +152,17 @@ class OfferToPull:
             raise errors[min(errors)]
 
 
-def _answer(connection: Connection) -> dict[str, Any]:
+def _receive(connection: Connection, pieces: list[PiecesToPull]) -> None:
+    blocks = [block for each in pieces for block in each.memory()]
+    expected = sum(block.nbytes for block in blocks)
     answer = connection.message(_MOST_ANSWER_BYTES)
     _raise_error(answer, connection.peer)
-    return answer
+    if answer.get("nbytes") != expected:
+        raise ConnectionError(
+            f"{connection.peer} has {answer.get('nbytes')!r:.80} bytes for pieces of "
+            f"{expected} bytes"
+        )
+    connection.receive_blocks(blocks)
 
 
 def _raise_error(answer: dict[str, Any], peer: str) -> None:

@@ -9,7 +9,6 @@ other side says is compared with a bound, and memory is allocated as its bytes a
 
 from __future__ import annotations
 
-import errno
 import hmac
 import ipaddress
 import json
@@ -270,15 +269,6 @@ class Connection:
         with suppress(ConnectionError, TimeoutError):
             self._bytes(1)
 
-    def check_wanted(self) -> None:
-        """Raise unless the other side still waits for an answer; for long work between messages."""
-        self.deadline.check(self.peer)
-        self._socket.settimeout(0)
-        with suppress(BlockingIOError):
-            if not self._socket.recv(1, socket.MSG_PEEK):
-                raise ConnectionError(f"{self.peer} ended the connection")
-        self._check_not_given_up()
-
     # Blocks.
 
     def send_blocks(self, blocks: Iterable[BlockAs]) -> None:
@@ -337,13 +327,10 @@ class Connection:
                 reason = error.strerror or error
                 raise ConnectionError(f"{self.peer} ended the connection: {reason}") from None
             # After the step, because the end of this connection is an error of its own.
-            self._check_not_given_up()
+            if self.is_stopped.is_set():
+                raise GivenUpError(f"the connection to {self.peer} was given up")
             if moved:
                 return moved
-
-    def _check_not_given_up(self) -> None:
-        if self.is_stopped.is_set():
-            raise GivenUpError(f"the connection to {self.peer} was given up")
 
 
 def _connected(address: Address, deadline: Deadline) -> socket.socket:
@@ -359,21 +346,11 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
     while True:
         place = places.pop(0)
         try:
-            given = socket.create_connection(place, max(min(deadline.left(), _CONNECTING), 0.001))
-            if not _is_to_itself(given):
-                return given
-            given.close()
-            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            seconds = max(min(deadline.left(), _CONNECTING), 0.001)
+            return socket.create_connection(place, seconds)
         except OSError:
             if not places:
                 raise
-
-
-def _is_to_itself(given: socket.socket) -> bool:
-    """Return True if the system chose the port that it connects to, where nothing listens."""
-    with suppress(OSError):
-        return given.getsockname() == given.getpeername()
-    return False
 
 
 def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:

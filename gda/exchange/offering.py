@@ -23,7 +23,7 @@ from gda.multihost.meeting import DisagreementError
 from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options
-from gda.trees.records.recorded_tree import ValueLeaf, flatten, format_path, noting_path
+from gda.trees.records.recorded_tree import ValueLeaf, flatten, noting_path
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
@@ -38,13 +38,11 @@ _UPDATE = "update of an offer"
 
 
 @set_module("gda")
-@public
 @communicates("gda.offer")
 def offer(
     tree: Any,
     address: str | None = None,
     *,
-    advertise: str | None = None,
     name: str = "tree",
     token: str | None = None,
 ) -> Offer:
@@ -61,8 +59,6 @@ def offer(
         port 0 the system chooses one. Each other process listens on the address by which it reaches
         the first one, on a port that the system chooses. By default all listen on 127.0.0.1, which
         only programs on this machine reach.
-      advertise: ``host:port`` by which pullers reach the first process, if it is not ``address``:
-        behind a proxy or in a container. Port 0 is the port that it listens on.
       name: a puller may ask for the name that it expects.
       token: a secret that a puller must have. It is never sent, but the values are not encrypted:
         see ``docs/programs.md``.
@@ -73,8 +69,7 @@ def offer(
     Raises:
       TypeError: a leaf cannot be offered; a note has its path. Or the name or the token is no text.
       ValueError: an address is no ``host:port``, or it is missing although the processes are on
-        several machines; or it is ``0.0.0.0``, every address of the machine, without ``advertise``
-        and a token; or the token is empty.
+        several machines; or it is ``0.0.0.0``, every address of the machine; or the token is empty.
       OSError: the address cannot be listened on.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
@@ -88,24 +83,19 @@ def offer(
     ((8, 2), 3)
     """
     place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
-    shown = None if advertise is None else Address.of(advertise)
-    if shown is not None and shown.is_every:
-        raise ValueError(
-            f"no puller can use advertise={advertise!r}; pass a host that pullers can reach"
-        )
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {name!r:.80}")
     check_token(token)
     if token == "":
         raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-    if place.is_every and (shown is None or token is None):
+    if place.is_every:
         raise ValueError(
-            f"{address} is every address of this machine; pass the one by which pullers reach "
-            "it, or advertise= with that one, and a token="
+            f"{address} is every address of this machine; pass the one by which pullers, or a "
+            "proxy before them, reach it"
         )
     # The token is compared by a digest, which does not tell it.
     digest = token and hmac.digest(token.encode(), b"the token of a gda.offer", "sha256").hex()[:8]
-    arguments = {"address": address, "advertise": advertise, "name": name, "token": digest}
+    arguments = {"address": address, "name": name, "token": digest}
     check_same_call("gda.offer", tree, arguments)
     versions: Versions[HeldTree] = Versions()
     servers: list[OfferProcess] = []
@@ -114,18 +104,14 @@ def offer(
         def begin() -> tuple[HeldTree, OfferServer]:
             held, is_first = _held(tree), jax.process_index() == 0
             catalog = lru_cache(1)(partial(_catalog, versions, name, servers))
-            reached = shown if shown is not None and place.is_every else place
-            own = place if is_first else _address_towards(reached)
+            own = place if is_first else _address_towards(place)
             server = OfferServer(own, name, token, versions, catalog if is_first else None)
             after_an_error.callback(server.close)
             return held, server
 
         def share(begun: tuple[HeldTree, OfferServer]) -> dict[str, Any]:
             held, server = begun
-            known = server.address
-            if shown is not None and jax.process_index() == 0:
-                known = shown._replace(port=shown.port or known.port)
-            return {"server": [str(known), machine()], "values": held.values}
+            return {"server": [str(server.address), machine()], "values": held.values}
 
         def decide(parts: dict[int, Any]) -> Any:
             check_same_values([part["values"] for part in parts.values()])
@@ -178,7 +164,6 @@ class Offer:
         """A random text that names this offer, the same in all processes."""
         return self._versions.run
 
-    @public
     @communicates(_UPDATE)
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.
@@ -189,10 +174,9 @@ class Offer:
         oldest fail.
 
         Args:
-          tree: as before in structure, shapes and dtypes. Layouts, numbers and strings may differ.
+          tree: as for ``gda.offer``. It may differ from the one before in everything.
 
         Raises:
-          ValueError: the tree is not as before; it names the leaf.
           ConnectionError: the offer is closed.
           TypeError, DisagreementError, LateProcessError: as ``gda.offer``.
         """
@@ -202,7 +186,6 @@ class Offer:
 
         def held() -> HeldTree:
             after = _held(tree)
-            _check_same_arrays(self._versions.latest, after)
             # Not in decide, which a thread may call after Ctrl-C has ended this update.
             self._versions.begin_update()
             return after
@@ -262,29 +245,6 @@ def _held(tree: Any) -> HeldTree:
         for leaf in leaves
     ]
     return HeldTree(held, structure, values)
-
-
-def _check_same_arrays(before: HeldTree, after: HeldTree) -> None:
-    """Raise ``ValueError`` unless two versions differ in values and layouts only."""
-    if before.structure != after.structure:
-        raise ValueError(
-            "update got a tree of another structure than the offer; make another offer for it"
-        )
-    for old, new in zip(before.leaves, after.leaves, strict=True):
-        if (was := _in_words(old)) != (now := _in_words(new)):
-            path = format_path(new.record.path if isinstance(new, SavedLeaf) else new.path)
-            raise ValueError(
-                f"update got {now} at {path}, and the offer has {was}; convert it, or make another "
-                "offer"
-            )
-
-
-def _in_words(leaf: SavedLeaf | ValueLeaf) -> str:
-    if isinstance(leaf, ValueLeaf):
-        return "a value"
-    record = leaf.record
-    keys = f" of keys {record.key_impl!r}" if record.key_impl else ""
-    return f"an array {record.dtype}{list(record.shape)}{keys}"
 
 
 def _catalog(

@@ -17,7 +17,7 @@ import numpy as np
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import Tiling, index_at, is_empty, start_of, within
+from gda.layout.indices import Tiling, index_at, start_of, within
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import Holding, tiling_of
 from gda.layout.reshard.lanes import Lanes
@@ -70,17 +70,7 @@ def needed_blocks(plan: LocalBlocks) -> Needed:
     return Needed(tiling, starts, tuple(turns), max(map(len, holders), default=1))
 
 
-def all_blocks(grid: ShardGrid) -> Needed:
-    """Return the blocks of a grid, without the empty ones, as needed by one process."""
-    tiling = tiling_of(grid)
-    indices = map(tiling.index, range(grid.num_shards))
-    starts = [start_of(index) for index in indices if not is_empty(index)]
-    return Needed(tiling, tuple(starts), (0,) * len(starts), 1)
-
-
-def pulled_pieces(
-    source: ShardGrid, needed: Needed, near: frozenset[int] = frozenset()
-) -> list[PulledPiece]:
+def pulled_pieces(source: ShardGrid, needed: Needed, near: frozenset[int]) -> list[PulledPiece]:
     """Return the pieces of the blocks that a process needs.
 
     Args:

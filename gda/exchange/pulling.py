@@ -21,12 +21,12 @@ import numpy.typing as npt
 from gda.arrays.buffers import Buffers
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.exchange.asking import OfferToPull, PiecesToPull
-from gda.exchange.catalog import Catalog, catalog_of
+from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.exchange.serving import ERRORS, MOST_SECONDS
 from gda.exchange.versions import OfferVersion
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
     call_fields,
@@ -42,7 +42,6 @@ from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
 from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival
-from gda.trees.records.compared_fingerprints import check_fingerprints
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
 
@@ -54,7 +53,6 @@ _LEAST = 0.01  # seconds of a meeting that begins after its deadline
 
 
 @set_module("gda")
-@public
 @communicates(_NAME)
 def pull(
     address: str,
@@ -70,7 +68,6 @@ def pull(
     partial: bool = False,
     min_version: int | tuple[str, int] | None = None,
     with_version: bool = False,
-    verify: bool = False,
     token: str | None = None,
     max_bytes: int = _MAX_BYTES,
     timeout: float = _SECONDS,
@@ -93,8 +90,6 @@ def pull(
       min_version: wait until the offer has this version or a later one: its number, or the pair of
         run and number. A program that is started again is another run, and counts from 1.
       with_version: return the tree and its version, a named tuple of ``run`` and ``number``.
-      verify: compare the fingerprint of every array with that of the offered one. A checksum covers
-        everything else in any case.
       token: that of the offer.
       max_bytes: bound on host memory beyond the arrays, for blocks on their way to an accelerator;
         one array is always allowed. On CPU devices the bytes arrive in the memory of the arrays.
@@ -113,7 +108,6 @@ def pull(
         there is nothing at ``at``.
       ValueError, TypeError: the offered tree does not fit ``like``, ``specs`` or ``dtype``.
       DisagreementError, LateProcessError: a process asks for something else, or is late.
-      CorruptionError: with ``verify``, an array is not what was offered.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -135,8 +129,6 @@ def pull(
             "here"
         )
     cast = None if dtype is None else dtype_of_floats(dtype)
-    if verify and cast is not None:
-        raise ValueError("a cast changes fingerprints; pull without dtype= or without verify=")
     least = _checked_version(min_version)
     begun = _Pull(
         offer=OfferToPull(Address.of(address), token, Deadline(timeout)),
@@ -144,12 +136,11 @@ def pull(
         name=name,
         least=least,
         cast=cast,
-        verify=verify,
         options=Options(max_bytes=max_bytes),
         meeting=Deadline(timeout + _GRACE),
     )
     arguments = {"address": address, "at": begun.request.at, "name": name, "dtype": cast}
-    arguments |= {"verify": verify, "min_version": least, "timeout": timeout}
+    arguments |= {"min_version": least, "timeout": timeout}
     check_same_call(_NAME, None, arguments, timeout=begun.meeting.left())
     tree = begun.tree()
     return (tree, begun.version) if with_version else tree
@@ -167,7 +158,6 @@ class _Pull:
     name: str | None
     least: OfferVersion | None
     cast: np.dtype[Any] | None
-    verify: bool
     options: Options
     meeting: Deadline  # until which processes wait for each other
 
@@ -178,9 +168,6 @@ class _Pull:
             seconds = self.meeting.left() or _LEAST
             done_by_all(lambda: self._match(text), self._in_words, _NAME, timeout=seconds)
             self._done_by_all(self._receive)
-            if self.verify:
-                peer, arrivals = self.offer.peer(0), self.wanted.arrivals
-                check_fingerprints(peer, arrivals, "offered", self.meeting.left())
         return self.wanted.tree()
 
     @property
@@ -203,18 +190,11 @@ class _Pull:
         """Return the catalog, for which process 0 asks; it holds the version of the offer."""
         if jax.process_index() != 0:
             return ""
-        text = self.offer.catalog(self.name, self.least, self.held)
-        if not self.verify:
-            return text
-        proven = self.offer.with_fingerprints(self._parsed(text), self.request.at)
-        return proven.to_json().decode()
-
-    def _parsed(self, text: str) -> Catalog:
-        return catalog_of(text, self.offer.peer(0), self.offer.deadline)
+        return self.offer.catalog(self.name, self.least, self.held)
 
     def _match(self, text: str) -> None:
         """Match the catalog with the request; arrays are cast before they are sent if smaller."""
-        self.catalog = catalog = self._parsed(text)
+        self.catalog = catalog = catalog_of(text, self.offer.peer(0), self.offer.deadline)
         least = self.least
         if self.name not in (None, catalog.name) or (least and least.number > catalog.version):
             raise ConnectionError(

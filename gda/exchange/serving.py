@@ -1,8 +1,8 @@
 """The server of a process that offers: it answers one question of each connection, in threads.
 
 A puller asks the first process for the catalog, and keeps that connection open as long as it pulls:
-so long is its version held. It asks every process for pieces of blocks, or for their sums, which
-make up a fingerprint. What it asks is checked before anything is sent.
+so long is its version held. It asks every process for pieces of blocks. What it asks is checked
+before anything is sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.arrays.dtypes import is_float
-from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.exchange.connection import Address, BlockAs, Connection, Deadline
 from gda.exchange.versions import Versions
 from gda.layout.dtype_names import recorded_dtype
@@ -61,14 +60,6 @@ ERRORS = {
 _Answer = tuple[bytes, list[BlockAs]]
 
 
-class PieceToSend(NamedTuple):
-    """A piece that a puller asks for: its place in the array, its elements, and a dtype to send."""
-
-    start: Shape
-    block: np.ndarray[Any, Any]
-    dtype: np.dtype[Any]
-
-
 class HeldTree:
     """A version of the tree in one process, with the blocks that this process holds.
 
@@ -86,7 +77,7 @@ class HeldTree:
         self._data = {x.number: {block.start: block.data for block in x.blocks} for x in arrays}
         self.leaves = [x._replace(blocks=()) if isinstance(x, SavedLeaf) else x for x in leaves]
 
-    def pieces(self, numbers: Any, start: Any, shape: Any, dtype: Any) -> Iterator[PieceToSend]:
+    def pieces(self, numbers: Any, start: Any, shape: Any, dtype: Any) -> Iterator[BlockAs]:
         """Yield a piece of each of some leaves; ``ValueError`` unless one block here has it."""
         start, shape = tuple(start), tuple(shape)
         for number in numbers:
@@ -106,7 +97,7 @@ class HeldTree:
             block = data[at.place]
             if at.dtype != block.dtype:
                 _check_cast(leaf, start, block, at.dtype)
-            yield PieceToSend(start, block, at.dtype)
+            yield block, at.dtype
 
 
 class _PieceInBlock(NamedTuple):
@@ -263,7 +254,7 @@ class OfferServer:
         if not isinstance(seconds, int | float) or not 0 < seconds <= MOST_SECONDS:
             seconds = _SECONDS_TO_ASK
         connection.deadline = Deadline(float(seconds))
-        answers = {"tree": self._tree, "pieces": self._pieces, "sums": self._sums}
+        answers = {"tree": self._tree, "pieces": self._pieces}
         with contextlib.ExitStack() as held:
             try:
                 kind = question["ask"]
@@ -290,18 +281,6 @@ class OfferServer:
         return self._catalog(held.enter_context(pulled)), []
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:
-        blocks = [each[1:] for each in self._pieces_to_send(question, asker)]
-        nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
-        return json.dumps({"nbytes": nbytes}).encode(), blocks
-
-    def _sums(self, question: Any, asker: Connection, held: object) -> _Answer:
-        sums = []
-        for each in self._pieces_to_send(question, asker):
-            asker.check_wanted()
-            sums.append(sums_of_host(np.ascontiguousarray(each.block), each.start).tolist())
-        return json.dumps({"sums": sums}).encode(), []
-
-    def _pieces_to_send(self, question: Any, asker: Connection) -> list[PieceToSend]:
         pieces, number = question["pieces"], int(question["version"])
         if (count := sum([len(numbers) for numbers, *_ in pieces])) > MOST_PIECES:
             raise ValueError(f"got {count} pieces; expected are at most {MOST_PIECES}")
@@ -309,7 +288,9 @@ class OfferServer:
         tree, asker.is_stopped = self._versions.get(
             question["run"], number, _sooner(asker.deadline)
         )
-        return [piece for each in pieces for piece in tree.pieces(*each)]
+        blocks = [block for each in pieces for block in tree.pieces(*each)]
+        nbytes = sum(block.size * dtype.itemsize for block, dtype in blocks)
+        return json.dumps({"nbytes": nbytes}).encode(), blocks
 
 
 def _sooner(deadline: Deadline) -> Deadline:

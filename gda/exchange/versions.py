@@ -67,12 +67,6 @@ class Versions(Generic[T]):
             self._is_updating = False
             self._changed.notify_all()
 
-    @property
-    def latest(self) -> T:
-        """The current version."""
-        with self._changed:
-            return self._held[self.current][0]
-
     def close(self) -> None:
         """Drop all versions; a thread that waits for one gets a ``ConnectionError``."""
         with self._changed:

@@ -45,7 +45,7 @@ def public(function: FunctionT) -> FunctionT:
             return function(*args, **kwargs)
         except Exception as error:
             if isinstance(error, TypeError):
-                _explain(error, function, args, kwargs)
+                explain(error, function, args, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
 
@@ -94,7 +94,7 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     error.__traceback__ = shown
 
 
-def _explain(
+def explain(
     error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], given: Collection[str]
 ) -> None:
     """Name the class of the caller and the successor of a keyword if Python refused arguments."""

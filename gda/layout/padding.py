@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gda.layout.text import format_bytes
 
@@ -17,9 +17,6 @@ class Padding(NamedTuple):
 
     nbytes: int
     percent: float
-
-    def document(self) -> dict[str, Any]:
-        return {"nbytes_padding": self.nbytes, "percent_padding": self.percent}
 
 
 def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:

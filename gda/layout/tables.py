@@ -27,12 +27,6 @@ def table(
     a        1
     bc      16
     """
-    return [*itertools.chain.from_iterable(lines_of_rows(rows, right=right, width=width))]
-
-
-def lines_of_rows(
-    rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
-) -> list[list[str]]:
     cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return []
@@ -47,7 +41,7 @@ def lines_of_rows(
     lines = []
     for row in cells:
         parts = itertools.zip_longest(*map(wrap, row, widths), fillvalue="")
-        lines.append([_GAP.join(map(padded, line, widths, to_right)).rstrip() for line in parts])
+        lines += [_GAP.join(map(padded, line, widths, to_right)).rstrip() for line in parts]
     return lines
 
 

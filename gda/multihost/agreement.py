@@ -1,11 +1,13 @@
 """Checks that all processes have the same arrays, and the errors if they do not.
 
 A check goes through ``meeting``, without devices: first the digests of the descriptions, then, if
-these differ, one description of each kind.
+these differ, one description of each kind. Functions import it, so that a process that meets no
+other loads none of it.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import json
@@ -17,13 +19,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from itertools import chain
-from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.stages import Lowered
 
-from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, public, set_module
+from gda.layout.boundary import FunctionT, explain, frame_of_caller, hide_own_frames, set_module
 from gda.layout.text import (
     MOST_CHARACTERS,
     MOST_NAMED,
@@ -44,10 +46,10 @@ from gda.multihost.descriptions import (
     stable_text,
     structure_by_leaf,
 )
-from gda.multihost.failure_watch import FailureWatch, watched
-from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
-from gda.multihost.places import introduce, one_line
-from gda.multihost.steps import all_do
+from gda.multihost.places import introduce, of_thread, one_line
+
+if TYPE_CHECKING:
+    from gda.multihost.failure_watch import FailureWatch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +66,7 @@ _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 def communicates(
     name: str, among: Callable[[dict[str, Any]], Any] = lambda given: ()
 ) -> Callable[[FunctionT], FunctionT]:
-    """Make a function a part of its first meeting from its first line.
+    """Make a function ``public``, and a part of its first meeting from its first line.
 
     An error before the meeting, such as that of an argument, is told to the other processes, which
     raise a ``DisagreementError`` with it in the same call. ``among`` takes the arguments by name,
@@ -73,12 +75,6 @@ def communicates(
     """
 
     def decorate(function: FunctionT) -> FunctionT:
-        # A required argument that is missing is None.
-        defaults = {
-            argument: None if parameter.default is parameter.empty else parameter.default
-            for argument, parameter in inspect.signature(function).parameters.items()
-        }
-
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             before = of_thread.meetings
@@ -86,9 +82,11 @@ def communicates(
                 return function(*args, **kwargs)
             except BaseException as error:
                 if of_thread.meetings == before:
-                    given = defaults | dict(zip(defaults, args, strict=False)) | kwargs
                     with suppress(Exception):  # the error of the call is the one to raise
+                        given = _given(function, args, kwargs)
                         _tell_failure(error, name.format_map(given), among(given))
+                if isinstance(error, TypeError):
+                    explain(error, function, args, kwargs)
                 hide_own_frames(error, call_frames=1)
                 raise
 
@@ -100,6 +98,17 @@ def communicates(
 def if_checked(layouts: str = "mesh", option: str = "") -> Callable[[dict[str, Any]], Any]:
     """Return ``among`` for a function that communicates to check, or if an option is given."""
     return lambda given: [given[layouts]] if given.get(option) or checks_are_on() else None
+
+
+def _given(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name; a required one that is missing is None."""
+    given = {
+        name: None if each.default is each.empty else each.default
+        for name, each in inspect.signature(function).parameters.items()
+    }
+    return given | dict(zip(given, args, strict=False)) | kwargs
 
 
 def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
@@ -115,6 +124,8 @@ def _tell_failure(error: BaseException, name: str, layouts: Any) -> None:
                 devices.update(leaf.devices.flat)
             elif isinstance(sharding, Sharding):
                 devices |= sharding.device_set
+    from gda.multihost.meeting import refuse
+
     processes = {device.process_index for device in devices} or range(jax.process_count())
     what = f"{name} ({user_location()})"
     refuse(one_line(error), what=what, processes=tuple(sorted(processes)))
@@ -134,7 +145,6 @@ def check_processes_agree(
     timeout: float | None = None,
 ) -> None: ...
 @set_module("gda")
-@public
 @communicates("check {name!r}", lambda given: None if _is_context(**given) else ())
 def check_processes_agree(
     tree: Any = _NO_TREE,
@@ -291,6 +301,8 @@ def together(
     if not compares:
         return work(prepared)
 
+    from gda.multihost.meeting import END_OF
+
     def unchecked() -> T:
         with _switched(_ConstructorChecks(False, timeout)):
             return work(prepared)
@@ -336,6 +348,8 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
         if isinstance(leaf, jax.Array) and not is_tracer(leaf) and not leaf.is_deleted()
     ]
     if not all(array.is_fully_addressable for array in arrays):
+        from gda.multihost.failure_watch import watched
+
         what = f"{name} ({user_location()})"
         watched(lambda: jax.block_until_ready(arrays), what, processes or everybody)
 
@@ -364,6 +378,9 @@ def done_by_all(
     processes = everybody if processes is None else processes
     if len(processes) < 2 or jax.process_index() not in processes:
         return work()
+    from gda.multihost.meeting import DisagreementError, meet
+    from gda.multihost.steps import all_do
+
     if timeout is None:
         timeout = timeout_of_calls()
     what = f"{name} {label}".rstrip() + f" ({user_location()})"
@@ -397,6 +414,8 @@ def done_by_all(
 @contextmanager
 def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
     """Watch some processes that work together; if one fails or ends, all raise."""
+    from gda.multihost.failure_watch import FailureWatch
+
     watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
     with watch.called():
         yield watch
@@ -408,6 +427,29 @@ def user_location() -> str:
     if frame is None:
         return "an unknown place"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+# The end of this process.
+
+
+# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
+# may wait for this one.
+@atexit.register
+def _end() -> None:
+    service = coordination.service()
+    if service is not None and coordination.has_backends():
+        from gda.multihost.meeting import refuse_all
+
+        refuse_all(service)
+
+
+def _leave() -> None:
+    """Let a forked process end unheard: the others wait for the one that it was forked from."""
+    if coordination.service() is not None:  # otherwise it may join a program of its own
+        atexit.unregister(_end)
+
+
+os.register_at_fork(after_in_child=_leave)
 
 
 # The checks of constructors, and the timeout.

@@ -8,12 +8,10 @@ will not come. A process that fails before it comes refuses the meeting, and goe
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -29,7 +27,16 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.background import in_thread, is_done
-from gda.multihost.places import Place, ended, is_near, places, post, post_end, text_of_end
+from gda.multihost.places import (
+    Place,
+    ended,
+    is_near,
+    of_thread,
+    places,
+    post,
+    post_end,
+    text_of_end,
+)
 
 T = TypeVar("T")
 Decide = Callable[[dict[int, bytes]], bytes]
@@ -45,13 +52,6 @@ _FOLDER = "gda/multihost/meeting"
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 # So many meetings have left nothing in the service. Known to the process that decides them.
 _removed: Counter[tuple[str, tuple[int, ...]]] = Counter()
-
-
-class _OfThread(threading.local):
-    meetings = 0  # to which this thread has come, or which it has refused
-
-
-of_thread = _OfThread()
 
 
 @set_module("gda")
@@ -442,14 +442,8 @@ def _wait_for_answers(work: Callable[[], None]) -> None:
     in_thread("gda-refusal", work).result(_SECONDS_FOR_ANSWERS)
 
 
-# Registered after JAX's own, and so called before that: JAX waits at exit for all processes, which
-# may wait for this one.
-@atexit.register
-def _refuse_all() -> None:
+def refuse_all(service: coordination.Service) -> None:
     """Tell the others that this process ends; process 0 waits a moment for them to hear it."""
-    service = coordination.service()
-    if service is None or not coordination.has_backends():
-        return
 
     def post_and_release() -> None:
         post_end(service)
@@ -463,15 +457,6 @@ def _refuse_all() -> None:
             found = places(service)
             while len(ended(service, found, others)) < len(others) and time.monotonic() < limit:
                 time.sleep(0.05)
-
-
-def _leave() -> None:
-    """Let a forked process end unheard: the others wait for the one that it was forked from."""
-    if coordination.service() is not None:  # otherwise it may join a program of its own
-        atexit.unregister(_refuse_all)
-
-
-os.register_at_fork(after_in_child=_leave)
 
 
 def _call_of(what: str) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import select
 import sys
+import threading
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,13 @@ from gda.multihost.coordination import Service
 
 _FOLDER = "gda/multihost/place"
 _ENDS = "gda/multihost/end/"
+
+
+class _OfThread(threading.local):
+    meetings = 0  # to which this thread has come, or which it has refused
+
+
+of_thread = _OfThread()
 
 
 class Place(NamedTuple):

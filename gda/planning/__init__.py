@@ -3,5 +3,5 @@
 Provisional: see ``docs/stable.md``.
 
 No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` (one array), ``model``
-(all parameters), ``memory`` (does it fit), ``device_kinds``.
+(all parameters), ``device_kinds``.
 """

@@ -73,17 +73,6 @@ class DeviceKind:
         """The memory that programs have on one JAX device."""
         return self.memory_bytes if self.gpu is None else gpu_capacity(self.memory_bytes)
 
-    @property
-    def note(self) -> str:
-        """A limit that the figure of the memory does not contain, in words."""
-        if self.gpu is not None:
-            return (
-                "JAX takes this part of the memory; XLA_CLIENT_MEM_FRACTION sets it, by default "
-                "0.75"
-            )
-        is_half = self.devices_per_chip == 2
-        return "a chip is two devices in JAX; this is the memory of one" if is_half else ""
-
 
 def gpu_capacity(memory_bytes: int) -> int:
     """Return the part of the memory of a GPU that JAX takes: by default 75 %.

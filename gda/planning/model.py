@@ -1,36 +1,44 @@
-"""A whole model on a mesh: its rows, and the document of ``gda plan --tree --json``.
+"""A whole model on a mesh: the bytes of each device, and rows of equal parameters.
 
-In the document, ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices`` count all
-replicas, and padding, without ``nbytes_on_host``, the blocks of one device in the memory of its
-host; ``nbytes_padding`` is the padding on all devices, ``percent_padding`` of the rest;
-``nbytes_distinct_per_process`` are the bytes that a process reads, as ``[least, most]``.
+The file of ``gda plan --tree`` is a JSON object, as ``gda.layouts(tree).to_json()`` writes it, with
 
-``parameters`` are rows, most bytes per device first. A row is one parameter, or ``count`` of them
-that differ only in numbers in their ``names``; its bytes per device and of padding are of all of
-them, the rest is of each. ``savings`` are the replicated rows that could be sharded, most saved
-first. ``memory``, with ``--device``, is that of ``ModelMemory``.
+- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``, and perhaps
+  ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host;
+- ``mesh``: sizes of the axes by name, in mesh order; the option ``--mesh`` overrides it;
+- ``dtype``: for the parameters without their own;
+- ``about``: anything a reader should know.
+
+A dtype is a name as ``--dtype`` takes it. A spec is a list of null, axes and lists of axes; a
+parameter without one is not sharded.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gda.layout.dtype_names import bits_of, packed_nbytes
+from gda.layout.dtype_names import bits_of
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
+from gda.layout.strict_json import parse_json
 from gda.planning.device_kinds import is_on_host
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.model_file import ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import check_devices_per_process, distinct_of, spec_for_json
+from gda.planning.notation.numbers import parse_dtype
+from gda.planning.planned_array import PlannedArray, check_devices_per_process, planned_grid
+
+
+@dataclass(frozen=True)
+class Parameter(PlannedArray):
+    """An array of a model on a mesh."""
+
+    name: str
+    memory_kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,33 +80,6 @@ class ParameterRow:
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * replace(self.parameter, grid=better).block_bytes
 
-    def document(self) -> dict[str, Any]:
-        grid = self.parameter.grid
-        return {
-            "name": self.name,
-            "names": list(self.names),
-            "count": self.count,
-            "nbytes_per_device": self.bytes_per_device,
-            "shape": list(grid.global_shape),
-            "dtype": self.parameter.dtype.name,
-            "memory_kind": self.parameter.memory_kind,
-            "spec": spec_for_json(grid.spec),
-            "shard_shape": list(grid.shard_shape),
-            "padded_shape": list(grid.padded_shape),
-            **self.padding.document(),
-            "num_replicas": grid.num_replicas,
-            "nbytes": self.parameter.nbytes,
-        }
-
-    def document_of_saving(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "count": self.count,
-            "spec": spec_for_json(self.parameter.grid.spec),
-            "better_spec": spec_for_json(self.better_spec),
-            "nbytes_saved_per_device": self.bytes_saved_per_device,
-        }
-
 
 @dataclass(frozen=True)
 class ModelPlan:
@@ -123,7 +104,7 @@ class ModelPlan:
     @property
     def bytes_per_device(self) -> int:
         """Bytes in the memory of one device."""
-        return sum(parameter.block_bytes for parameter in self.on_devices)
+        return sum(p.block_bytes for p in self.parameters if not is_on_host(p.memory_kind))
 
     @property
     def bytes_on_host(self) -> int:
@@ -131,32 +112,8 @@ class ModelPlan:
         return sum(parameter.block_bytes for parameter in self.parameters) - self.bytes_per_device
 
     @property
-    def on_devices(self) -> list[Parameter]:
-        """The parameters that are not in the memory of the host."""
-        return [each for each in self.parameters if not is_on_host(each.memory_kind)]
-
-    @property
     def padding(self) -> Padding:
         return padding_of((p.grid, bits_of(p.dtype)) for p in self.parameters)
-
-    @cached_property
-    def distinct_bytes(self) -> tuple[int, int]:
-        """The least and the most distinct bytes of one process, over all processes."""
-        nbytes: dict[Any, int] = defaultdict(int)
-        grids: dict[Any, ShardGrid] = {}
-        for parameter in self.parameters:
-            grid, dtype = parameter.grid, parameter.dtype
-            # Blocks of a padded array have several sizes, so only equal arrays are added up.
-            layout = axes_of(grid), (grid.global_shape, dtype) if grid.is_padded else None
-            nbytes[layout] += 1 if grid.is_padded else parameter.block_bytes
-            grids.setdefault(layout, grid)
-        totals: Any = np.zeros(self.num_devices // self.devices_per_process, np.int64)
-        for layout, grid in grids.items():
-            blocks, elements = distinct_of(grid, self.devices_per_process)
-            _, of_padded = layout
-            sizes = packed_nbytes(elements, of_padded[1]) if of_padded else blocks
-            totals += nbytes[layout] * sizes
-        return int(totals.min()), int(totals.max())
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
@@ -175,40 +132,59 @@ class ModelPlan:
         rows = [row for row in self.rows if row.bytes_saved_per_device]
         return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
 
-    def document(self) -> dict[str, Any]:
-        """Return the document of ``--json``."""
-        return {
-            "mesh": dict(self.mesh),
-            "num_devices": self.num_devices,
-            "num_processes": self.num_devices // self.devices_per_process,
-            "devices_per_process": self.devices_per_process,
-            "num_parameters": len(self.parameters),
-            "num_elements": self.num_elements,
-            "nbytes": self.nbytes,
-            "nbytes_per_device": self.bytes_per_device,
-            "nbytes_on_host": self.bytes_on_host,
-            "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
-            "nbytes_on_devices": self.bytes_per_device * self.num_devices,
-            **self.padding.document(),
-            "nbytes_distinct_per_process": list(self.distinct_bytes),
-            "parameters": [row.document() for row in self.rows],
-            "savings": [row.document_of_saving() for row in self.savings],
-        }
-
 
 def plan_model(
-    file: ModelText,
+    path: Path,
     mesh: Mapping[str, int] | None,
     devices_per_process: int | None,
     *,
     pad: bool,
 ) -> ModelPlan:
-    """Return the plan of the model in a file; the arguments are those of ``read_model``."""
-    sizes, parameters = read_model(file, mesh, pad=pad)
-    model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
-    if model.bytes_per_device * model.num_devices >= 2**63:
-        raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
-    return model
+    """Return the plan of the model that a file describes; ``mesh`` overrides that of the file."""
+    try:
+        document = parse_json(path.read_text("utf-8-sig"))
+        sizes = _with_keys(document, {"parameters", "mesh", "dtype", "about"}).get("mesh")
+        sizes = _mesh_of(sizes) if mesh is None else dict(mesh)
+        parameters = _with_keys(document.get("parameters"), None)
+    except ValueError as error:
+        raise MistakesError(
+            f'{path}: {error}; expected is {{"mesh": {{"data": 16}}, "parameters": '
+            '{NAME: {"shape": [4096], "dtype": "bfloat16", "spec": ["data"]}}}'
+        ) from None
+    found = []
+    for name, entry in parameters.items():
+        try:
+            found.append(_parameter(name, entry, document.get("dtype"), sizes, pad=pad))
+        except (TypeError, ValueError) as error:
+            raise MistakesError(f"{path}: {name}: {error}") from None
+    return ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), found)
+
+
+def _with_keys(given: Any, known: set[str] | None) -> dict[str, Any]:
+    """Return an object of JSON; ``known`` are all keys that it may have."""
+    if not isinstance(given, dict):
+        raise ValueError(f"an object was expected, not {given!r:.80}")
+    if known is not None and (unknown := given.keys() - known):
+        raise ValueError(f"{min(unknown)!r:.80} is not known; known are {', '.join(sorted(known))}")
+    return given
+
+
+def _mesh_of(given: Any) -> dict[str, int]:
+    if not isinstance(given, dict) or any(type(n) is not int or n < 1 for n in given.values()):
+        raise ValueError(f"no sizes of axes are here or in --mesh, such as 16, but {given!r:.80}")
+    return given
+
+
+def _parameter(
+    name: str, entry: Any, dtype: Any, mesh: Mapping[str, int], *, pad: bool
+) -> Parameter:
+    given = _with_keys(entry, {"shape", "dtype", "spec", "memory_kind"})
+    shape = given.get("shape")
+    if not isinstance(shape, list) or any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f'"shape": a list of sizes was expected, not {shape!r:.80}')
+    dtype = parse_dtype(str(given.get("dtype") or dtype))
+    grid = planned_grid(tuple(shape), dtype, mesh, given.get("spec") or (), pad=pad)
+    return Parameter(grid, dtype, name, given.get("memory_kind"))
 
 
 def _layout_of(parameter: Parameter) -> tuple[Any, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.layout.dtype_names import packed_nbytes
-from gda.layout.text import counted, format_mesh
+from gda.layout.dtype_names import bits_of, packed_nbytes
+from gda.layout.padding import Padding, padding_of
+from gda.layout.text import format_mesh, typed_shape
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.planned_grid import TypedGrid, plan_grid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,49 +19,62 @@ if TYPE_CHECKING:
     from gda.layout.numbering import IntArray
     from gda.layout.spec import Shape, SpecEntry
 
+_MOST_DEVICES = 2**22  # some answers take O(devices)
+
 
 @dataclass(frozen=True)
-class PlannedArray(TypedGrid):
-    """An array that need not exist, on devices that need not exist; its grid has processes.
+class PlannedArray:
+    """An array that need not exist: its layout and the dtype of its elements."""
 
-    Each process has ``devices_per_process``, consecutive in device order. ``notes`` are surprises,
-    in words.
-    """
+    grid: ShardGrid
+    dtype: np.dtype[Any]
 
-    devices_per_process: int
-    notes: tuple[str, ...] = ()
+    @property
+    def nbytes(self) -> int:
+        return packed_nbytes(math.prod(self.grid.global_shape), self.dtype)
 
-    def document(self) -> dict[str, Any]:
-        """Return the document of ``gda plan --json``, in elements and bytes.
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, which are the bytes on one device."""
+        return packed_nbytes(math.prod(self.grid.shard_shape), self.dtype)
 
-        ``nbytes`` is the array once. ``nbytes_per_device``, ``nbytes_per_process`` and
-        ``nbytes_on_devices`` count every replica, and padding; ``nbytes_padding`` is that on all
-        devices, ``percent_padding`` of the rest. ``nbytes_distinct_per_process`` are the bytes that
-        a process reads, each of its blocks once and without padding, as ``[least, most]``.
-        """
-        grid, per_process = self.grid, self.devices_per_process
-        distinct = packed_nbytes(distinct_of(grid, per_process).elements, self.dtype)
-        return {
-            "shape": list(grid.global_shape),
-            "dtype": self.dtype.name,
-            "itemsize": self.dtype.itemsize,
-            "nbytes": self.nbytes,
-            "mesh": dict(grid.mesh_shape),
-            "spec": spec_for_json(grid.spec),
-            "shard_shape": list(grid.shard_shape),
-            "padded_shape": list(grid.padded_shape),
-            "num_devices": grid.num_devices,
-            "num_shards": grid.num_shards,
-            "num_replicas": grid.num_replicas,
-            "num_processes": grid.num_devices // per_process,
-            "devices_per_process": per_process,
-            "nbytes_per_device": self.block_bytes,
-            "nbytes_per_process": self.block_bytes * per_process,
-            "nbytes_on_devices": self.block_bytes * grid.num_devices,
-            **self.padding.document(),
-            "notes": list(self.notes),
-            "nbytes_distinct_per_process": [int(distinct.min()), int(distinct.max())],
-        }
+    @property
+    def padding(self) -> Padding:
+        return padding_of([(self.grid, bits_of(self.dtype))])
+
+    @property
+    def title(self) -> str:
+        return typed_shape(self.dtype.name, self.grid.global_shape)
+
+
+def planned_grid(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mapping[str, int],
+    spec: Sequence[SpecEntry],
+    *,
+    pad: bool,
+    devices_per_process: int | None = None,
+) -> ShardGrid:
+    """Return the grid of an array; consecutive devices are of one process, if so many are given."""
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.processes import Processes
+
+    devices = math.prod(mesh.values())
+    if devices > _MOST_DEVICES:
+        raise MistakesError(f"a plan is for at most {_MOST_DEVICES:,} devices; the mesh has more")
+    processes = None
+    if devices_per_process is not None:
+        processes = Processes(np.arange(devices) // devices_per_process)
+    try:
+        grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
+    except (TypeError, ValueError) as error:
+        raise MistakesError(str(error)) from None
+    if packed_nbytes(math.prod(grid.shard_shape), dtype) * devices >= 2**63:
+        raise MistakesError("this array takes 2**63 bytes or more on all devices; check its sizes")
+    return grid
 
 
 class Distinct(NamedTuple):
@@ -83,41 +96,12 @@ def distinct_of(grid: ShardGrid, devices_per_process: int) -> Distinct:
     return Distinct(is_first.sum(axis=1, dtype=np.int64), (sizes * is_first).sum(axis=1))
 
 
-def plan_array(
-    shape: Shape,
-    dtype: np.dtype[Any],
-    mesh: Mapping[str, int],
-    spec: Sequence[SpecEntry],
-    devices_per_process: int | None,
-    *,
-    pad: bool,
-) -> PlannedArray:
-    """Return the array that parsed options describe."""
-    import numpy as np
-
-    from gda.layout.grid import ShardGrid
-    from gda.layout.processes import Processes
-
-    grid = plan_grid(shape, dtype, mesh, spec, pad=pad)
-    devices = check_devices_per_process(devices_per_process, mesh)
-    processes = Processes(np.arange(grid.num_devices) // devices)
-    notes = []
-    if grid.is_padded and 0 not in shape:
-        sizes = zip(shape, grid.shard_shape, strict=True)
-        used = grid.num_replicas * math.prod(-(-size // step) for size, step in sizes)
-        if empty := grid.num_devices - used:
-            of_all = f"{counted(empty, 'device')} of {grid.num_devices:,}"
-            notes.append(f"{of_all} would hold padding alone")
-    grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
-    return PlannedArray(grid, dtype, devices, tuple(notes))
-
-
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
     """Return the devices of each process; all devices by default."""
     devices = math.prod(mesh.values())
     if devices_per_process is None:
         return devices
-    if devices_per_process and not devices % devices_per_process:
+    if devices % devices_per_process == 0:
         return devices_per_process
     raise MistakesError(
         f"{devices_per_process} devices per process do not divide the {devices} devices of the "

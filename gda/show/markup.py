@@ -46,17 +46,6 @@ def report(lines: Sequence[str], tables: Sequence[str]) -> str:
     return element(f"<div>{''.join([first, *tables, *others])}</div>")
 
 
-def page(title: str, elements: Iterable[str]) -> str:
-    """Return a whole page of some elements, light or dark as the browser is."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-        "<style>body{font-family:system-ui,sans-serif;margin:24px auto;max-width:1100px;"
-        f"padding:0 16px}}</style></head><body>{'<hr>'.join(elements)}</body></html>\n"
-    )
-
-
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts; those from the fourth column on are aligned to the right."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)

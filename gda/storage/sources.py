@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -21,7 +21,9 @@ from gda.layout.indices import bounded, sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, memory_kind_of
-from gda.storage.tasks import Future
+
+if TYPE_CHECKING:
+    from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
 

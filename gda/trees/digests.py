@@ -10,7 +10,7 @@ import numpy as np
 from gda.arrays.fingerprints.fingerprint import OTHERWISE, fingerprints_of
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.arrays.liveness import check_held
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.mesh import is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
 from gda.trees.leaves import (
@@ -29,7 +29,6 @@ _NAME = "gda.fingerprint"
 
 
 @set_module("gda")
-@public
 @communicates(_NAME, lambda given: _layouts_of(given["tree"]))
 def fingerprint(tree: Any) -> Any:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 16 hex digits.

@@ -174,7 +174,6 @@ def jit(
 
 
 @set_module("gda")
-@public
 @communicates("reshard", lambda given: [given["x"], given["spec"], given["mesh"]])
 def constrain(
     x: _TreeT,

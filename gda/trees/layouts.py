@@ -299,7 +299,7 @@ class Layouts:
 
     @public
     def to_json(self) -> str:
-        """Return the text of a model file, as ``gda plan --tree`` and ``gda.abstract`` read it.
+        """Return the text of a model file, as ``gda plan --tree`` reads it.
 
         PRNG keys become numbers of uint32. Without a sharding, the file has no mesh.
 

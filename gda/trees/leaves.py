@@ -25,6 +25,10 @@ Keys = tuple[Any, ...]  # of JAX: the path of a leaf
 
 T = TypeVar("T")
 
+# As tuples: to join classes with | takes longer than the question, which is asked of every leaf.
+_ARRAYS = (Container, jax.Array)
+_VALUES = (int, float, complex, str, bytes, np.generic, PerProcess)
+
 
 def is_container(node: object) -> bool:
     """Return True for a container of an array; around anything else it is a node as a list is."""
@@ -47,14 +51,12 @@ def opened(tree: Any, kind: type[Container] = Container) -> Any:
 
 
 def is_array(leaf: object) -> bool:
-    return isinstance(leaf, Container | jax.Array)
+    return isinstance(leaf, _ARRAYS)
 
 
 def is_value(leaf: object) -> bool:
     """Return True for a leaf that functions of trees leave as it is, without a spec."""
-    return leaf is None or isinstance(
-        leaf, int | float | complex | str | bytes | np.generic | PerProcess
-    )
+    return leaf is None or isinstance(leaf, _VALUES)
 
 
 def is_source(leaf: Any) -> bool:
@@ -81,7 +83,7 @@ def as_dicts(tree: Any) -> Any:
     def opened(node: Any) -> Any:
         if is_array(node) or is_value(node) or not is_group(node):
             return node
-        return {name: as_dicts(node[name]) for name in node}
+        return as_dicts({name: node[name] for name in node})
 
     return jax.tree.map(opened, tree, is_leaf=is_container)
 

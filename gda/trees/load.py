@@ -19,7 +19,7 @@ from gda.arrays.construction.small_tensors import SmallKind, SmallTensor, SmallT
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.dtype_names import as_dtype, is_raw
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
@@ -47,13 +47,11 @@ from gda.trees.matching import (
     prefix_of,
     specs_per_leaf,
 )
-from gda.trees.plain import to_jax
 
 _DTYPES = EntryKind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 
 @set_module("gda")
-@public
 @communicates("gda.load_tree", if_checked(option="read_once"))
 def load_tree(
     sources: Any,
@@ -124,8 +122,8 @@ def load_tree(
     """
     is_plain = makes_plain(plain, mesh, pad)
     options = Options(max_workers, max_bytes, progress, retry, read_once)
-    loading = _LoadingTree(as_dicts(sources), mesh, specs, dtype, pad, options)
-    made = together(
+    loading = _LoadingTree(as_dicts(sources), mesh, specs, dtype, pad, is_plain, options)
+    return together(
         "gda.load_tree",
         loading.mesh_of_all(),
         loading.read,
@@ -134,7 +132,6 @@ def load_tree(
         request=loading.described,
         communicates=read_once,
     )
-    return to_jax(made) if is_plain else made
 
 
 class _LoadedLeaf(NamedTuple):
@@ -143,7 +140,7 @@ class _LoadedLeaf(NamedTuple):
     source: Any
     build: PendingArray | SmallTensor
 
-    def contained(self, array: Any) -> Any:
+    def contained(self, array: Any, is_plain: bool) -> Any:
         """Return what is made of the source around its array, or around shape and dtype of it."""
         grid = self.build.plan.grid
         if are_keys(self.source) and isinstance(array, jax.Array):
@@ -151,7 +148,7 @@ class _LoadedLeaf(NamedTuple):
             array = jax.random.wrap_key_data(array, impl=impl)
         if grid.is_padded:
             return PaddedArray(array, grid.global_shape[: array.ndim])
-        return array if are_bare_keys(self.source) else GlobalArray(array=array)
+        return array if is_plain or are_bare_keys(self.source) else GlobalArray(array=array)
 
 
 BuildT = TypeVar("BuildT", PendingArray, SmallTensor)
@@ -168,6 +165,7 @@ class _LoadingTree:
     specs: Any
     dtype: Any
     pad: bool
+    is_plain: bool
     options: Options
 
     def mesh_of_all(self) -> Mesh | None:
@@ -205,8 +203,10 @@ class _LoadingTree:
                 narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
         prefix = prefix_of(self.tree, dtypes, "dtype", _DTYPES)
         named = {tuple(names_of(path)) for path, _ in given}
-        is_named = [tuple(names_of(pair.keys)) in named for pair in prefix.pairs]
-        return list(zip(prefix.of_each_leaf(), is_named, strict=True))
+        return [
+            (dtype, dtype is not None and tuple(names_of(pair.keys)) in named)
+            for pair, dtype in zip(prefix.pairs, prefix.of_each_leaf(), strict=True)
+        ]
 
     def _prepared(
         self,
@@ -259,7 +259,9 @@ class _LoadingTree:
     def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]) -> Any:
         """Return the tree with what is made of each pending array, contained."""
         made = [
-            leaf.contained(make(leaf.build)) if isinstance(leaf, _LoadedLeaf) else leaf
+            leaf.contained(make(leaf.build), self.is_plain)
+            if isinstance(leaf, _LoadedLeaf)
+            else leaf
             for leaf in leaves
         ]
         return jax.tree.unflatten(jax.tree.structure(self.tree, is_leaf=is_container), made)

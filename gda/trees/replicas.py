@@ -133,7 +133,6 @@ def check_replicas_agree(tree: Any, *, wait: Literal[True] = True) -> None: ...
 @overload
 def check_replicas_agree(tree: Any, *, wait: Literal[False]) -> ReplicaCheck: ...
 @set_module("gda")
-@public
 @communicates(_NAME, lambda given: [given["tree"]])
 def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None:
     """Check that all replicas of every block of a tree hold the same bits.

@@ -14,7 +14,7 @@ from gda.arrays.construction.from_process_local import array_from_process_local
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.mesh import MeshLike, mesh_and_spec, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates
 from gda.multihost.meeting import DisagreementError
@@ -23,7 +23,6 @@ from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
 @set_module("gda")
-@public
 @communicates("gda.reshard_tree", lambda given: [given["tree"], given["mesh"]])
 def reshard_tree(
     tree: Any,

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from gda.arrays.bits import without_padding
-from gda.arrays.process_local import data_by_device, first_holders
+from gda.arrays.process_local import first_holders
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock
 from gda.arrays.transport.to_host import BlockData, is_host
 from gda.layout.dtype_names import width_of
@@ -107,7 +107,10 @@ class WrittenArray:
             return dict.fromkeys(devices, array)
         # NumPy holds elements of less than a byte in another form, of which JAX makes a copy.
         has_views = width_of(array.dtype)[0] >= 8
-        data_on = dict.fromkeys(array.devices(), array) if self.is_local else data_by_device(array)
+        if self.is_local:
+            data_on = dict.fromkeys(array.devices(), array)
+        else:
+            data_on = {shard.device: shard.data for shard in array.addressable_shards}
         blocks: dict[int, BlockData] = {}
         for number, device in devices.items():
             data = data_on[device]

@@ -21,7 +21,7 @@ told = {"platform": card.platform}
 trees = {}
 for name, mesh in meshes.items():
     start = time.perf_counter()
-    tree = jax.block_until_ready(gda.pull(sys.argv[1], mesh, P("x"), plain=True, verify=True))
+    tree = jax.block_until_ready(gda.pull(sys.argv[1], mesh, P("x"), plain=True))
     told[name] = {
         "seconds": time.perf_counter() - start,
         "fingerprints": gda.fingerprint(tree),

@@ -91,7 +91,7 @@ def test_two_programs_on_one_card_exchange_a_tree(
             assert told["platform"] == next(iter(tree["w"].devices())).platform
             assert len(told["CPU devices"]["devices"]) == 4
             start = time.perf_counter()
-            back = gda.pull(told["address"], one_mesh, P("x"), plain=True, verify=True)
+            back = gda.pull(told["address"], one_mesh, P("x"), plain=True)
             jax.block_until_ready(back)
             measured("pull back, GB/s", nbytes / (time.perf_counter() - start) / 1e9)
             assert gda.fingerprint(back) == expected

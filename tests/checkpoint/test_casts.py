@@ -81,7 +81,7 @@ def test_a_conversion_names_the_value(tmp_path: Path) -> None:
     with pytest.raises(gda.DoesNotFitError, match=r"value 70000.0 at \(5, 1\)") as caught:
         plan.write(False)
     assert "a/w" in " ".join(caught.value.__notes__)
-    assert not gda.checkpoint.exists(tmp_path / "b")
+    assert not (tmp_path / "b/manifest.json").exists()
 
 
 MIXED = {

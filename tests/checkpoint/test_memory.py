@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from damaged import Damaged, leaf_at, save_tiny, sealed
+from damaged import Damaged, save_tiny, sealed
 from fastcrc import crc32
 from forks import Forks
 from jax.sharding import Mesh, NamedSharding
@@ -44,16 +44,6 @@ def saved(path: Path, tree: Any, edit: Callable[[dict[str, Any]], object]) -> Da
     damaged = Damaged(path)
     damaged.seal(edit)
     return damaged
-
-
-def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(taken: Taken, tmp_path: Path) -> None:
-    def grow(body: dict[str, Any]) -> None:
-        leaf_at(body, "w")["shape"] = [0, 2**60]
-
-    saved(tmp_path, {"w": np.zeros((0, 3), np.int8), "more": np.zeros(3)}, grow)
-    nbytes, kind, said = taken("restore", tmp_path, check_fingerprint=True)
-    assert (kind, nbytes < 32 * MIB) == ("CorruptionError", True), (nbytes, said)
-    assert "its fingerprint differs" in said
 
 
 def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
@@ -177,15 +167,12 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded machine
 
 
-@pytest.mark.parametrize(
-    ("do", "options", "of_arrays"),
-    [("verify", {"fingerprints": True}, 0), ("restore", {}, 40 * MIB)],
-)
+@pytest.mark.parametrize(("do", "of_arrays"), [("verify", 0), ("restore", 40 * MIB)])
 def test_no_more_than_max_bytes_are_taken_beside_the_arrays(
-    taken: Taken, compressed: Path, do: str, options: dict[str, Any], of_arrays: int
+    taken: Taken, compressed: Path, do: str, of_arrays: int
 ) -> None:
     most = 8 * MIB
-    nbytes, kind, said = taken(do, compressed, max_workers=8, max_bytes=most, **options)
+    nbytes, kind, said = taken(do, compressed, max_workers=8, max_bytes=most)
     assert kind == "NoneType", said
     assert nbytes < of_arrays + most + SLACK
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut
 
 import gda
-from gda.checkpoint import exists, inspect, restore, save
+from gda.checkpoint import inspect, restore, save
 from gda.storage.stores.directory import FileStore
 
 DATA = batch(16, 8)
@@ -308,21 +308,6 @@ def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
     assert restore(tmp_path) == {"a": 2}
     assert restore(tmp_path / "sub") == {"a": 1}
     assert all(path.exists() for path in kept)
-
-
-def test_a_checkpoint_exists_if_its_manifest_is_undamaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not exists(tmp_path)
-    assert not exists(tmp_path / "missing")
-    (tmp_path / "data-0123456789abcdef").mkdir()
-    assert not exists(tmp_path)
-    save(tmp_path, {"a": 1})
-    monkeypatch.setattr("gda.checkpoint.format.manifest_json.parse_json", None)  # not parsed
-    assert exists(tmp_path)
-    manifest = tmp_path / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:-1])
-    assert not exists(tmp_path)
 
 
 def test_the_manifest_of_another_program_is_not_replaced(tmp_path: Path) -> None:

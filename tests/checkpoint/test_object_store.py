@@ -41,7 +41,7 @@ from gda.testing import Pool
 P = PartitionSpec
 Spec = dict[str, Any]  # of a key-value store
 WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
-LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.restore)
+LOOKS = (checkpoint.inspect, checkpoint.verify, checkpoint.restore)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def tree_of(step: int = 7) -> dict[str, Any]:
 
 
 def check_restored(path: Any, step: int = 7) -> None:
-    tree = checkpoint.restore(path, check_fingerprint=True)
+    tree = checkpoint.restore(path)
     jax.tree.map(np.testing.assert_array_equal, tree, tree_of(step))
 
 
@@ -148,7 +148,6 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
     said = f"there is no checkpoint at {url}/: it has no manifest.json"
     with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
         checkpoint.inspect(url)
-    assert not checkpoint.exists(url)
 
 
 def test_next_save_removes_leftovers_of_one_that_died(kv: Any) -> None:
@@ -170,7 +169,6 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     checkpoint.save(kv / "other/", tree)
     data = len([key for key in kv.list().result() if key.startswith(b"run/data-")])
     del faults.listed[:]
-    checkpoint.exists(kv / "run/")
     checkpoint.restore(kv / "run/")
     checkpoint.open(kv / "run/")
     contents_at(kv / "run/", 10)
@@ -656,19 +654,6 @@ def test_of_two_saves_one_fails_and_takes_nothing_away(trials: Trials) -> None:
 def test_of_two_saves_into_a_bucket_one_fails(spec: Spec) -> None:
     check_order(spec, tuple("ABABABAB"))
     assert len(directories(spec)) == 2
-
-
-@pytest.mark.usefixtures("in_turn")
-def test_a_new_checkpoint_of_two_saves_is_one_of_them(kv: Any) -> None:
-    savers = [Saver(kv, {"by": name}) for name in "AB"]
-    for number in [0, 1, 0, 1, 1, 1, 0, 0]:
-        savers[number].step()
-    for saver in savers:
-        saver.join(60)
-    assert savers[1].error is None
-    assert isinstance(savers[0].error, checkpoint.SaveError)
-    assert checkpoint.restore(kv)["by"] == "B"
-    assert len(directories(kv)) == 2
 
 
 # Processes that die.

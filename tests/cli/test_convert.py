@@ -156,8 +156,6 @@ def test_every_pair_of_kinds(
     for name, expected in ARRAYS.items():
         np.testing.assert_array_equal(found[name], expected)
         assert found[name].dtype == expected.dtype
-    is_lossless = not has_step or kind == "a checkpoint of gda"  # a number becomes an array
-    assert run("diff", sources / source, tmp_path / target)[0] == (0 if is_lossless else 1)
 
 
 def test_a_map_of_views(convert: Callable[..., Any], tmp_path: Path) -> None:
@@ -207,17 +205,14 @@ def test_metadata_of_safetensors_files_is_kept(run: Run, tmp_path: Path) -> None
     assert gda.storage.open_safetensors(tmp_path / "c.safetensors").metadata == {"format": "pt"}
 
 
-def test_a_dry_run_writes_nothing(
-    convert: Callable[..., Any], sources: Path, tmp_path: Path
-) -> None:
+def test_a_dry_run_writes_nothing(convert: Callable[..., Any], tmp_path: Path) -> None:
     code, out, err = convert("orbax", "new", "--dry-run", "--dtype", "bf16", by="stacked")
     assert (code, err) == (0, "")
     assert out == (
-        "path  type                reads   writes\n"
-        "big   bfloat16[8,512]  16.0 KiB  8.0 KiB\n"
-        "row   bfloat16[4]          16 B      8 B\n"
-        "w     bfloat16[4,2,3]      96 B     48 B\n"
-        f"would read 16.1 KiB of {sources}/orbax, an Orbax run\n"
+        "path  type                size\n"
+        "big   bfloat16[8,512]  8.0 KiB\n"
+        "row   bfloat16[4]          8 B\n"
+        "w     bfloat16[4,2,3]     48 B\n"
         f"would write 3 leaves, 8.1 KiB, to {tmp_path}/new, a checkpoint of gda\n"
     )
     assert [*tmp_path.iterdir()] == []
@@ -252,15 +247,9 @@ def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
         "step        int                7\n"
         "4 leaves, 2.0 MiB; format an Orbax run\n"
     )
-    out = run.printed("inspect", sources / "safetensors", "--json")
-    document = json.loads(out)
-    assert document["about"] == {"format": "safetensors files"}
-    assert [leaf["path"] for leaf in document["leaves"]] == [
-        ["big"],
-        ["layers.0.b"],
-        ["layers.0.w"],
-    ]
-    assert document["leaves"][1]["shape"] == [2]
+    *leaves, total = run.printed("inspect", sources / "safetensors").splitlines()
+    assert [line.split()[0] for line in leaves] == ["big", "layers.0.b", "layers.0.w"]
+    assert total.endswith("; format safetensors files")
 
 
 def test_leaves_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:
@@ -276,12 +265,8 @@ def test_leaves_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:
     metadata = json.loads((tmp_path / "run" / "_METADATA").read_text())
     metadata["tree_metadata"]["('other',)"]["value_metadata"]["value_type"] = "MyType"
     (tmp_path / "run" / "_METADATA").write_text(json.dumps(metadata))
-    for command in (
-        ["convert", tmp_path / "run", tmp_path / "new"],
-        ["diff", *[tmp_path / "run"] * 2],
-    ):
-        code, out, err = run(*command)
-        assert (code, out, "'MyType', which gda does not read" in err) == (2, "", True)
+    code, out, err = run("convert", tmp_path / "run", tmp_path / "new")
+    assert (code, out, "'MyType', which gda does not read" in err) == (2, "", True)
 
 
 def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
@@ -294,20 +279,6 @@ def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
     assert run("inspect", path / "ema")[0] == 0
     assert run("convert", path / "ema", new)[0] == 0
     assert gda.checkpoint.restore(new)["w"].tolist() == (W + 1).tolist()
-    assert run("diff", new, path / "ema", "--at", "w")[0] == 0
-    assert run("diff", new, path / "state")[0] == 1
-
-
-def test_diff_of_other_files(run: Run, sources: Path, tmp_path: Path) -> None:
-    write_orbax(tmp_path / "run", {("layers", 0, "w"): W + 1, ("layers", 0, "b"): B})
-    code, out, err = run("diff", tmp_path / "run", sources / "orbax", "--at", "layers/0")
-    assert (code, err) == (1, "")
-    assert "of other content: 1 leaf\n  layers/0/w  float32[3,4]\n" in out
-    assert out.endswith("the same: 1 leaf, 2 B\n")
-    code, out, _ = run("diff", sources / "safetensors", tmp_path / "run")
-    assert "layers.0.w  float32[3,4]\n" in out
-    err = run.refusal("diff", tmp_path / "run", sources / "orbax", "--at", "layers/1")
-    assert "layers/1 is not in" in err
 
 
 # Bad input.
@@ -409,7 +380,7 @@ def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     write_orbax(tmp_path / "runs" / "100", {("w",): W})
     err = run.refusal("convert", tmp_path / "runs", tmp_path / "other")
-    assert "_METADATA: it has '100'. Pass the folder of a complete run" in err
+    assert "it has '100'. Pass the folder of one step" in err
     gda.checkpoint.save(tmp_path / "numbers", {"step": 1})
     err = run.refusal("convert", tmp_path / "numbers", tmp_path / "other")
     assert f"no array to write in {tmp_path}/numbers; " in err

@@ -1,6 +1,5 @@
 """``gda diff`` as a user runs it."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -35,34 +34,6 @@ def test_others(run: Run, a: Path, b: Path) -> None:
     assert out == f"{gda.checkpoint.diff(a, b)}\n"
     assert "  params/0  float64[4]\n" in out
     assert "\x1b" not in out
-
-
-def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
-    assert run("diff", a, b, "--at", "params/1")[0] == 0
-    code, out, _ = run("diff", a, b, "--at", "params")
-    assert (code, "name" in out) == (1, False)
-    assert run.refusal("diff", a, b, "--at", "params/7") == (
-        "gda: --at: params/7 is not in the tree; params has 0; 1; "
-        "write keys as in params/layers/0\n"
-    )
-
-
-def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:
-    for name, number in (("a", 1), ("b", 2)):
-        tree = {"layers": {"0": {"w": number}, "1": 3}}
-        gda.checkpoint.save(tmp_path / name, tree)
-    code, out, _ = run("diff", tmp_path / "a", tmp_path / "b", "--at", "layers/0")
-    assert (code, "layers/0/w  1 -> 2" in out) == (1, True)
-
-
-def test_for_programs(run: Run, a: Path, b: Path) -> None:
-    code, out, _ = run("diff", "--json", a, b)
-    document = json.loads(out)
-    assert code == 1
-    assert document == gda.checkpoint.diff(a, b).to_dict()
-    assert list(document) == sorted(document)
-    code, out, _ = run("diff", "--json", a, a)
-    assert (code, json.loads(out)["are_equal"]) == (0, True)
 
 
 def test_errors(run: Run, a: Path, b: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -35,15 +34,13 @@ def test_padding(run: Run) -> None:
     args = ("plan", "--shape", "5x4", "--dtype", "int4", "--mesh", "x=4,y=2", "--spec", "x")
     args = (*args, "--devices-per-process", "4", "--no-picture")
     out = run.printed(*args, "--pad")
-    assert "note          2 devices of 8 would hold padding alone\n" in out
     for line in (
         "padding       to (8, 4): 12 B, 60 % more on all devices\n",
         "per process   16 B; 2 B to 8 B of it distinct (2 blocks)\n",
         "all devices   32 B: the array 2 times, and padding\n",
     ):
         assert line in out
-    err = run.refusal(*args)
-    assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
+    assert "5 is not divisible by 4" in run.refusal(*args)
     args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
     assert run(*args, "--pad") == run(*args)  # where all divides
 
@@ -79,8 +76,9 @@ def test_a_picture_follows_the_words(run: Run) -> None:
     ("args", "message"),
     [
         ({"--spec": "dat"}, "; did you mean 'data'?"),
-        ({"--shape": f"{2**62}x6"}, "about 10**20 bytes on all devices; a plan counts to 2**63"),
-        ({"--mesh": ",".join(f"a{i}=1" for i in range(300))}, "this mesh has 300 dimensions; an"),
+        ({"--shape": f"{2**62}x6"}, "this array takes 2**63 bytes or more on all devices"),
+        ({"--mesh": "x=4194305"}, "a plan is for at most 4,194,304 devices"),
+        ({"--spec": "x y"}, "--spec: the name of a mesh axis was expected, or _ for a dimension"),
         ({"--devices-per-process": "3"}, "3 devices per process do not divide the 8 devices of th"),
     ],
 )
@@ -95,17 +93,8 @@ def test_mistakes(run: Run, args: dict[str, str], message: str) -> None:
 
 def test_missing_options_are_named(run: Run) -> None:
     assert run.refusal("plan", "--shape", "8", "--mesh", "x=4") == (
-        "gda: --dtype and --spec are missing; give --shape, --dtype, --mesh and --spec "
-        "for one array, or --tree FILE for a model\n"
+        "gda: give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model\n"
     )
-
-
-def test_all_options_that_cannot_be_read_are_reported_at_once(run: Run) -> None:
-    args = ("--shape", "8,,", "--dtype", "f3", "--mesh", "x", "--spec", "x y")
-    err = run.refusal("plan", *args)
-    lines = err.splitlines()
-    assert len(lines) == 12
-    assert [line.split(":")[0] for line in lines[3::3]] == ["--dtype", "--mesh", "--spec"]
 
 
 WORDS = st.one_of(
@@ -121,7 +110,7 @@ OPTIONS = ["--shape", "--dtype", "--mesh", "--spec", "--devices-per-process"]
 
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
-    st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
+    st.sampled_from([["--no-picture"], ["--pad"], []]),
     st.booleans(),
 )
 def test_any_words_give_an_answer_or_a_message(
@@ -133,35 +122,6 @@ def test_any_words_give_an_answer_or_a_message(
     if not is_joined:
         words = [word for pair in pairs for word in pair]
     assert exit_code("plan", *words, *kind) in (0, 2)
-
-
-# The memory of a device; more of models is in test_tree.
-
-LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
-
-
-def test_the_memory_of_a_model(run: Run) -> None:
-    options = "--tree", LLAMA, "--device", "v5e", "--optimizer", "adamw", "--mesh"
-    assert (
-        "\n\ndevice        v5e: 15.8 GiB for programs\n"
-        "needed        18.8 GiB: parameters 6.3 GiB, adamw 12.6 GiB\n"
-        "fits          no: 3.1 GiB too much; without replicas it needs at least 3 devices\n\n"
-    ) in run.printed("plan", *options, "data=1,model=2")
-    fits = "fits          yes: 15.2 GiB left for gradients and activations\n"
-    assert fits in run.printed("plan", *options, "data=16,model=4")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--tree", LLAMA, "--device", "v5"], "gda: --device: no kind of device has the name 'v5'"),
-        (["--tree", LLAMA, "--optimizer", "adam"], "--optimizer counts its state in the memory"),
-        (["--tree", LLAMA, "--device", "v5e", "--optimizer", "sgd"], "invalid choice: 'sgd'"),
-        (["--shape", "8", "--device", "v5e"], "--device and --optimizer are for a model; give"),
-    ],
-)
-def test_mistakes_of_a_device(run: Run, options: list[Any], message: str) -> None:
-    assert message in run.refusal("plan", *options)
 
 
 # As a program.

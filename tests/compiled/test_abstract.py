@@ -1,4 +1,4 @@
-"""Trees, checkpoints and model files as shapes that are placed on a mesh."""
+"""Trees and checkpoints as shapes that are placed on a mesh."""
 
 from pathlib import Path
 
@@ -11,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
@@ -93,17 +91,6 @@ def test_a_checkpoint_by_its_path_or_contents(mesh: Mesh, tmp_path: Path) -> Non
     by_path = gda.abstract(tmp_path / "step-7", mesh, P())
     assert by_path == gda.abstract(gda.checkpoint.inspect(tmp_path / "step-7"), mesh, P())
     assert by_path == gda.abstract(saved, mesh, P())
-
-
-def test_a_model_file_with_its_specs_or_others(mesh: Mesh) -> None:
-    path = ROOT / "examples" / "transformer_7b.json"
-    placed = gda.abstract(path, mesh)
-    assert len(placed) == 291
-    norm, head = placed["model.norm.weight"], placed["lm_head.weight"]
-    assert (head.shape, head.dtype) == ((32_000, 4096), jnp.bfloat16)
-    assert head.sharding.spec == P("model", "data")
-    assert norm.sharding.spec == P()
-    assert gda.abstract(str(path), mesh, P("data"))["lm_head.weight"].sharding.spec == P("data")
 
 
 @pytest.mark.parametrize(

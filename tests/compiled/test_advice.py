@@ -103,7 +103,6 @@ def test_advice_is_shown_by_print(mesh_4x2: Mesh) -> None:
     short = too_large(found)
     (advice,) = short.advice
     assert str(short).endswith(f"\nto save time, memory or communication:\n- {advice.text}")
-    assert advice.text.replace("'", "&#x27;") in short._repr_html_()
     many = dataclasses.replace(
         short, arguments=tuple(found.arguments[0]._replace(dtype=f"f{n}") for n in range(10))
     )

@@ -46,6 +46,12 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line(
     assert len(read_temporaries(more, PROGRAM)) == 10
 
 
+def test_the_blocks_of_a_temporary_without_elements_are_not_counted() -> None:
+    of_eight = Temporary("float32", (2, 8), 64, "", None, None, whole_shape=(16, 8))
+    assert of_eight.num_blocks == 8
+    assert of_eight._replace(shape=(0, 8), whole_shape=(0, 64)).num_blocks is None
+
+
 SEVERAL = """HloModule jit_step
 
 %body () -> (f32[8], f32[4]) {

@@ -230,9 +230,6 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     document = json.loads(json.dumps(found.to_dict()))
     assert (document["mesh"], document["nbytes_total"]) == ({"x": 4, "y": 2}, 512)
     assert [each["axes"] for each in document["collectives"]] == [["x"], ["y"]]
-    page = found._repr_html_()
-    assert "<td>all-reduce (add)</td><td>x</td><td>float32[<wbr/>4,<wbr/>16]</td><td>1</td>" in page
-    assert page.count("<tr>") == len(str(found).splitlines()) - 1
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
         "  collective        over  operands       times  bytes  from",
@@ -406,9 +403,8 @@ def step() -> tuple[Any]:
 GOOD: list[Any] = [
     {"all-reduce": "data", "all-gather": "model"},
     {("all-reduce", "data"): 1, ("all-gather", "model"): 1},
-    {("all-reduce", ("data",)): None, "all-gather": 1},
-    ["all-reduce", ("all-gather", ["data", "model"])],
-    {"all-reduce": None, "all-gather": None, "all-to-all": "data"},
+    {"all-reduce": ("data",), "all-gather": 1},
+    ["all-reduce", ("all-gather", "data"), ("all-gather", "model"), ("all-to-all", "data")],
     {"all-reduce": "data", "all-gather": "model", ("all-to-all", "data"): 0},
 ]
 
@@ -489,12 +485,10 @@ def test_axes_of_size_one_make_no_difference() -> None:
     [
         ("all-reduce", TypeError, "or a list of kinds such as ['all-reduce'], not 'all-reduce'"),
         (["all_reduce"], ValueError, "allow names 'all_reduce', but the kinds of collectives are"),
-        (["ppermute"], ValueError, "did you mean 'collective-permute'?"),
-        ([3], ValueError, "allow has 3; expected is a kind or (kind, axes)"),
+        (["reduce_scatter"], ValueError, "did you mean 'reduce-scatter'?"),
         ({"all-reduce": "dta"}, ValueError, "{'data': 4, 'model': 2}; did you mean 'data'?"),
         ({"all-reduce": 1.5}, TypeError, "allow has 'all-reduce': 1.5; the value must be a number"),
-        ({"all-reduce": [3]}, TypeError, "or a list of these as alternatives, not [3]"),
-        ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for several axes at once"),
+        ({"all-reduce": (3,)}, TypeError, "a tuple of names for several axes at once, not (3,)"),
     ],
 )
 def test_a_bad_allow_is_an_error_before_anything_is_compiled(

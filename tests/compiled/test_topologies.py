@@ -74,11 +74,7 @@ def test_a_name_that_is_none(topology: str, message: str) -> None:
     ("arguments", "error", "message"),
     [
         (("h100:8", {"x": 16}, 2), ValueError, "omit num_slices, and write h100:HOSTSxGPUS"),
-        (
-            *(("l40:8", {"x": 8}, 1, "nowhere.txt"), FileNotFoundError),
-            "there is no file 'nowhere.txt'; target_config is the text",
-        ),
-        (("l40:8", {"x": 8}, 1, 3), TypeError, "target_config must be the text of a Gpu"),
+        (("l40:8", {"x": 8}, 1, "nowhere.txt"), FileNotFoundError, "'nowhere.txt'"),
         ((4, {"x": 4}), TypeError, "topology must be a kind and its chips"),
         (("v5e:2x2", 4), TypeError, "mesh_shape must be sizes by axis, such as {'data': 64"),
         (("v5e:2x2", {"x": 0}), ValueError, "mesh_shape has 'x': 0; an axis has a name and a size"),

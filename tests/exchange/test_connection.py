@@ -249,10 +249,8 @@ def test_a_message_that_is_sent_again_is_an_error() -> None:
 
 def offering(pieces: str) -> AbstractContextManager[str]:
     """Offer an array whose pieces another address has."""
-    return listening(answers(catalog(servers=[[pieces, ""]])))
-
-
-NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
+    mesh = [[["process", 1]], [1]]
+    return listening(answers(catalog(meshes=[mesh], servers=[["127.0.0.1:1", ""], [pieces, ""]])))
 
 
 @pytest.mark.parametrize(
@@ -261,7 +259,6 @@ NO_SUMS = [None, ["x"], [[1, 2, 3, 2**70]], [[1, 2, 3, 4]] * 2]
         ({"nbytes": 2**60}, "has 1152921504606846976 bytes for pieces of 16 bytes", {}),
         ({"error": ["ValueError", "is tired"]}, "is tired", {}),
         ([3], "sent a message that is not an object", {}),
-        *[({"sums": sums}, "sent no sums of the pieces", {"verify": True}) for sums in NO_SUMS],
         ({}, "sent version 1 of 'tree', which was not asked for", {"name": "policy"}),
         ({}, "sent version 1 of 'tree', which was not asked for", {"min_version": 2}),
     ],
@@ -270,25 +267,6 @@ def test_answers_that_are_none_are_refused(answer: Any, message: str, options: A
     with listening(answers(answer)) as pieces, offering(pieces) as address:  # noqa: SIM117
         with pytest.raises((ConnectionError, ValueError), match=message):
             gda.pull(address, timeout=60, **options)
-
-
-def test_a_pull_never_takes_itself_for_the_offer(
-    offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A port that nothing listens on can be the one that the system chooses to connect from."""
-    connect, made = socket.create_connection, []
-
-    def to_itself_first(*given: Any) -> socket.socket:
-        if made:
-            return connect(*given)
-        made.append(socket.socket())
-        made[0].bind(("127.0.0.1", 0))
-        made[0].connect(made[0].getsockname())
-        return made[0]
-
-    monkeypatch.setattr(socket, "create_connection", to_itself_first)
-    assert gda.pull(offer.address, token="secret", timeout=60)["step"] == 3
-    assert made[0].fileno() == -1
 
 
 def test_a_piece_that_ends_too_early_is_an_error() -> None:
@@ -428,31 +406,12 @@ def test_a_question_that_drips_ends_in_time(
             drip(connection._socket, 1000)
 
 
-def test_sums_end_when_no_puller_waits(offer: gda.Offer, monkeypatch: pytest.MonkeyPatch) -> None:
-    summed, ended = [], threading.Event()
-
-    def sums(block: np.ndarray, start: Any) -> np.ndarray:
-        connection.close()
-        summed.append(block)
-        return np.zeros(4, np.uint32)
-
-    end = serving.OfferServer._end
-    monkeypatch.setattr(serving, "sums_of_host", sums)
-    monkeypatch.setattr(serving.OfferServer, "_end", lambda *each: (end(*each), ended.set()))
-    connection = connected_to(offer)
-    piece = [[2], [0, 0], [8, 4], "float32"]
-    question = {"ask": "sums", "run": offer.run, "version": 1, "timeout": 3600}
-    connection.send(question | {"pieces": [piece] * 1000})
-    assert ended.wait(60)
-    assert len(summed) < 1000
-
-
 def test_many_pieces_are_pulled_by_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (asking, serving):
         monkeypatch.setattr(module, "MOST_PIECES", 3)
     tree = {f"w{n}": batch(n + 1, 2) for n in range(10)}
     with gda.offer(tree) as offer:
-        pulled = gda.pull(offer.address, verify=True)
+        pulled = gda.pull(offer.address)
     for name, whole in tree.items():
         np.testing.assert_array_equal(pulled[name], whole)
 

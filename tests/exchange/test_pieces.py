@@ -104,7 +104,7 @@ def test_replicas_of_a_block_get_nearly_equally_many_requests(
     source, target = both
     requests: dict[int, Counter[int]] = {}
     for process in target.processes.numbers:  # pyright: ignore
-        for piece in pulled_pieces(source, needed_by(target, process)):
+        for piece in pulled_pieces(source, needed_by(target, process), frozenset()):
             block = tiling_of(source).block_at(piece.start)
             requests.setdefault(block, Counter())[piece.server] += 1
     for counts in requests.values():

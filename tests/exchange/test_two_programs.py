@@ -161,7 +161,7 @@ def test_two_processes_pull_columns_of_the_rows_of_two(programs: tuple[Pool, Poo
     offering, pulling = programs
     addresses = offering.run(offered)
     assert len({*addresses}) == 1
-    assert_right(pulling.run(pulled, addresses[0], AxisType.Explicit, verify=True))
+    assert_right(pulling.run(pulled, addresses[0], AxisType.Explicit))
     for options, kind, said in [
         ({"token": "guess"}, "PermissionError", "has another token"),
         ({"at": ["adam"]}, "KeyError", "adam is not in the tree"),

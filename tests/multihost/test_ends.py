@@ -13,16 +13,19 @@ import atexit, gda.launch, sys
 gda.launch.initialize()
 import jax
 atexit.register(lambda: {hook})
-gda.check_processes_agree(0, name="the beginning")
+{first}
 if jax.process_index() == {ends}:
     {end}
 gda.check_processes_agree(0, name="the end", timeout=300)
 """
 
 
-def program(ends: int | None, end: str, hook: str = "None") -> str:
+MEETING = "gda.check_processes_agree(0, name='the beginning')"
+
+
+def program(ends: int | None, end: str, hook: str = "None", first: str = MEETING) -> str:
     """Return a program of which one process, or none, ends before the other does."""
-    return PROGRAM.format(ends=ends, end=end, hook=hook)
+    return PROGRAM.format(ends=ends, end=end, hook=hook, first=first)
 
 
 def run_both(program: str) -> list[CompletedProcess[str]]:
@@ -45,6 +48,12 @@ def run_both(program: str) -> list[CompletedProcess[str]]:
 def test_an_error_that_ends_one_process_ends_the_others_with_its_name_and_reason() -> None:
     done = run_both(program(0, "raise ValueError('no data')"))
     assert "ValueError: no data" in done[0].stderr
+    assert "process 0 ended after ValueError: no data" in done[1].stderr
+    assert [each.returncode for each in done] == [1, 1]
+
+
+def test_an_error_before_the_first_meeting_ends_the_others_too() -> None:
+    done = run_both(program(0, "raise ValueError('no data')", first="gda.GlobalArray"))
     assert "process 0 ended after ValueError: no data" in done[1].stderr
     assert [each.returncode for each in done] == [1, 1]
 

@@ -17,8 +17,7 @@ from meshes import batch, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda.planning.model import plan_model
-from gda.planning.notation.model_file import ModelText
+from gda.planning.model import ModelPlan, plan_model
 from gda.testing.strategies import global_arrays
 
 XY = {"x": 4, "y": 2}
@@ -164,12 +163,13 @@ def test_the_page_has_the_table_and_the_dict_is_json(mesh: Mesh) -> None:
 # Files of models.
 
 
-def planned_bytes(found: gda.Layouts, mesh: dict[str, int] | None = None) -> int:
-    model = plan_model(ModelText("model.json", found.to_json()), mesh, None, pad=True)
-    return model.bytes_per_device
-
-
 def test_a_plan_of_the_file_has_the_same_bytes(auto_mesh: Mesh, tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+
+    def planned(found: gda.Layouts, mesh: dict[str, int] | None = None) -> ModelPlan:
+        file.write_text(found.to_json())
+        return plan_model(file, mesh, None, pad=True)
+
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="rbg"), 8))
     tree = {
         **model(auto_mesh),
@@ -180,22 +180,20 @@ def test_a_plan_of_the_file_has_the_same_bytes(auto_mesh: Mesh, tmp_path: Path) 
         'of "quotes" and \n': shape(auto_mesh, P(None, ("x", "y")), 0, 8),
     }
     found = gda.layouts(tree)
-    assert planned_bytes(found) == found.nbytes_per_device
+    assert planned(found).bytes_per_device == found.nbytes_per_device
     parameters = json.loads(found.to_json())["parameters"]
     assert parameters["keys"] == {"shape": [8, 4], "dtype": "uint32", "spec": ["x"]}
     # The memory of the host is not that of a device.
     assert found.nbytes_on_host == 32
     assert "on each device, 32 B on its host; mesh " in str(found)
     assert rows_of(tree)["moment"].layout == "P('x') on x=4,y=2, pinned_host"
-    file = tmp_path / "model.json"
-    file.write_text(gda.layouts({"moment": tree["moment"]}).to_json())
-    read = gda.abstract(str(file), auto_mesh)
-    assert read["moment"].sharding.memory_kind == "pinned_host"
+    (moment,) = planned(gda.layouts({"moment": tree["moment"]})).parameters
+    assert moment.memory_kind == "pinned_host"
     # Shapes of a function have no mesh.
     shapes = jax.eval_shape(lambda: {"w": jnp.zeros((8, 2)), "key": jax.random.key(0)})
     found = gda.layouts(shapes)
     assert "mesh" not in json.loads(found.to_json())
-    assert planned_bytes(found, {"data": 8}) == found.nbytes_per_device == 72
+    assert planned(found, {"data": 8}).bytes_per_device == found.nbytes_per_device == 72
 
 
 class Tiled(Sharding):

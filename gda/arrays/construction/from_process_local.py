@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from ctypes import addressof, c_char
 from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.blocks import Block, BlockReader, as_one_block, is_on_cpu
@@ -21,7 +22,7 @@ from gda.arrays.process_local import local_sharding
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_shape
-from gda.mesh import MeshAndSpec, MeshLike, is_tracer, processes_of, view_of
+from gda.mesh import MeshAndSpec, MeshLike, after_spec, is_tracer, processes_of, view_of
 from gda.multihost.agreement import checked
 
 
@@ -29,7 +30,7 @@ from gda.multihost.agreement import checked
 def array_from_process_local(
     local_data: Any,
     mesh: MeshLike,
-    spec: SpecLike | None = None,
+    spec: Any = None,
     global_shape: Iterable[int] | None = None,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
@@ -37,6 +38,8 @@ def array_from_process_local(
     batch: BatchBuffers | None = None,
 ) -> jax.Array:
     """Build an array of local data; ``batch`` is for the leaves of a tree."""
+    if not isinstance(spec, PartitionSpec):
+        spec, global_shape = after_spec(mesh, spec, global_shape)
     local = as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
@@ -103,13 +106,19 @@ class _LocalPlan:
     ``sharding`` is that of the local array; ``None`` if that is not what the local data is.
     """
 
-    def __init__(self, local_shape: Shape, over: MeshAndSpec, global_shape: Shape | None) -> None:
-        mesh, spec, memory_kind = over
+    def __init__(
+        self,
+        local_shape: Shape,
+        mesh: Mesh,
+        spec: SpecLike,
+        memory_kind: str | None,
+        global_shape: Shape | None,
+    ) -> None:
         if global_shape is None:
             processes = processes_of(mesh)
             me = jax.process_index()
             global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
-        self.whole = local_blocks_over(global_shape, over)
+        self.whole = local_blocks_over(global_shape, MeshAndSpec(mesh, spec, memory_kind))
         view = view_of(global_shape, mesh, self.whole.grid.spec)
         self.indices = view.indices_within(local_shape) if self.whole.devices else []
         # True if the local data is its blocks one after the other, each in one piece.
@@ -117,7 +126,6 @@ class _LocalPlan:
         rows = len(self.indices) * block[0] if block else 0
         self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
         self.alignment = ALIGNMENT * len(self.indices)
-        self._known_offsets: dict[int, frozenset[int]] = {}
         # A block that several devices hold JAX would copy for each of them.
         is_one_each = len(self.whole.distinct) == len(self.whole.devices)
         is_near = self.whole.is_in_default_memory
@@ -136,22 +144,16 @@ class _LocalPlan:
         """Return True if JAX copies every block, by several threads, until the array is ready."""
         if self._is_always_copied:
             return local.dtype in KEPT_DTYPES
+        if not (self._may_be_copied_by_jax and local.dtype in KEPT_DTYPES):
+            return False
+        flags, step = local.flags, local.nbytes // len(self.indices)
+        # No block begins where JAX takes memory as it is. Of other memory the address takes four
+        # times as long.
         return (
-            self._may_be_copied_by_jax
-            and local.dtype in KEPT_DTYPES
-            and local.flags.c_contiguous
-            # No block begins where JAX takes memory as it is.
-            and -local.__array_interface__["data"][0] % ALIGNMENT
-            not in self._offsets(local.dtype.itemsize)
+            flags.c_contiguous
+            and flags.writeable
+            and addressof(c_char.from_buffer(local)) % math.gcd(step, ALIGNMENT) != 0  # pyright: ignore
         )
-
-    def _offsets(self, itemsize: int) -> frozenset[int]:
-        """Return where the blocks of data in rows begin, in bytes from the first, modulo 64."""
-        if itemsize not in self._known_offsets:
-            step = math.prod(self.whole.grid.shard_shape) * itemsize
-            offsets = frozenset(i * step % ALIGNMENT for i in range(len(self.indices)))
-            self._known_offsets[itemsize] = offsets
-        return self._known_offsets[itemsize]
 
 
 def _blocks_at_once(
@@ -248,13 +250,17 @@ def _from_key_data(
 def _plan_for(
     local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> _LocalPlan:
-    if isinstance(global_shape, tuple | list) and None in global_shape:
-        raise ValueError(
-            f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
-        )
-    shape = None if global_shape is None else check_shape(global_shape)
+    shape = None
+    if global_shape is not None:
+        if isinstance(global_shape, tuple | list) and None in global_shape:
+            raise ValueError(
+                f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
+            )
+        shape = check_shape(global_shape)
+    if isinstance(mesh, Mesh) and isinstance(spec, PartitionSpec):
+        return _cached_plan(local.shape, mesh, spec, None, shape)
     over = hashable_over(mesh, spec, local.shape if shape is None else shape)
-    return _cached_plan(local.shape, over, shape)
+    return _cached_plan(local.shape, *over, shape)
 
 
 _cached_plan = lru_cache(maxsize=256)(_LocalPlan)

@@ -258,14 +258,16 @@ def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Arra
     return buffer
 
 
+_NOT_GUARDED = (None, "allow")
+
+
 def _transfers_are_guarded() -> bool:
     """Return True if a setting may forbid or log transfers; overriding it takes 10 times longer."""
     config: Any = jax.config
-    settings = (
-        config.jax_transfer_guard_host_to_device,
-        config.jax_transfer_guard_device_to_device,
+    return (
+        config.jax_transfer_guard_host_to_device not in _NOT_GUARDED
+        or config.jax_transfer_guard_device_to_device not in _NOT_GUARDED
     )
-    return any(setting not in (None, "allow") for setting in settings)
 
 
 def places_early(platform: str) -> bool:

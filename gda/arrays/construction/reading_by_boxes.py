@@ -29,6 +29,8 @@ _Memory = np.ndarray[Any, Any]
 Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
 
 _SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
+# Of each block that a thread fills alone: two that touch a huge page first would both clear it.
+_MOST_ALONE = 2 * 2**20
 _COPIES = 2  # of a chunk that is read: as it is stored, and decoded
 
 
@@ -221,14 +223,20 @@ class BoxReads:
         for group in self._groups:
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
-                for box in self._boxes_of(group):
-                    yield self._tasks.task([box], partial(self._finish, [box]))
+                boxes = [*self._boxes_of(group)]
+                nbytes = [sum(self._nbytes(index) for _, index in box) for box in boxes]
+                most = len(group) * _MOST_ALONE if self._source.is_local else 0
+                for some in groups_within(boxes, nbytes, most):
+                    yield self._tasks.task(some, partial(self._finish, some))
                 continue
             nbytes = [self._left[number] * self._dtype.itemsize for number in group]
             for some in groups_within(group, nbytes, self._max_bytes - self._most_bytes):
                 held = sum(self._left[number] for number in some) * self._dtype.itemsize
                 boxes = [*self._boxes_of(some)]
                 yield self._tasks.task(boxes, partial(self._finish, boxes), held)
+
+    def _nbytes(self, index: Index) -> int:
+        return math.prod(sizes_of(index)) * self._itemsize
 
     @property
     def _dtype(self) -> np.dtype[Any]:

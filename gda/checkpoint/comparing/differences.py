@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
@@ -52,10 +51,6 @@ class LeafDifference:
         shown = [x if len(x) <= _MOST_LETTERS else f"{x[:_MOST_LETTERS]}…" for x in texts]
         return format_path(self.path), " -> ".join(shown)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
-        return {"path": list(self.path), "a": self.a, "b": self.b}
-
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
@@ -100,19 +95,6 @@ class Differences:
 
     def __bool__(self) -> bool:
         return not self.are_equal
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the differences for JSON."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "are_equal": self.are_equal,
-            "equal": {"leaves": self.num_equal, "nbytes": self.equal_nbytes},
-            **{
-                kind.replace(" ", "_"): [leaf.to_dict() for leaf in leaves]
-                for kind, leaves in self._kinds
-            },
-        }
 
     def __repr__(self) -> str:
         lines = table([("a:", self.a), ("b:", self.b)])
@@ -165,8 +147,10 @@ def are_of_one_type(a: Leaf, b: Leaf) -> bool:
 
 
 def differences_of(
-    names: tuple[str, str], a: Mapping[Path, Leaf], b: Mapping[Path, Leaf]
+    side_a: tuple[str, Mapping[Path, Leaf]], side_b: tuple[str, Mapping[Path, Leaf]]
 ) -> Differences:
+    """Return the differences of two trees, each given by its name and its leaves."""
+    (name_of_a, a), (name_of_b, b) = side_a, side_b
     only_in_b = [
         LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
     ]
@@ -185,7 +169,8 @@ def differences_of(
         else:
             kind.append(LeafDifference(path, _text(leaf), _text(other)))
     return Differences(
-        *names,
+        name_of_a,
+        name_of_b,
         only_in_a=tuple(only_in_a),
         only_in_b=tuple(only_in_b),
         of_other_type=tuple(other_type),

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import math
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -96,8 +95,8 @@ class ChunkGrid:
 
     >>> import gda
     >>> grid = gda.checkpoint.ChunkGrid((4, 5), (2, 2))
-    >>> grid.num_chunks, grid.start(4), grid.key(4), grid.shape_within(5)
-    (6, (2, 2), 'c.1.1', (2, 1))
+    >>> grid.num_chunks, grid.key(4), grid.shape_within(5)
+    (6, 'c.1.1', (2, 1))
     >>> [overlap.chunk for overlap in grid.overlaps((1, 2), (2, 2))]
     [1, 4]
     """
@@ -119,21 +118,13 @@ class ChunkGrid:
         """The number of chunks."""
         return math.prod(self.counts)
 
-    def coordinates(self, chunk: int) -> tuple[int, ...]:
-        """Return the number of a chunk along each dimension."""
-        return tuple(self._tiling.columns(chunk))
-
-    def start(self, chunk: int) -> tuple[int, ...]:
-        """Return the first element of a chunk."""
-        return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
-
     def shape_within(self, chunk: int) -> Shape:
         """Return the sizes of the part of a chunk that is within the shape."""
         return shape_at(self._tiling.index(chunk), self.shape)
 
     def key(self, chunk: int) -> str:
         """Return the name of a chunk within the array, as in zarr v3 with separator ``.``."""
-        return ".".join(["c", *map(str, self.coordinates(chunk))])
+        return ".".join(["c", *map(str, self._tiling.columns(chunk))])
 
     def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
         """Yield the overlap of each chunk with the block at ``starts``, in order of number."""

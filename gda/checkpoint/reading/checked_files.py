@@ -17,7 +17,7 @@ import numpy as np
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, decompress
-from gda.checkpoint.format.manifest_json import file_and_name, load_manifest
+from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -31,21 +31,10 @@ from gda.trees.records.recorded_tree import PerProcessLeaf, format_path
 
 T = TypeVar("T")
 
-MOST_ATTEMPTS = 10  # if another save commits during each of them, the read fails
-
 _FILES_IN_A_CHECK = 16
 _SLOW_CHECK = 0.005  # seconds
 _CHECKS_AT_A_TIME = 32
 _GONE = (FileNotFoundError, NotADirectoryError)
-
-
-def is_whole(store: Store) -> bool:
-    """Return True if a path has a manifest that matches its checksum; it is not parsed."""
-    try:
-        manifest_json.body_of(*file_and_name(store))
-    except (FileNotFoundError, NotADirectoryError, CorruptionError):
-        return False
-    return True
 
 
 def load_complete(store: Store) -> Manifest:
@@ -64,27 +53,6 @@ class MissingFileError(CorruptionError):
     """A file of a checkpoint is missing; on a network file system it may only be late."""
 
 
-class ReplacedError(RuntimeError):
-    """Another checkpoint replaced the one that was being read."""
-
-
-def read_complete(
-    stores: Sequence[Store], read: Callable[..., T], is_alone: Callable[[], bool] = lambda: True
-) -> T:
-    """Return the result of ``read`` for checkpoints; call it again if one is replaced.
-
-    ``is_alone`` returns True if no other process must read the same checkpoints.
-    """
-    attempts = MOST_ATTEMPTS
-    while True:
-        try:
-            return read(*map(load_complete, stores))
-        except ReplacedError:
-            attempts -= 1
-            if not attempts or not is_alone():
-                raise
-
-
 def check_not_replaced(store: Store, manifest: Manifest) -> None:
     """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
     try:
@@ -92,7 +60,7 @@ def check_not_replaced(store: Store, manifest: Manifest) -> None:
     except (OSError, ValueError):
         return
     if not is_same:
-        raise ReplacedError(
+        raise RuntimeError(
             f"the checkpoint at {store.url} was overwritten while it was being read; read it again"
         )
 

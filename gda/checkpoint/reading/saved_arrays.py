@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gda.checkpoint.format.manifest import Chunk, Manifest
-from gda.checkpoint.reading.checked_files import Files, check_not_replaced, read_complete
+from gda.checkpoint.reading.checked_files import Files, check_not_replaced, load_complete
 from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
@@ -81,7 +81,7 @@ def open(path: Any, *, timeout: float = 600) -> Any:  # noqa: A001
     """
     checksums.require_crc32c()
     store = open_store(path_of(path, timeout), timeout)
-    return read_complete([store], lambda manifest: tree_of_sources(store, manifest))
+    return tree_of_sources(store, load_complete(store))
 
 
 def tree_of_sources(store: Store, manifest: Manifest) -> Any:

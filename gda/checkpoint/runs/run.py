@@ -11,8 +11,8 @@ import logging
 import operator
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, NamedTuple, Self
 
@@ -164,7 +164,6 @@ class Run:
 
     # The steps of the training.
 
-    @public
     @communicates("gda.checkpoint.Run.resume")
     def resume(
         self,
@@ -224,7 +223,7 @@ class Run:
             # The same in all processes, also if it names the latest step of a run.
             source = self._told("start_from", lambda: _text_of(path_of(start_from, self._timeout)))
             state = all_do(
-                _noting_state()(lambda: restore(source or start_from, state, **options)),
+                lambda: restore(source or start_from, state, **options),
                 share=lambda _: None,
                 what=f"reading {start_from}, for the run {url}",
                 timeout=self._timeout,
@@ -234,7 +233,6 @@ class Run:
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
-        @_noting_state()
         def read(name: str) -> Any:
             return restore(below(self._folder.path, name), state, **options)
 
@@ -251,7 +249,6 @@ class Run:
         log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
         return found.state, found.step
 
-    @public
     @communicates("gda.checkpoint.Run.save")
     def save(
         self,
@@ -306,7 +303,6 @@ class Run:
         wants = is_due or now or self._is_asked
         return wants and self._save(number, state, metrics, self._logs_errors)
 
-    @public
     @communicates("gda.checkpoint.Run.check")
     def check(self) -> bool:
         """Return True if the program is being ended; for evaluation and other work between steps.
@@ -322,7 +318,6 @@ class Run:
         """True after a call of ``save`` or ``check`` has found that the program is being ended."""
         return self._ending is not None and self._ending.is_ending
 
-    @public
     @communicates("gda.checkpoint.Run.is_due")
     def is_due(self, step: int) -> bool:
         """Return True if ``save`` would save this step. Only the first call communicates."""
@@ -331,13 +326,11 @@ class Run:
         is_due = rules.is_due(number, self._previous, self._every) or self._is_asked
         return is_due and number not in self._done
 
-    @public
     @communicates("gda.checkpoint.Run.wait")
     def wait(self) -> None:
         """Wait until the step that is being saved is complete; raise the error if it failed."""
         self._finish()
 
-    @public
     @communicates("gda.checkpoint.Run.close")
     def close(self, step: int | None = None, state: Any = None) -> None:
         """Save the last state if it is not saved, and wait until everything is done.
@@ -688,17 +681,6 @@ def _check_signals(name: str, numbers: Any) -> None:
             f"{name} must be a list of signals that a program can hear, such as (signal.SIGTERM,), "
             f"not {numbers!r}"
         )
-
-
-@contextmanager
-def _noting_state() -> Iterator[None]:
-    """Add to an error of ``restore`` that its argument ``like`` is the state."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if " like" in str(error):
-            error.add_note("gda: like is the state that was given to resume")
-        raise
 
 
 def _text_of(path: Any) -> str | None:

@@ -216,10 +216,8 @@ class RunFolder:
         """
         store = self.store()
         with contextlib.suppress(FileNotFoundError):
-            # Again, if another program or thread removes the same files, and one was missing.
-            while rest := {*store.entries(name)} - {BEGUN}:
-                for each in rest:
-                    store.remove(f"{name}/{each}")
+            for each in {*store.entries(name)} - {BEGUN}:
+                store.remove(f"{name}/{each}")
         store.remove(name)
 
     def set_aside(self, name: str, reason: str) -> str:

@@ -24,7 +24,6 @@ from gda.compiled.hlo.listing import format_size as format_size
 from gda.compiled.hlo.listing import format_source as format_source
 from gda.compiled.hlo.listing import sentence as sentence
 from gda.compiled.hlo.listing import summed as summed
-from gda.compiled.hlo.listing import table_of as table_of
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective
 from gda.compiled.hlo.program import ProgramMesh as ProgramMesh

@@ -61,8 +61,8 @@ class Temporary(NamedTuple):
     @property
     def num_blocks(self) -> int | None:
         """The number of different blocks: 1 if each device holds all; None if it is unknown."""
-        whole = self.whole_shape
-        return None if whole is None else math.prod(whole) // math.prod(self.shape)
+        whole, size = self.whole_shape, math.prod(self.shape)
+        return math.prod(whole) // size if whole is not None and size else None
 
 
 def read_temporaries(assignment: str, program: str) -> list[Temporary]:

@@ -13,7 +13,6 @@ from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
-from gda.show.markup import html_table, report
 
 Axes = tuple[str, ...]
 NumberT = TypeVar("NumberT", int, float)
@@ -43,7 +42,7 @@ class Traffic(NamedTuple):
 class Collectives(Sequence[Collective]):
     """The collectives of a compiled function, in program order.
 
-    A sequence of ``Collective``, printed as a table, also in a notebook.
+    A sequence of ``Collective``, printed as a table.
 
     Attributes:
       found: the collectives.
@@ -102,9 +101,6 @@ class Collectives(Sequence[Collective]):
         lines = table(self._rows()) if self else []
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
 
-    def _repr_html_(self) -> str:
-        return report([self._headline()], [table_of(self)] if self else [])
-
     def _headline(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
         some = (
@@ -119,12 +115,6 @@ class Collectives(Sequence[Collective]):
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
         return [header, *map(_row, self), *totals]
-
-
-def table_of(collectives: Collectives) -> str:
-    """Return the collectives as a table in HTML."""
-    header, *rows = collectives._rows()
-    return html_table(header, rows)
 
 
 def summed(numbers: Iterable[NumberT | None]) -> NumberT | None:

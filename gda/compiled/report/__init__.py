@@ -1,4 +1,4 @@
-"""A rehearsal as text, as a picture and as advice. No JAX.
+"""A rehearsal as text and as advice. No JAX.
 
 Read in this order: ``advice``, ``rehearsal_text``.
 """

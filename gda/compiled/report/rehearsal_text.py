@@ -1,12 +1,12 @@
-"""The report on a rehearsal: the lines of text that ``print`` shows, and its tables as HTML."""
+"""The report on a rehearsal: the lines of text that ``print`` shows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gda.compiled.hlo import format_axes, format_size, format_source, table_of
+from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
@@ -18,90 +18,45 @@ from gda.layout.text import (
     printable,
     typed_shape,
 )
-from gda.show import markup
 from gda.show.array_table import ArrayTable, array_table
 
 if TYPE_CHECKING:
-    from gda.compiled.rehearsal import ArgumentBytes, AxisTraffic, Rehearsal
-    from gda.compiled.seconds import PlaceSeconds
+    from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
 
 ANSWERS = {True: "fits", False: "does not fit", None: "capacity unknown"}
 _ADVICE_SHOWN = 8
 _PLACES_SHOWN = 6
 _LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
-_TO_SAVE = "to save time, memory or communication:"
 
 
 def lines_of(rehearsal: Rehearsal) -> list[str]:
     """Return the report on a rehearsal."""
     memory = table(_memory_cells(rehearsal), right={"per device"})
-    lines = [headline_of(rehearsal), "", *memory, "", *notes_of(rehearsal), ""]
+    lines = [_headline(rehearsal), "", *memory, "", *_notes(rehearsal), ""]
     if rehearsal.fits is False:
-        of_all = temporary_table(rehearsal.temporaries, rehearsal.num_devices)
-        for shown in (of_all, argument_table(rehearsal.arguments)):
+        of_all = _temporary_table(rehearsal.temporaries, rehearsal.num_devices)
+        for shown in (of_all, _argument_table(rehearsal.arguments)):
             lines += [*shown.lines(), ""] if shown.rows else []
         lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
     lines += [*_communication(rehearsal), *_places(rehearsal)]
     return [*lines, *_large_temporaries(rehearsal), *_advice(rehearsal)]
 
 
-def page_of(rehearsals: Iterable[Rehearsal], summary: str = "") -> str:
-    """Return a page with a text about all and the report on each, without network or script."""
-    first = [f'<pre style="overflow-x:auto">{markup.escape(summary)}</pre>'] if summary else []
-    return markup.page("Rehearsals", [*first, *map(html_of, rehearsals)])
+def _headline(rehearsal: Rehearsal) -> str:
+    mesh = f", mesh {format_mesh(rehearsal.mesh_shape)}" if rehearsal.mesh_shape else ""
+    devices = f"{rehearsal.num_devices:,} x {rehearsal.device_kind}{mesh}"
+    return f"{rehearsal.name} on {devices}: {ANSWERS[rehearsal.fits]}"
 
 
-def html_of(rehearsal: Rehearsal) -> str:
-    """Return the report with all tables as one HTML element, light or dark."""
-    lines, cells = notes_of(rehearsal), [_memory_cells(rehearsal)]
-    if advice := rehearsal.advice:
-        lines += [_TO_SAVE, *(each.text for each in advice)]
-    cells += [traffic_cells(rehearsal.traffic)] if rehearsal.traffic else []
-    tables = [markup.html_table(header, rows) for header, *rows in cells]
-    of_temporaries = temporary_table(rehearsal.temporaries, rehearsal.num_devices)
-    for shown in (argument_table(rehearsal.arguments), of_temporaries):
-        tables += [shown.html()] if shown.rows else []
-        lines += shown.more
-    if places := rehearsal.seconds.places:
-        header, *rows = place_cells(places)
-        tables.append(markup.html_table(header, rows))
-    if rehearsal.collectives:
-        tables.append(table_of(rehearsal.collectives))
-    if rehearsal.message and rehearsal.fits is False:
-        lines.append(rehearsal.message)
-    return markup.report([headline_of(rehearsal), *lines], tables)
-
-
-def headline_of(rehearsal: Rehearsal) -> str:
-    """Return the name, the devices and the answer."""
-    return f"{rehearsal.name} on {devices_of(rehearsal)}: {ANSWERS[rehearsal.fits]}"
-
-
-def devices_of(rehearsal: Rehearsal) -> str:
-    """Return the devices and the mesh."""
-    devices = f"{rehearsal.num_devices:,} x {rehearsal.device_kind}"
-    mesh_shape = rehearsal.mesh_shape
-    return f"{devices}, mesh {format_mesh(mesh_shape)}" if mesh_shape else devices
-
-
-def of_capacity(rehearsal: Rehearsal) -> str:
-    """Return the capacity and the part of it that the peak takes; empty if it is unknown."""
-    capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
-    if capacity is None:
-        return ""
-    share = f", {peak / capacity:.0%}" if capacity and peak is not None else ""
-    return f"of {format_bytes(capacity)}{share}"
-
-
-def notes_of(rehearsal: Rehearsal) -> list[str]:
+def _notes(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if flops := rehearsal.flops:
         share = "" if rehearsal.flops_are_counted else ", if all devices share them"
         lines.append(f"{flops:.3g} floating-point operations per device in products{share}")
     lines += filter(None, [repetition_of(rehearsal)])
-    return [*lines, *time_of(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
+    return [*lines, *_times(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
 
 def repetition_of(rehearsal: Rehearsal) -> str:
@@ -114,7 +69,7 @@ def repetition_of(rehearsal: Rehearsal) -> str:
     return f"devices repeat work: each product is computed {times:.2g} times on average"
 
 
-def time_of(rehearsal: Rehearsal) -> list[str]:
+def _times(rehearsal: Rehearsal) -> list[str]:
     """Return lines on the time of a call; none if the speeds of the devices are unknown."""
     seconds = rehearsal.seconds
     if not seconds.estimate:
@@ -149,14 +104,16 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
-    aliased = rehearsal.aliased_bytes
+    aliased, capacity = rehearsal.aliased_bytes, rehearsal.capacity_bytes
+    peak = rehearsal.peak_bytes
     in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
+    share = f", {peak / capacity:.0%}" if capacity and peak is not None else ""
     rows = [
         ("arguments", rehearsal.argument_bytes, ""),
         ("outputs", rehearsal.output_bytes, in_donated),
         ("temporaries", rehearsal.temporary_bytes, ""),
         ("code", rehearsal.code_bytes or None, ""),  # compilers for CPUs and GPUs do not tell it
-        ("peak", rehearsal.peak_bytes, of_capacity(rehearsal)),
+        ("peak", peak, "" if capacity is None else f"of {format_bytes(capacity)}{share}"),
     ]
     cells = [
         [label, format_bytes(nbytes), says] for label, nbytes, says in rows if nbytes is not None
@@ -167,7 +124,7 @@ def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
 # Tables.
 
 
-def argument_table(arguments: Sequence[ArgumentBytes]) -> ArrayTable:
+def _argument_table(arguments: Sequence[ArgumentBytes]) -> ArrayTable:
     """Return the table of the largest arguments."""
     header = ["largest arguments", "array", "spec", "per device", ""]
     return array_table(header, arguments, _argument_cells, lambda each: each.nbytes)
@@ -181,7 +138,7 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
     return [argument.name, array, spec, format_bytes(argument.nbytes), says]
 
 
-def temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> ArrayTable:
+def _temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> ArrayTable:
     """Return the table of the largest temporaries."""
     header = ["largest temporaries", "whole shape", "from", "sharded over", "per device"]
     cells_of = partial(_temporary_cells, num_devices=num_devices)
@@ -199,46 +156,35 @@ def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
     ]
 
 
-def traffic_cells(traffic: Sequence[AxisTraffic]) -> list[list[str]]:
-    """Return the names of columns, and the cells of the communication over each set of axes."""
+def _communication(rehearsal: Rehearsal) -> list[str]:
+    traffic = rehearsal.traffic
+    if not traffic:
+        return [] if rehearsal.collectives is None else ["no communication"]
     has_slow = any(each.nbytes_slow is not None for each in traffic)
     has_times = any(each.least_seconds is not None for each in traffic)
     header = ["communication over", "collectives", "per device"]
-    cells = [header + ["slow links"] * has_slow + ["at least"] * has_times]
+    header += ["slow links"] * has_slow + ["at least"] * has_times
+    rows = []
     for each in traffic:
         count = "?" if each.executions is None else f"{each.executions:,}"
         row = [format_axes(each.axes), count, format_size(each.nbytes)]
         row += [format_size(each.nbytes_slow)] * has_slow
-        cells.append(row + [format_seconds(each.least_seconds)] * has_times)
-    return cells
+        rows.append(row + [format_seconds(each.least_seconds)] * has_times)
+    return table([header, *rows], right={*header[1:]})
 
 
-def _communication(rehearsal: Rehearsal) -> list[str]:
-    if not rehearsal.traffic:
-        return [] if rehearsal.collectives is None else ["no communication"]
-    return _text(traffic_cells(rehearsal.traffic))
-
-
-def _text(cells: Sequence[Sequence[str]]) -> list[str]:
-    return table(cells, right={*cells[0][1:]})
-
-
-def place_cells(places: Sequence[PlaceSeconds]) -> list[list[str]]:
-    """Return the names of columns, and the cells of the lines that take longest."""
+def _places(rehearsal: Rehearsal) -> list[str]:
+    """Return the lines of code that take longest, as a table."""
+    header = ["longest", "about", "communicates", "memory traffic", "operations"]
     rows = [
         [
             *(printable(each.place or "no line"), format_seconds(each.seconds)),
             *(format_seconds(each.communication) if each.communication else "",),
             *(format_bytes(each.nbytes), f"{each.flops:.3g}"),
         ]
-        for each in places[:_PLACES_SHOWN]
+        for each in rehearsal.seconds.places[:_PLACES_SHOWN]
     ]
-    return [["longest", "about", "communicates", "memory traffic", "operations"], *rows]
-
-
-def _places(rehearsal: Rehearsal) -> list[str]:
-    places = rehearsal.seconds.places
-    return ["", *_text(place_cells(places))] if places else []
+    return ["", *table([header, *rows], right={*header[1:]})] if rows else []
 
 
 def _large_temporaries(rehearsal: Rehearsal) -> list[str]:
@@ -247,7 +193,7 @@ def _large_temporaries(rehearsal: Rehearsal) -> list[str]:
     large = [each for each in rehearsal.temporaries if each.nbytes >= least]
     if rehearsal.fits is False or not any(each.whole_shape for each in large):
         return []
-    return ["", *temporary_table(large, rehearsal.num_devices).lines()]
+    return ["", *_temporary_table(large, rehearsal.num_devices).lines()]
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:
@@ -255,4 +201,4 @@ def _advice(rehearsal: Rehearsal) -> list[str]:
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", _TO_SAVE, *lines] if lines else []
+    return ["", "to save time, memory or communication:", *lines] if lines else []

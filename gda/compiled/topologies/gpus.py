@@ -31,7 +31,12 @@ def gpus_of(topology: str, target_config: str | os.PathLike[str] | None) -> list
     """Return the devices of a topology, host by host; errors as ``gda.rehearsal_mesh`` has them."""
     name, _, sizes = topology.partition(":")
     *hosts, per_host = map(int, sizes.split("x"))
-    text = _described(kind_named(name)) if target_config is None else _read(target_config)
+    if target_config is None:
+        text = _described(kind_named(name))
+    elif isinstance(target_config, str) and "{" in target_config:
+        text = target_config
+    else:
+        text = Path(target_config).read_text()
     return _devices_of(*(hosts or [1]), per_host, text)
 
 
@@ -76,23 +81,6 @@ def _has_plugin() -> bool:
     if importlib.util.find_spec("jax_plugins") is None:
         return False
     return any(importlib.util.find_spec(name) is not None for name in _PLUGINS)
-
-
-def _read(target_config: str | os.PathLike[str]) -> str:
-    if isinstance(target_config, str) and "{" in target_config:
-        return target_config
-    if not isinstance(target_config, str | os.PathLike):
-        raise TypeError(
-            "target_config must be the text of a GpuTargetConfigProto or a path, not "
-            f"{target_config!r:.80}"
-        )
-    try:
-        return Path(target_config).read_text()
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"there is no file {os.fspath(target_config)!r:.200}; target_config is the text of a "
-            "GpuTargetConfigProto, or the path of a file that has it"
-        ) from None
 
 
 def _described(kind: DeviceKind) -> str:

@@ -28,7 +28,6 @@ from gda.storage.orbax_runs.metadata import (
 )
 from gda.storage.orbax_runs.run_folder import (
     METADATA,
-    MOST_FILES,
     OCDBT,
     OrbaxFolder,
     folder_of_tree,
@@ -36,8 +35,6 @@ from gda.storage.orbax_runs.run_folder import (
 from gda.storage.sources import Unreadable
 
 T = TypeVar("T")
-
-_MOST_KEY_BYTES = 2**26  # of an array of keys or a number, which is read when a run is opened
 
 # The numbers of Python by the dtype in which they are saved.
 _OF_PYTHON = ("bool", "int64", "float64", "complex128")
@@ -152,17 +149,13 @@ def _key_kinds(folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any]) -> dict[str, s
     }
     kinds: dict[str, str | None] = {}
     # An array is in the file of each process that wrote a part of it: mostly all are in the first.
-    numbers = range(1)
+    process = 0
     while names - kinds.keys():
-        files = [f"array_metadatas/process_{process}" for process in numbers]
-        texts = folder.read_each(files)
-        for file, text in zip(files, texts, strict=True):
-            if text is not None:
-                with _damage_named(folder, file):
-                    kinds |= parse_key_kinds(text)
-        if None in texts:
+        found = _parsed(folder, f"array_metadatas/process_{process}", parse_key_kinds)
+        if found is None:
             break
-        numbers = range(numbers.stop, numbers.stop + MOST_FILES)
+        kinds |= found
+        process += 1
     return kinds
 
 
@@ -170,13 +163,6 @@ def _read(
     folder: OrbaxFolder, stores: dict[OrbaxLeaf, Any], kinds: dict[str, str | None]
 ) -> dict[OrbaxLeaf, Any]:
     """Return the values of numbers and PRNG keys."""
-    for leaf, store in stores.items():
-        nbytes = store.size * store.dtype.numpy_dtype.itemsize
-        if nbytes > _MOST_KEY_BYTES:
-            raise ValueError(
-                f"the numbers or PRNG keys {leaf.name!r:.200} of {folder.url} have {nbytes} bytes; "
-                f"gda reads at most {_MOST_KEY_BYTES} when it opens a run"
-            )
     futures = [store.read() for store in stores.values()]
     data = folder.results(futures, [leaf.name for leaf in stores], "cannot be read")
     pairs = zip(stores, data, strict=True)

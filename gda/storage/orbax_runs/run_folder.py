@@ -10,22 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from gda.layout.text import join_some
-from gda.storage import tasks
-from gda.storage.options import Options
 from gda.storage.stores.object_store import RETRIES, require_tensorstore
 from gda.storage.stores.opening import Store, open_store
 
-MOST_FILES = 32  # read at a time
 _MOST_BYTES = 2**28  # of a file of metadata; that of 100,000 leaves has some 30 MB
 
 METADATA = "_METADATA"
 MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run, or of an item
-AGGREGATE = "checkpoint"  # values of releases before 0.6
 OCDBT = "manifest.ocdbt"
 COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
@@ -52,7 +47,7 @@ def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
 
 
 def _item(folder: OrbaxFolder, item: str | None) -> str:
-    """Return the item to open; ``ValueError`` says which there are, or which other files."""
+    """Return the item to open; ``ValueError`` says which there are, or the names in the folder."""
     if item and PARTIAL not in item and folder.has_tree(item):
         return item
     names = folder.entries()
@@ -77,7 +72,8 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
     found = join_some([repr(name) for name in names]) or "no files"
     raise ValueError(
         f"{folder.url} is not an Orbax run, which has {METADATA}: it has {found}. Pass the folder "
-        "of a complete run, such as that of a step"
+        "of one step. If it is of a release of Orbax without this file, restore it with Orbax, and "
+        "save it again"
     )
 
 
@@ -122,16 +118,6 @@ class OrbaxFolder:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return self._store.entries(self._within.removesuffix("/"))
         return []
-
-    def read_each(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return several files, read at the same time, as ``read`` does."""
-        found: list[bytes | None] = [None] * len(names)
-        each = (
-            tasks.Task(0, partial(self.read, name), partial(found.__setitem__, number))
-            for number, name in enumerate(names)
-        )
-        tasks.run(each, Options(max_workers=MOST_FILES))
-        return found
 
     def check_finished(self) -> None:
         """Raise if the run does not exist, or its save has not finished."""

@@ -286,11 +286,6 @@ def concatenate(views: Iterable[Any], axis: int = 0) -> LazyArray:
     return _joined("concatenate", parts, parts, axis)
 
 
-def bytes_to_read(view: LazyArray) -> int:
-    """Return the bytes of its sources that all of a view is made of."""
-    return view._node.source_bytes
-
-
 def _parts(views: Iterable[Any], name: str) -> list[LazyArray]:
     parts = [lazy(view) for view in views]
     if not parts:

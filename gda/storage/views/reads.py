@@ -50,7 +50,7 @@ class SourceNode:
     def __init__(self, value: Any, source: Source) -> None:
         self.value, self.source = value, source
         self.shape, self.dtype = source.shape, native(source.dtype)
-        self.leaf_bytes = self.source_bytes = math.prod(self.shape) * self.dtype.itemsize
+        self.leaf_bytes = math.prod(self.shape) * self.dtype.itemsize
         self.is_async, self.is_local = isinstance(source, AsyncSource), source.is_local
         # One without chunks has parts that are as cheap to read alone as with others.
         without = chunks_of_bytes(self.shape, self.dtype.itemsize, READ_BYTES)
@@ -67,9 +67,6 @@ class Mapped:
         self.is_cast = dtype != node.dtype or node.is_cast
         self.is_async, self.leaf_bytes = node.is_async, node.leaf_bytes
         self.is_local = node.is_local
-        # A part of nodes of several dtypes counts as if they were mixed evenly.
-        below = math.prod(node.shape)
-        self.source_bytes = node.source_bytes * math.prod(self.shape) // below if below else 0
 
 
 class Joined:
@@ -86,7 +83,6 @@ class Joined:
         self.is_async = all(part.is_async for part in parts)
         self.is_local = all(part.is_local for part in parts)
         self.leaf_bytes = sum(part.leaf_bytes for part in parts)
-        self.source_bytes = sum(part.source_bytes for part in parts)
 
 
 Node = SourceNode | Mapped | Joined

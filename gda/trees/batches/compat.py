@@ -38,7 +38,6 @@ _NAME = "host_local_array_to_global_array"
 
 
 @set_module("gda.compat")
-@public
 @communicates(_NAME, if_checked("global_mesh"))
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.

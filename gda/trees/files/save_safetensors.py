@@ -17,7 +17,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.arrays.transport.source_blocks import SourceArray, one_at_a_time
 from gda.arrays.transport.to_host import apart
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import communicates, timeout_of_work, together, wait_for_arrays
@@ -46,7 +46,6 @@ MAX_BYTES = 64 * 2**20
 
 
 @set_module("gda.storage")
-@public
 @communicates(_NAME)
 def save_safetensors(
     path: str | os.PathLike[str],

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
@@ -53,7 +53,6 @@ _OTHERWISE = "for a NumPy array that every process has, let one process assign i
 
 
 @set_module("gda")
-@public
 @communicates("store", lambda given: _waiting(given["tree"], given["wait_for_all"]))
 def store(
     tree: Any,

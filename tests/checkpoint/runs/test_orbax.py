@@ -101,8 +101,6 @@ def test_a_step_of_orbax_is_a_checkpoint_to_start_from(folder: Path, tmp_path: P
     np.testing.assert_array_equal(tree["w"], DATA + 9)
     with pytest.raises(ValueError, match="is a checkpoint, and a run is a folder of them"):
         Run(folder / "9", every=1).resume(like)
-    with pytest.raises(ValueError, match="fingerprint"):
-        gda.checkpoint.restore(folder / "9", like, check_fingerprint=True)
 
 
 def test_a_step_of_orbax_that_cannot_be_read_is_an_error_and_stays(folder: Path) -> None:

@@ -27,15 +27,10 @@ NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
 @pytest.mark.parametrize(
     ("parse", "text", "expected"),
     [
-        (parse_shape, " [ 8 x 2 ] ", (8, 2)),
-        (parse_shape, "8,", (8,)),
-        (parse_shape, "65_536", (65536,)),
+        (parse_shape, " 65_536 x 2", (65536, 2)),
         (parse_shape, "()", ()),
-        (parse_shape, "scalar", ()),
         (parse_shape, "9223372036854775807", (2**63 - 1,)),
         (parse_number, " 65_536 ", 65536),
-        (parse_mesh, "data:64, model:16", {"data": 64, "model": 16}),
-        (parse_mesh, "{'data': 64, \"model\": 16,}", {"data": 64, "model": 16}),
         (parse_mesh, "tp-1=4,y.z=2", {"tp-1": 4, "y.z": 2}),
         (parse_spec, " data, model", ("data", "model")),
         (parse_spec, "data+model,_", (("data", "model"), None)),
@@ -44,7 +39,6 @@ NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
         (parse_spec, "PartitionSpec(('data', 'model'), None)", (("data", "model"), None)),
         (parse_spec, "jax.P('data',)", ("data",)),
         (parse_spec, "P(['data'], ())", ("data", None)),
-        (parse_dtype, "jnp.bfloat16", np.dtype(ml_dtypes.bfloat16)),
         (parse_dtype, "f32", np.dtype(np.float32)),
         (parse_dtype, "s64", np.dtype(np.int64)),
         (parse_dtype, "pred", np.dtype(bool)),
@@ -74,22 +68,6 @@ def test_all_dtypes_of_jax_and_of_safetensors_are_known() -> None:
 
 # Properties.
 
-
-@given(st.lists(st.integers(0, 2**63 - 1), max_size=5))
-def test_shapes_are_read_as_python_writes_them(sizes: list[int]) -> None:
-    shape = tuple(sizes)
-    assert parse_shape(str(shape)) == shape
-    if shape:
-        assert parse_shape("x".join(map(str, shape))) == shape
-        assert parse_shape(",".join(map(str, shape))) == shape
-
-
-@given(st.dictionaries(NAMES, st.integers(1, 2**40), min_size=1, max_size=5))
-def test_meshes_are_read_as_python_writes_them(mesh: dict[str, int]) -> None:
-    assert list(parse_mesh(str(mesh)).items()) == list(mesh.items())
-    assert parse_mesh(",".join(f"{name}={size}" for name, size in mesh.items())) == mesh
-
-
 ENTRIES = st.one_of(
     st.none(), NAMES, st.lists(NAMES, min_size=2, max_size=3, unique=True).map(tuple)
 )
@@ -104,7 +82,7 @@ def test_specs_are_read_as_python_and_people_write_them(entries: list[object]) -
     assert parse_spec(",".join(words)) == spec
 
 
-@given(st.text(), st.sampled_from(["", "P(", "{", "("]), st.sampled_from(PARSERS))
+@given(st.text(), st.sampled_from(["", "P("]), st.sampled_from(PARSERS))
 def test_whatever_is_written_is_read_or_misread(text: str, opening: str, parse: Any) -> None:
     text, error = f"{opening}{text}", None
     try:
@@ -122,49 +100,35 @@ def test_whatever_is_written_is_read_or_misread(text: str, opening: str, parse: 
 
 # Bad inputs: the message, and the place of the caret.
 
-NO_BRACKETS = "axes have no quotes and no brackets, except in P('data', None): write data,model"
 IN_CALL = "in P(...), the name of a mesh axis in quotes was expected, or None"
 A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not sharded"
-AN_AXIS = "an axis with its size was expected, such as data=64"
+AN_AXIS = "an axis with its size was expected, such as data=64, each once"
+A_SIZE = "a size was expected, an integer of 0 or more such as 8192"
 
 
 @pytest.mark.parametrize(
     ("parse", "text", "message", "at"),
     [
-        (parse_shape, "", "a size was expected, an integer such as 8192 or 8_192", 0),
-        (parse_shape, "8xx2", "a size was expected", 2),
-        (parse_shape, "8x-2", "this size must be 0 or more", 2),
-        (parse_shape, "8x1__0", "a size was expected", 2),
-        (parse_shape, "2x64k", "write the size in full, such as 65_536", 2),
-        (parse_shape, f"8x{10**30}", "this size is too large; it must be below 2**63", 2),
-        (parse_shape, "(8", "this bracket is not closed; ) was expected", 0),
-        (parse_shape, "[8)", "this bracket is not closed; ] was expected", 0),
-        (parse_shape, "16,384x8192", "a size was expected", 3),
-        (parse_shape, "16,084", "a size must not begin with 0", 3),
-        (parse_number, "x", "a number was expected", 0),
+        (parse_shape, "", A_SIZE, 0),
+        (parse_shape, "8xx2", A_SIZE, 2),
+        (parse_shape, "8x-2", A_SIZE, 2),
+        (parse_shape, "2x64k", A_SIZE, 2),
+        (parse_shape, f"8x{10**30}", A_SIZE, 2),
+        (parse_number, "x", "a number was expected, an integer of 1 or more", 0),
         (parse_mesh, "", AN_AXIS, 0),
         (parse_mesh, "data", AN_AXIS, 0),
-        (parse_mesh, "data=64,data=2", "axis 'data' is given twice; every axis has one size", 8),
-        (parse_mesh, "x=0", "this size must be 1 or more", 2),
-        (parse_mesh, "x=4 y=2", "a size was expected", 2),
-        (parse_mesh, "{x=4}}", "a size was expected", 3),
-        (parse_mesh, "'_'=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
-        (parse_spec, "(data,model),_", NO_BRACKETS, 0),
+        (parse_mesh, "data=64,data=2", AN_AXIS, 8),
+        (parse_mesh, "_=4", AN_AXIS, 0),
+        (parse_mesh, "x=0", "a size was expected, an integer of 1 or more such as 8192", 2),
+        (parse_spec, "(data,model),_", A_NAME, 0),
         (parse_spec, "P(data, None)", IN_CALL, 2),
-        (parse_spec, "P('data', null)", IN_CALL, 10),
         (parse_spec, "P('data' 'model')", IN_CALL, 2),
-        (parse_spec, "P('_')", IN_CALL, 2),
-        (parse_spec, "P(['x'", NO_BRACKETS, 0),
-        (parse_spec, "null,model", A_NAME, 0),
         (parse_spec, "data,,model", A_NAME, 5),
         (parse_spec, "_+data", A_NAME, 0),
-        (parse_spec, "data model", A_NAME, 0),
         (parse_dtype, "", "the name of a dtype was expected, such as float32, bfloat16 or int8", 0),
         (parse_dtype, "floot32", "the name of a dtype was expected; did you mean float32", 0),
-        (parse_dtype, "i8", "i8 means int8 in JAX and int64 in NumPy; write one of these", 0),
-        (parse_dtype, "f8_e4m3", "did you mean F8_E4M3?", 0),
+        (parse_dtype, "i8", "the name of a dtype was expected", 0),  # 8 bits in JAX, 64 in NumPy
         (parse_dtype, " double", "did you mean float64?", 1),
-        (parse_dtype, "int", "did you mean int32 or int64?", 0),
     ],
 )
 def test_misread_text_is_pointed_at(
@@ -179,10 +143,3 @@ def test_the_caret_is_below_the_place() -> None:
     with pytest.raises(MisreadError) as caught:
         parse_spec("a\x1b,,b")
     assert caught.value.lines("--spec")[1:] == [r"  a\x1b,,b", "        ^"]
-    with pytest.raises(MisreadError) as caught:
-        parse_shape("2x" * 200 + "a" + "x2" * 200)
-    _, shown, caret = caught.value.lines("--shape")
-    assert shown[len(caret) - 1] == "a"
-    assert len(shown) < 80
-    assert shown.strip().startswith("…")
-    assert shown.endswith("…")

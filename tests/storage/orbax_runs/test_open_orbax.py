@@ -158,28 +158,22 @@ def test_the_arrays_are_opened_with_the_credentials_of_the_spec(
 # Folders that are something else.
 
 
-def test_other_folders_are_named(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="_METADATA: it has '10'; '9'. Pass the folder of a compl"):
-        gda.storage.open_orbax(runs / "manager")
-    with pytest.raises(FileNotFoundError):
-        gda.storage.open_orbax(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="is not an Orbax run, which has _METADATA: it has no fil"):
-        gda.storage.open_orbax(tmp_path)
-    (tmp_path / "other.txt").touch()
-    with pytest.raises(ValueError, match="it has 'other.txt'"):
-        gda.storage.open_orbax(tmp_path)
-    with pytest.raises(NotADirectoryError):
-        gda.storage.open_orbax(tmp_path / "other.txt")
-    with pytest.raises(TypeError, match="must be the path of a checkpoint: .* not a int"):
-        gda.storage.open_orbax(3)  # pyright: ignore[reportArgumentType]
-
-
-def test_an_unfinished_save_is_refused(run: Path) -> None:
+def test_other_folders_are_named(runs: Path, run: Path, tmp_path: Path) -> None:
+    said = "is not an Orbax run, which has _METADATA: it has "
+    (run / "_METADATA").unlink()
     partial = run.rename(f"{run}.orbax-checkpoint-tmp")
-    with pytest.raises(ValueError, match="is an unfinished save: .orbax-checkpoint-tmp is in its"):
-        gda.storage.open_orbax(partial)
-    with pytest.raises(ValueError, match="it has 'run.orbax-checkpoint-tmp'. Pass the folder"):
-        gda.storage.open_orbax(partial.parent)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for folder, kind, message in [
+        (tmp_path / "nothing", FileNotFoundError, None),
+        (tmp_path / "file", NotADirectoryError, None),
+        (tmp_path / "empty", ValueError, f"{said}no files. Pass the folder of one step"),
+        (runs / "manager", ValueError, rf"{said}('9'; '10'|'10'; '9')\. Pass the folder of"),
+        (partial, ValueError, "is an unfinished save: .orbax-checkpoint-tmp is in its name"),
+        (3, TypeError, "must be the path of a checkpoint: .* not a int"),
+    ]:
+        with pytest.raises(kind, match=message):
+            gda.storage.open_orbax(folder)  # pyright: ignore[reportArgumentType]
 
 
 # Damage, and bad intent.
