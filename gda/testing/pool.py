@@ -81,9 +81,9 @@ class Pool:
         The function may communicate. Hypothesis draws an example in the caller, and all processes
         get the same one:
 
-            @given(global_shapes({'x': 2}, ('x',)))
-            def test_sum(process_pool, shape):
-                process_pool(2).run(check_sum, shape)
+            @given(st.integers(1, 9))
+            def test_sum(process_pool, rows):
+                process_pool(2).run(check_sum, rows)
 
         Args:
           function: of an importable module or of a test module. The processes find it by its name,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -229,11 +229,12 @@ def test_one_device_and_all_devices_give_the_same_answers(
         assert blocks[grid.block_ids[position]] == indices[position]
 
 
-@given(sharded_cases(mesh_shapes(max_devices=64), allow_empty=False), st.data())
+@given(sharded_cases(mesh_shapes(max_devices=64)), st.data())
 def test_an_element_is_located_where_a_search_finds_it(
     case: ShardedCase[dict[str, int]], data: st.DataObject
 ) -> None:
     grid = case.grid
+    assume(0 not in grid.global_shape)
     point = data.draw(
         st.tuples(*[st.integers(0, size - 1) for size in grid.global_shape]), label="point"
     )
