@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.dtype_names import dtype_named, similar_dtypes
-from gda.layout.text import did_you_mean
+from gda.layout.dtype_names import dtype_named
 from gda.planning.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
@@ -53,8 +52,8 @@ def parse_dtype(text: str) -> np.dtype[Any]:
         raise MisreadError(f"{short[0]} means {both}; write one of these", text, start)
     if (dtype := dtype_named(name)) is not None:
         return dtype
-    hint = did_you_mean(similar_dtypes(name)) or ", such as float32, bfloat16 or int8"
-    raise MisreadError(f"the name of a dtype was expected{hint}", text, start)
+    expected = "the name of a dtype was expected, such as float32, bfloat16 or int8"
+    raise MisreadError(expected, text, start)
 
 
 def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:

@@ -708,7 +708,7 @@ def test_options_are_checked_before_anything_is_read(auto_mesh: Mesh) -> None:
         ({"into": True}, ValueError, "into=True needs dtype="),
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
-        ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; did you mean float"),
+        ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; a dtype is such"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ]:
         calls = []
