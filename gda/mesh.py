@@ -101,7 +101,8 @@ def get_shard_indices_replica_ids(
     """
     over = mesh_and_spec(mesh, spec)
     grid = ShardGrid(global_shape, over.mesh.shape, over.spec)
-    return dict(zip(devices_of(over.mesh), grid.indices_and_replica_ids(), strict=True))
+    both = zip(grid.indices(), grid.replica_ids.tolist(), strict=True)
+    return dict(zip(devices_of(over.mesh), both, strict=True))
 
 
 @set_module("gda")

@@ -212,20 +212,17 @@ def test_one_device_and_all_devices_give_the_same_answers(
     case: ShardedCase[dict[str, int]],
 ) -> None:
     grid = case.grid
-    indices, blocks = grid.indices(), grid.blocks()
+    indices = grid.indices()
+    blocks = [grid.block_index(block) for block in range(grid.num_shards)]
     shards = list(zip(indices, grid.replica_ids.tolist(), strict=True))
-    assert grid.indices_and_replica_ids() == shards
     assert grid.shards_at(range(grid.num_devices)) == shards
     assert grid.shards_at(range(grid.num_devices)[::-1]) == shards[::-1]
     assert grid.shards_at(range(grid.num_devices)[::3]) == shards[::3]  # no regular blocks
-    assert blocks == [grid.block_index(block) for block in range(grid.num_shards)]
     for position, coordinates in enumerate(itertools.product(*map(range, case.mesh.values()))):
         for device in (position, coordinates):
             assert grid.index(device) == indices[position]
             assert grid.replica_id(device) == grid.replica_ids[position]
             assert grid.block_id(device) == grid.block_ids[position]
-            starts = zip(grid.coordinates(device), grid.shard_shape, strict=True)
-            assert [part * size for part, size in starts] == grid.starts[position].tolist()
         assert blocks[grid.block_ids[position]] == indices[position]
 
 
@@ -254,7 +251,7 @@ def test_copies_are_equal_and_others_are_not(
         assert same == grid
         assert hash(same) == hash(grid)
         assert repr(same) == repr(grid)
-        assert same.indices_and_replica_ids() == grid.indices_and_replica_ids()
+        assert same.indices() == grid.indices()
     assert (grid == other.grid) == (repr(grid) == repr(other.grid))
 
 
@@ -295,8 +292,7 @@ def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
     assert (grid.starts == np.minimum(even.starts, shape)).all()
     assert (grid.stops == np.minimum(even.stops, shape)).all()
     assert grid.indices() == [grid.index(i) for i in range(grid.num_devices)]
-    assert grid.blocks() == [grid.block_index(block) for block in range(grid.num_shards)]
-    assert grid.shards_at(range(grid.num_devices)) == grid.indices_and_replica_ids()
+    assert [index for index, _ in grid.shards_at(range(grid.num_devices))] == grid.indices()
     whole, padded = np.arange(math.prod(shape)).reshape(shape), np.full(even.global_shape, -1)
     padded[tuple(map(slice, shape))] = whole
     for index, of_even in zip(grid.indices(), even.indices(), strict=True):
