@@ -42,7 +42,6 @@ from gda.multihost.descriptions import (
     describe_wanted,
     leaf_fields,
     stable_text,
-    structure_by_leaf,
 )
 from gda.multihost.failure_watch import FailureWatch, watched
 from gda.multihost.meeting import END_OF, DisagreementError, meet, of_thread, refuse
@@ -513,74 +512,37 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
 
 def first_differences(groups: Sequence[list[int]], descriptions: Sequence[Description]) -> str:
     """Return the first paths and fields in which the descriptions of groups differ, in words."""
-    paths = [dict.fromkeys(path for path, _ in each) for each in descriptions]
-    keys = [
-        key
-        for key in dict.fromkeys(key for each in descriptions for key in each)
-        if key != STRUCTURE and all(key[0] in each for each in paths)
-    ]
-    of_call = [key for key in keys if not key[0]]
-    # A leaf lacks fields that another kind of leaf has. They are named only if no others differ.
-    found = [
-        *_differences(groups, descriptions, of_call, omits_missing=True),
-        *_lone_paths(groups, paths),
-        *_differences(groups, descriptions, [key for key in keys if key[0]], omits_missing=True),
-    ]
-    if not found:
-        structures = [*map(structure_by_leaf, descriptions)]
-        places = dict.fromkeys(key for each in structures for key in each)
-        found = [
-            *_differences(groups, descriptions, keys, omits_missing=False),
-            *_differences(groups, structures, [*places], omits_missing=False),
-        ]
-    return join_some(found, MOST_CHARACTERS)
+    keys = dict.fromkeys(key for each in descriptions for key in each)
+    # The call comes first, and the structure last: most differences of it show at a path.
+    in_order = sorted(keys, key=lambda key: (key == STRUCTURE, key[0] != ""))
+    return join_some([*_differences(groups, descriptions, in_order)], MOST_CHARACTERS)
 
 
 def _differences(
     groups: Sequence[list[int]],
     descriptions: Sequence[Description],
     keys: Iterable[tuple[str, str]],
-    *,
-    omits_missing: bool,
 ) -> Iterator[str]:
+    """Yield the first field of each path that differs, and the paths that some groups lack."""
+    paths = [{path for path, _ in each} for each in descriptions]
+    seen: set[str] = set()
     for path, field in keys:
         holders: dict[str, list[int]] = {}
         for group, description in zip(groups, descriptions, strict=True):
-            value = description.get((path, field))
-            if value is None and omits_missing and (path, "shape") in description:
-                continue
-            holders.setdefault(value or "missing", []).extend(group)
-        if len(holders) > 1:
-            values = sorted(holders, key=lambda value: len(holders[value]))
-            shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
-            minority, *others = [
-                (format_processes(holders[value]), text)
-                for value, text in zip(values, shown, strict=True)
-            ]
-            first = f"{minority[0]}: {field} {minority[1]}"
-            at = [f"at {shortened(path, _CHARACTERS_OF_PATH)}"] if path else []
-            yield ", ".join([*at, first, *map(": ".join, others)])
-
-
-def _lone_paths(groups: Sequence[list[int]], paths: Sequence[Iterable[str]]) -> Iterator[str]:
-    """Yield the branches that some groups have and others lack, with their processes."""
-    known = [{branch for path in each for branch in _branches(path)} for each in paths]
-    found: dict[tuple[tuple[int, ...], str], int] = {}
-    for path in dict.fromkeys(path for each in paths for path in each):
-        lacking = [
-            branches for branches, each in zip(known, paths, strict=True) if path not in each
+            holders.setdefault(description.get((path, field), "missing"), []).extend(group)
+        if len(holders) == 1 or path in seen or (seen and (path, field) == STRUCTURE):
+            continue
+        seen.add(path)
+        where = shortened(path, _CHARACTERS_OF_PATH)
+        having = [group for group, known in zip(groups, paths, strict=True) if path in known]
+        if len(having) < len(groups):
+            yield f"only in {format_processes(chain.from_iterable(having))}: {where}"
+            continue
+        values = sorted(holders, key=lambda value: len(holders[value]))
+        shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
+        minority, *others = [
+            (format_processes(holders[value]), text)
+            for value, text in zip(values, shown, strict=True)
         ]
-        if lacking:
-            branches = (each for each in _branches(path) if not any(each in of for of in lacking))
-            has = (group for group, each in zip(groups, paths, strict=True) if path in each)
-            key = tuple(sorted(chain.from_iterable(has))), next(branches, path)
-            found[key] = found.get(key, 0) + 1
-    for (processes, branch), count in found.items():
-        where = shortened(branch, _CHARACTERS_OF_PATH)
-        more = f"… ({count:,} leaves)" if count > 1 else ""
-        yield f"only in {format_processes(processes)}: {where}{more}"
-
-
-def _branches(path: str) -> list[str]:
-    """Return the branches that lead to a leaf, as texts, and its whole path."""
-    return [path[:at] for at, each in enumerate(path) if at and each in "./"] + [path]
+        first = f"{minority[0]}: {field} {minority[1]}"
+        yield ", ".join([*([f"at {where}"] if path else []), first, *map(": ".join, others)])

@@ -21,9 +21,7 @@ from gda.mesh import is_tracer, mesh_and_spec
 Description = dict[tuple[str, str], str]
 
 STRUCTURE = ("", "structure")
-_LEAF = "\0"  # stands for a leaf in the text of a structure
 
-_SHORT_STRUCTURE = 100
 _MOST_WRITTEN = 64  # elements of an array of values; of a larger one, its checksum is compared
 
 
@@ -42,16 +40,6 @@ def describe(tree: Any) -> Description:
 def leaf_path(keys: Sequence[Any], within: str = "") -> str:
     """Return the path of a leaf as text, behind the name of the tree if it is given."""
     return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
-
-
-def structure_by_leaf(description: Description) -> Description:
-    """Return the structure of a tree, if its text is long by the leaves that follow each part."""
-    text = description.get(STRUCTURE, "")
-    if len(text) <= _SHORT_STRUCTURE:
-        return {STRUCTURE: text.replace(_LEAF, "*")}
-    paths = [*dict.fromkeys(path for path, _ in description if path), ""]
-    parts = text.split(_LEAF)
-    return {(path, "structure before it"): part for path, part in zip(paths, parts, strict=False)}
 
 
 def describe_wanted(given: dict[str, Any]) -> Description:
@@ -78,7 +66,7 @@ def _dtype_text(dtype: Any) -> str:
 def _structure_text(structure: Any) -> str:
     """Return a text that is equal for equal structures, in every process."""
     if (node := structure.node_data()) is None:
-        return _LEAF
+        return "*"
     kind, aux = node
     children = [_structure_text(child) for child in structure.children()]
     if kind is dict:
