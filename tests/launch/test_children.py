@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gda.launch.children import Children, Port, arguments_of, environment, is_busy, is_stopped
+from gda.launch.children import Children, Port, arguments_of, environment, is_stopped
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
@@ -40,18 +40,6 @@ def test_a_stopped_process_is_seen() -> None:
             assert time.monotonic() < limit
             time.sleep(0.02)
     assert not is_stopped(process.pid)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_busy_process_is_told_from_a_waiting_one() -> None:
-    with Children() as children:
-        busy = children.start([sys.executable, "-c", "while True: pass"])
-        idle = children.start([sys.executable, "-c", SLEEP])
-        limit = time.monotonic() + 60
-        while is_busy(idle.pid) or not is_busy(busy.pid):
-            assert time.monotonic() < limit
-            time.sleep(0.02)
-    assert not is_busy(busy.pid)
 
 
 def test_a_port_is_not_given_to_others() -> None:
