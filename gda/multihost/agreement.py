@@ -530,7 +530,8 @@ def _differences(
         holders: dict[str, list[int]] = {}
         for group, description in zip(groups, descriptions, strict=True):
             holders.setdefault(description.get((path, field), "missing"), []).extend(group)
-        if len(holders) == 1 or path in seen or (seen and (path, field) == STRUCTURE):
+        is_known = path and path in seen  # of the call, whose path is empty, all fields are named
+        if len(holders) == 1 or is_known or (seen and (path, field) == STRUCTURE):
             continue
         seen.add(path)
         where = shortened(path, _CHARACTERS_OF_PATH)
