@@ -252,16 +252,11 @@ def test_pickles_of_keys_and_of_padding_alone(mesh: Mesh, make: Any) -> None:
 
 def test_it_has_no_operators(mesh: Mesh) -> None:
     p: Any = padded(batch(5), mesh, P("x"))
-    for compute in (
-        lambda: p + 1,
-        lambda: np.ones(5, np.float32) * p,
-        lambda: jnp.ones(8) @ p,
-        lambda: p == p,
-        lambda: not p,
-        lambda: -p,
-    ):
-        with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+    for compute in (lambda: p + 1, lambda: jnp.ones(8) @ p, lambda: p < p, lambda: -p):
+        with pytest.raises(TypeError, match="PaddedArray"):
             compute()
+    with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+        bool(p == p)
     shardings = jax.tree.map(lambda x: x.sharding, p)
     assert shardings == jax.tree.map(lambda x: x.sharding, p)
 
