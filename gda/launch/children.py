@@ -158,18 +158,6 @@ def listen_on_loopback() -> None:
     sys.path.append(str(Path(__file__).with_name("loopback")))
 
 
-def is_stopped(pid: int) -> bool:
-    """Return True if a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
-
-    Always false outside Linux.
-    """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(") ")[2][:1] in ("T", "t")
-
-
 def _decimal(seconds: float) -> str:
     # Never 1e+06, which the readers reject.
     return f"{seconds:.15g}"

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gda.launch.children import Children, is_stopped
+from gda.launch.children import Children
 from gda.launch.output import Lines, PrefixedOutput, write
 from gda.layout.text import format_processes, signal_name
 
@@ -159,9 +159,6 @@ class _Process:
     def is_alive(self) -> bool:
         return self.popen.poll() is None
 
-    def is_stopped(self) -> bool:
-        return self.is_alive() and is_stopped(self.popen.pid)
-
     def _report(self) -> dict[str, Any] | None:
         self.read_report()
         return json.loads(self._received) if self._received.endswith(b"\n") else None
@@ -247,18 +244,8 @@ def _first_failure(processes: Sequence[_Process]) -> _EndOfRun | None:
         time.sleep(_DEATH_SECONDS)
     for process in (*_died_unheard(processes), *reported, *processes):
         if ending := process.ending():
-            return _blame_stopped(processes, ending) or ending
+            return ending
     return None
-
-
-def _blame_stopped(processes: Sequence[_Process], ending: _EndOfRun) -> _EndOfRun | None:
-    """Name the processes that are stopped: JAX ends those that wait for them."""
-    stopped = [process.index for process in processes if process.is_stopped()]
-    if not stopped:
-        return None
-    stops = "stopped by SIGSTOP, Ctrl-Z or a debugger"
-    reason = f"{format_processes(stopped)} did not answer the others ({stops}); {ending.reason}"
-    return replace(ending, reason=reason, shows_stacks=False)
 
 
 def _not_exiting(processes: Sequence[_Process]) -> _EndOfRun:
@@ -296,8 +283,7 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
         process.popen.send_signal(signal.SIGUSR1)
     deadline = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < deadline and any(
-        process.stderr.stacks == before and process.is_alive() and not process.is_stopped()
-        for process, before in asked.items()
+        process.stderr.stacks == before and process.is_alive() for process, before in asked.items()
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
