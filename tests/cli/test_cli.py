@@ -169,7 +169,10 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
         (["launch", "-n", "2", "a"], "gda: for processes: python -m gda.launch -n 2 a (see"),
-        (["plan", "--shap=8", "--dtyp", "f32"], "gda: unrecognized arguments: --shap=8 --dtyp f32 (see --help)"),
+        (
+            ["plan", "--shap=8", "--dtyp", "f32"],
+            "arguments: --shap=8 --dtyp f32 (see",
+        ),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify", "a", "b"], "gda: unrecognized arguments: b (see --h"),
         (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
