@@ -38,7 +38,6 @@ from gda.multihost.descriptions import (
     STRUCTURE,
     Description,
     describe,
-    describe_values,
     describe_wanted,
     leaf_fields,
     stable_text,
@@ -127,7 +126,6 @@ def check_processes_agree(  # pyright: ignore[reportOverlappingOverload]
 def check_processes_agree(
     tree: Any = ...,
     *,
-    values: Any = None,
     program: Lowered | None = None,
     name: str = "tree",
     timeout: float | None = None,
@@ -138,18 +136,17 @@ def check_processes_agree(
 def check_processes_agree(
     tree: Any = _NO_TREE,
     *,
-    values: Any = None,
     program: Lowered | None = None,
     name: str = "tree",
     timeout: float | None = None,
 ) -> AbstractContextManager[None] | None:
-    """Check that every process has the same tree, and the same values and program.
+    """Check that every process has the same tree, and the same program.
 
     Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
     communicates through JAX's coordination service, so that a disagreement never hangs, in a few
     milliseconds. Every process must call it, in the same order of checks.
 
-    With none of the three it is a context: inside ``with gda.check_processes_agree():`` every
+    With neither it is a context: inside ``with gda.check_processes_agree():`` every
     constructor checks. One with a callback compares shape, dtype, mesh and spec over the processes
     of the mesh before it reads. After building, all constructors but ``from_array`` compare their
     results, so that all processes hear of a failure in one at once. Functions that communicate
@@ -161,8 +158,6 @@ def check_processes_agree(
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared with their order of devices.
-      values: a tree of numbers, strings, ``None`` and small arrays, such as the hyperparameters, to
-        compare by value. Functions are compared by their names, other objects by their ``repr``.
       program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared, with
         every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
@@ -175,19 +170,18 @@ def check_processes_agree(
       LateProcessError: a process did not come in time. It names that process, its last check and
         the check where the others wait.
       ConnectionError: process 0, which runs the service, has ended.
-      TypeError: ``program`` is not lowered; or ``values`` has an array with parts in other
-        processes, or an object whose ``repr`` does not say what is in it.
+      TypeError: ``program`` is not lowered.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     >>> step = jax.jit(lambda w: w - 0.1 * w).lower(np.ones(8))
-    >>> gda.check_processes_agree(values={'rate': 0.1, 'optimizer': 'sgd'}, program=step)
+    >>> gda.check_processes_agree(program=step)
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> with gda.check_processes_agree(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    if _is_context(tree, values, program):
+    if _is_context(tree, program):
         return checking_agreement(timeout=timeout)
     if not isinstance(program, Lowered | None):
         raise TypeError(
@@ -198,18 +192,14 @@ def check_processes_agree(
 
     def described(_: None) -> Description:
         fields = {} if tree is _NO_TREE else describe(tree)
-        if values is not None:
-            before = fields.get(STRUCTURE, "")
-            fields |= describe_values(values)
-            fields[STRUCTURE] = before + fields[STRUCTURE]
         return fields | ({("program", "text"): program.as_text()} if program else {})
 
     done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))
     return None
 
 
-def _is_context(tree: Any, values: Any, program: Any, **_: Any) -> bool:
-    return tree is _NO_TREE and values is None and program is None
+def _is_context(tree: Any, program: Any, **_: Any) -> bool:
+    return tree is _NO_TREE and program is None
 
 
 def checking_agreement(

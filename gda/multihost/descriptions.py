@@ -9,20 +9,17 @@ from hashlib import sha256
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
-from gda.layout.text import path_text, typed_shape
+from gda.layout.text import path_text
 from gda.mesh import is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
 
 STRUCTURE = ("", "structure")
-
-_MOST_WRITTEN = 64  # elements of an array of values; of a larger one, its checksum is compared
 
 
 def describe(tree: Any) -> Description:
@@ -92,39 +89,6 @@ def stable_text(value: Any) -> str:
         if isinstance(each, set | frozenset):
             text = text.replace(repr(each), stable_text(each))
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-
-
-def describe_values(values: Any) -> Description:
-    """Return the text of every value in a tree of numbers, strings and arrays; its structure."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(
-        values, is_leaf=lambda node: node is None
-    )
-    texts = {(leaf_path(path, "values"), "value"): _value_text(leaf) for path, leaf in leaves}
-    return texts | {STRUCTURE: _structure_text(structure)}
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, jax.Array):
-        if is_tracer(value) or not value.is_fully_addressable:
-            raise TypeError(
-                f"values has a {typed_shape(value.dtype, value.shape)} that this process cannot "
-                "read whole; compare such arrays with gda.check_replicas_agree"
-            )
-        is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
-        value = np.asarray(jax.random.key_data(value) if is_key else value)
-    if isinstance(value, np.ndarray):
-        kind = typed_shape(value.dtype, value.shape)
-        if value.size <= _MOST_WRITTEN:
-            return f"{kind} {value.tolist()}"
-        # Of strings and other objects, the memory has their addresses.
-        data = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
-        return f"{kind} of SHA-256 {sha256(data).hexdigest()[:16]}"
-    if type(value).__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
-        raise TypeError(
-            f"values has a {type(value).__qualname__}, whose repr says nothing of what is in it; "
-            "pass its values, such as vars(config)"
-        )
-    return stable_text(value)
 
 
 def leaf_fields(path: str, leaf: Any) -> Description:

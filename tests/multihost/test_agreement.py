@@ -1,6 +1,5 @@
 """Errors of processes with different arrays, in all of them and at once."""
 
-import dataclasses
 import json
 import random
 import re
@@ -137,45 +136,7 @@ def test_a_message_has_some_1000_characters_at_most() -> None:
         assert len(message) < 1000
 
 
-# Values and programs.
-
-
-class Opaque:
-    pass
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Schedule:
-    steps: int
-    rate: float = dataclasses.field(metadata={"static": True})
-
-
-@pytest.mark.processes(2, devices=4)
-def test_values_are_compared_on_request() -> None:
-    rate = 0.2 if is_me() else 0.1
-    same = {"name": "adam", "clip": None, "on": True, "f": np.tanh, "table": np.arange(99)}
-    same["names"] = np.array([f"layer{number}" for number in range(99)], object)
-    gda.check_processes_agree({"rate": rate}, values=same, timeout=50)
-    table = np.arange(1000) + (np.arange(1000) == 999) * rate
-    for values, said in [
-        (same | {"lr": {"rate": rate}}, r"at values/lr/rate, process 0: value 0\.1, process 1: 0"),
-        (same | ({"decay": 0.1} if is_me() else {}), r"only in process 1: values/decay$"),
-        ([same, "x" * 500 + str(rate) + "y" * 500], r"x0\.1yyy"),
-        (
-            np.float32([1, rate]),
-            r"0: value float32\[2] \[1\.0, 0\.10000000149011612], process 1",
-        ),
-        (Schedule(100, rate), r"0: structure Schedule\(\(0\.1,\), \*\), process 1: Schedule\(\(0"),
-        (table, r"0: value float64\[1000] of SHA-256 \w{16}, process 1: float64"),
-    ]:
-        assert re.search(said, refused(values=values))
-    array = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8)).array
-    for value, reason in [(array, "cannot read whole"), (Opaque(), "its values, such as vars")]:
-        own = value if is_me() else 0
-        kind = TypeError if is_me() else gda.DisagreementError
-        with pytest.raises(kind, match=reason):
-            gda.check_processes_agree(values=own, timeout=50)
+# Programs.
 
 
 @pytest.mark.processes(2, devices=4)
@@ -280,7 +241,7 @@ def test_one_process_agrees_with_itself_and_checks_its_arguments(
 ) -> None:
     gda.check_processes_agree({"w": shaped(3), "x": object()})
     step: Any = jax.jit(lambda x: x)
-    gda.check_processes_agree(program=step.lower(1.0), values={"rate": 0.1})
+    gda.check_processes_agree(program=step.lower(1.0))
     with pytest.raises(TypeError, match=r"pass a lowered function, as program=jax.jit\(step\).low"):
         gda.check_processes_agree(program=step)
     with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
