@@ -732,19 +732,6 @@ def test_shapes_and_specs_are_checked_before_anything_is_read(auto_mesh: Mesh) -
     assert calls == []
 
 
-def test_no_function_takes_a_set_or_bytes_as_a_shape(auto_mesh: Mesh) -> None:
-    grid = gda.ShardGrid((8, 2), auto_mesh.shape, P("x"))
-    for shape in (frozenset({8, 2}), {8, 2}, {8: 0, 2: 0}, b"\x08\x02", bytearray(b"\x08\x02")):
-        for function in (
-            lambda shape: gda.ShardGrid(shape, auto_mesh.shape, P("x")),
-            *(grid.locate, grid.index, gda.storage.lazy(DATA).reshape),
-            lambda shape: gda.GlobalArray.from_process_local(DATA, auto_mesh, P("x"), shape),
-            lambda shape: gda.aligned_empty(shape, np.int8),
-        ):
-            with pytest.raises(TypeError):
-                function(shape)
-
-
 def test_into_takes_a_view_of_out_and_no_data(auto_mesh: Mesh) -> None:
     for returned in (lambda out: out[:1], lambda out: out.nbytes):  # as `readinto` does
 
