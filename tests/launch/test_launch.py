@@ -486,16 +486,6 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     assert rest[-1] == "ValueError: cause"
 
 
-def test_the_hook_of_a_program_is_called(program: Program) -> None:
-    path = program("""
-    sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
-    raise ValueError("boom")
-    """)
-    done = launch("-n", "1", path)
-    assert done.stdout == "[0] hooked ValueError\n"
-    assert done.stderr.count("boom") == 1 + 1  # the line of the program, and the message
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
