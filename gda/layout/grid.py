@@ -239,10 +239,6 @@ class ShardGrid:
 
     def _ends(self, ends_of: Callable[[Dimension, Any], IntArray]) -> IntArray:
         layout = self._layout
-        if max(self.global_shape, default=0) >= 2**63:
-            raise OverflowError(
-                f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
-            )
         ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for number, dimension in enumerate(self._tiling.dimensions):
             ends[..., number] = ends_of(dimension, layout.parts_along(number))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import cut, mesh_of
+from meshes import mesh_of
 
 import gda
 from gda.layout.boundary import public, warn_deprecated
@@ -95,26 +95,6 @@ def test_frames_of_a_callback_are_shown(mesh: Mesh) -> None:
         assert caught.value.__notes__[0].startswith("gda: while reading index")
 
 
-def test_a_mistake_within_a_callback_has_a_line_for_each_way_into_gda(mesh: Mesh) -> None:
-    def read(index: gda.Index) -> np.ndarray:
-        return np.zeros(gda.get_shard_shape((8, 2), mesh, P("nope")))
-
-    with pytest.raises(ValueError, match="nope") as caught:
-        gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read)
-    assert names_of_frames(caught.value) == [
-        *("gda:from_callback", "user:read", "gda:get_shard_shape")
-    ]
-
-
-def test_a_jitted_function_shows_its_own_frames(mesh: Mesh) -> None:
-    def step(x: jax.Array) -> jax.Array:
-        raise KeyError("w")
-
-    with pytest.raises(KeyError) as caught:
-        gda.jit(step)(cut(DATA, mesh, P("x")))
-    assert names_of_frames(caught.value) == ["gda:body", "user:step"]
-
-
 def test_cause_context_notes_and_type_stay() -> None:
     cause = OSError("disk")
 
@@ -161,13 +141,6 @@ def test_every_public_function_hides_its_own_frames(module: Any) -> None:
     wrapper: Any = public(len)
     lacking = [name for name, f in functions.items() if f.__code__ is not wrapper.__code__]
     assert not lacking, f"these lack @public of gda.layout.boundary: {', '.join(lacking)}"
-
-
-def test_signatures_and_docstrings_stay() -> None:
-    parameters: Any = inspect.signature(gda.GlobalArray.from_callback).parameters
-    assert list(parameters)[:4] == ["global_shape", "mesh", "spec", "data_callback"]
-    assert gda.load_tree.__name__ == "load_tree"
-    assert (gda.load_tree.__doc__ or "").startswith("Build")
 
 
 def test_a_deprecation_names_the_new_way_at_the_line_of_the_caller() -> None:

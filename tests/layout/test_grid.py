@@ -119,15 +119,6 @@ def test_slices_hold_plain_integers_also_where_numpy_integers_came_in() -> None:
     assert repr(grid) == "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
 
 
-def test_equal_slices_and_indices_are_shared() -> None:
-    indices = ShardGrid((8, 8), XY, P("x")).indices()
-    assert indices[0] is indices[1]
-    assert indices[0] is not indices[2]
-    assert indices[0][1] is indices[2][1]
-    shards = ShardGrid((8, 8), XY, P("x")).shards_at([0, 1])
-    assert shards[0][0] is shards[1][0]
-
-
 # A value.
 
 
@@ -352,11 +343,3 @@ def test_a_wrong_question_is_refused() -> None:
         with pytest.raises(error) as info:
             ask(argument)
         assert str(info.value).startswith(message)
-
-
-def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:
-    grid = ShardGrid((2**64,), {"x": 4}, ("x",))
-    assert grid.index(3) == (slice(3 * 2**62, 2**64),)
-    for name in ("starts", "stops"):
-        with pytest.raises(OverflowError, match=r"beyond int64; index\(i\) has no limit"):
-            getattr(grid, name)
