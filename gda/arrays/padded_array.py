@@ -156,8 +156,6 @@ class PaddedArray(Container):
 
         Raises the errors of ``from_source``; or other processes hold parts of the array.
         """
-        if isinstance(array, PaddedArray):
-            raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
         if not isinstance(array, np.ndarray):
             array = live(array, "give other sources to from_source")
             if not array.is_fully_addressable:

@@ -99,8 +99,6 @@ class ProcessView:
     @property
     def size(self) -> int:
         """Elements it reads: those of each distinct block once."""
-        if self._tiling.is_even:
-            return len(self.block_ids) * math.prod(self._tiling.shard_shape)
         shape = self._tiling.global_shape
         return sum(math.prod(shape_at(index, shape)) for index in self.indices)
 
