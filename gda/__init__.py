@@ -70,8 +70,6 @@ _MODULE_OF = {
     "Processes": "gda.layout.processes",
     "ReshardPlan": "gda.layout.reshard.plan",
     "Move": "gda.layout.reshard.plan",
-    "Load": "gda.layout.reshard.plan",
-    "Link": "gda.layout.reshard.plan",
     # Rehearse on devices that are not here.
     "rehearsal_mesh": "gda.compiled.topologies.rehearsal_mesh",
     "abstract": "gda.compiled.abstract",
@@ -114,8 +112,6 @@ _UNLISTED = {
     "ReplicaMismatch",
     "Processes",
     "Move",
-    "Load",
-    "Link",
     "Rehearsal",
     "AxisTraffic",
     "StepSeconds",

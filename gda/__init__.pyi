@@ -61,8 +61,6 @@ from gda.layout.process_view import ProcessView as ProcessView
 from gda.layout.processes import Processes as Processes
 from gda.layout.reshard.plan import ReshardPlan as ReshardPlan
 from gda.layout.reshard.plan import Move as Move
-from gda.layout.reshard.plan import Load as Load
-from gda.layout.reshard.plan import Link as Link
 
 # Rehearse on devices that are not here.
 from gda.compiled.topologies.rehearsal_mesh import rehearsal_mesh as rehearsal_mesh

@@ -28,7 +28,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes
 from gda.layout.spec import Index, Shape, SpecLike, check_spec, format_spec
-from gda.layout.text import counted, join_some
+from gda.layout.text import join_some
 
 MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
 
@@ -101,7 +101,8 @@ def get_shard_indices_replica_ids(
     """
     over = mesh_and_spec(mesh, spec)
     grid = ShardGrid(global_shape, over.mesh.shape, over.spec)
-    return dict(zip(devices_of(over.mesh), grid.indices_and_replica_ids(), strict=True))
+    both = zip(grid.indices(), grid.replica_ids.tolist(), strict=True)
+    return dict(zip(devices_of(over.mesh), both, strict=True))
 
 
 @set_module("gda")
@@ -203,20 +204,7 @@ def check_mesh(mesh: object, kinds: tuple[type, ...] = (Mesh,)) -> None:
         raise _no_mesh_error(mesh)
 
 
-def check_not_devices(mesh: object) -> None:
-    if not isinstance(mesh, list | tuple | np.ndarray):
-        return
-    devices = np.array(mesh, dtype=object)
-    if devices.size and all(isinstance(each, jax.Device) for each in devices.flat):
-        names = ("x", "y", "z", "w")[: devices.ndim]
-        raise TypeError(
-            f"expected a mesh, not {counted(devices.size, 'device')}; write "
-            f"jax.sharding.Mesh(devices, {names}), with a name for each dimension"
-        )
-
-
 def _no_mesh_error(mesh: object, otherwise: str = "") -> TypeError:
-    check_not_devices(mesh)
     needed = "a spec needs the mesh of its axes; " if mesh is None else ""
     return TypeError(
         f"mesh must be a jax.sharding.Mesh{otherwise}, not {mesh!r:.80}; {needed}without devices "

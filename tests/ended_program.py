@@ -1,14 +1,11 @@
 """Four processes that call an operation, of which one is killed; the others say what they raise.
 
-As a program without arguments it forks as kill_program.py does. Under the launcher its argument is
-those of ``work_until_one_ends``, as JSON.
+As a program it forks as kill_program.py does.
 """
 
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +17,6 @@ from kill_program import say
 from test_other_arguments import CASES, World
 
 import gda
-import gda.launch
 from gda.multihost.failure_watch import FailureWatch
 
 VICTIM = 2
@@ -92,8 +88,4 @@ def join(process: int, processes: int, port: int) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        gda.launch.initialize()
-        work_until_one_ends(**json.loads(sys.argv[1]))
-    else:
-        kill_program.main(globals(), join)
+    kill_program.main(globals(), join)

@@ -75,17 +75,15 @@ def _end(code: int) -> NoReturn:
 def launch_impatiently(*words: str) -> NoReturn:
     """Run ``python -m gda.launch`` with 4 s for the exit of processes, and 5 s for their stacks.
 
-    These and the time limit begin once each process has ended, is stopped or has made the file
-    ``ready`` with its number.
+    These and the time limit begin once each process has ended or has made the file ``ready`` with
+    its number.
     """
     launch_run._EXIT_SECONDS, launch_run._SILENT_SECONDS = 4, 5
     watch = launch_run._watch
 
     def watch_once_ready(processes: Any, *others: Any) -> Any:
         while not all(
-            each.popen.poll() is not None
-            or each.is_stopped()
-            or os.path.exists(f"ready{each.index}")
+            each.popen.poll() is not None or os.path.exists(f"ready{each.index}")
             for each in processes
         ):
             time.sleep(0.02)

@@ -80,6 +80,11 @@ def one_folder() -> str:
     return all_gather(data, tuple(range(jax.process_count())))[0].tobytes().decode().strip()
 
 
+def quick_key() -> jax.Array:
+    """Return a key whose programs compile in a quarter of the time."""
+    return jax.random.key(0, impl="unsafe_rbg")
+
+
 # Values of every dtype with every pattern of bits.
 
 NARROW_FLOATS = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16, np.float16)

@@ -1,9 +1,6 @@
 """The command of the benchmarks, its rounds, and how its table judges targets."""
 
-import os
 import pickle
-import re
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +8,6 @@ import pytest
 from running import fresh_python
 
 from benchmarks import measuring
-from benchmarks.layout.index_math import _all_devices
 from benchmarks.less import LESS
 from benchmarks.measuring import Measuring
 from benchmarks.pages import (
@@ -24,7 +20,6 @@ from benchmarks.report import line, render, render_accelerator
 from benchmarks.results import Measured, Results, Stats, load
 from benchmarks.work import Faster, Floor, Within, Work
 from benchmarks.works import on_accelerator, sections
-from gda.layout.numbering import layout_of
 
 pytestmark = pytest.mark.docs
 
@@ -113,31 +108,6 @@ def test_a_loss_that_the_page_does_not_explain_stands_under_others() -> None:
     )
 
 
-# Ways that do less.
-
-
-@pytest.mark.parametrize(("way", "reason"), LESS.items())
-def test_a_way_that_does_less_is_measured_and_leaves_something_out(way: str, reason: str) -> None:
-    beside = [work for works in sections().values() for work in works if way in work.rivals]
-    assert beside, "no work has it"
-    assert way not in {work.ours for work in beside}
-    if reason.startswith("as "):
-        reason = LESS[reason.removeprefix("as ")]
-    assert re.match(
-        r"no |nothing |gda |the arrays do not |the formula of one |bytes, but no ", reason
-    )
-    assert f"| {way} | " in (ROOT / "benchmarks" / "RESULTS.md").read_text()
-
-
-def test_a_cold_answer_finds_nothing_in_a_cache() -> None:
-    before = layout_of.cache_info()
-    for side in _all_devices((4, 2), is_cold=True):
-        side.run(*side.fresh())
-    after = layout_of.cache_info()
-    assert after.hits == before.hits
-    assert after.misses > before.misses
-
-
 # Rounds and targets.
 
 
@@ -203,23 +173,3 @@ def test_without_an_accelerator_none_is_measured() -> None:
     )
     assert done.returncode == 2
     assert "JAX finds no accelerator; GDA_ACCELERATOR=cpu takes CPU devices" in done.stderr
-
-
-def test_the_script_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> None:
-    waits = tmp_path / "python"
-    waits.write_text("#!/bin/sh\necho began\nexec sleep 1000\n")
-    waits.chmod(0o755)
-    process = subprocess.Popen(
-        [str(ROOT / "benchmarks" / "accelerator.sh"), str(tmp_path / "figures")],
-        env={**os.environ, "PYTHON": str(waits)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout
-        assert "began\n" in process.stdout
-        process.terminate()
-        rest = process.stdout.read()
-    assert process.returncode == 1
-    assert "ended by a signal" in rest
-    assert "tests: 0 passed, 0 failed" in rest

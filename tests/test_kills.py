@@ -3,10 +3,6 @@
 They run on one machine. A sample of the operations and moments, and all of them for torture.
 """
 
-import json
-import re
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +10,8 @@ import ended_program
 import numpy as np
 import pytest
 from ended_program import MOMENTS, OPERATIONS, VICTIM, WITH_COLLECTIVES
-from forks import LIMIT, Forks
+from forks import Forks
 from meshes import batch
-from running import launch
 from trials import Trials, tried
 
 import gda
@@ -48,7 +43,9 @@ def test_the_others_name_a_process_that_is_killed(
     for number, (operation, moment) in enumerate(trials.of(EACH)):
         for turn in range(3 if moment == "at a random moment" and trials.most > 1 else 1):
             path = tmp_path / f"{number}-{turn}"
-            arguments = arguments_of(operation, moment, path, trials)
+            path.mkdir()
+            arguments: dict[str, object] = {"operation": operation, "moment": moment}
+            arguments |= {"path": str(path), "seed": trials.chance.randrange(2**32)}
             try:
                 end_in_operation(ended, arguments)
                 check_nothing_is_lost(path, moment)
@@ -57,12 +54,6 @@ def test_the_others_name_a_process_that_is_killed(
                 ended.kill()
                 raise
             trials.count("named")
-
-
-def arguments_of(operation: str, moment: str, path: Path, trials: Trials) -> dict[str, object]:
-    path.mkdir()
-    seed = trials.chance.randrange(2**32)
-    return {"operation": operation, "moment": moment, "path": str(path), "seed": seed}
 
 
 def end_in_operation(forks: Forks, arguments: dict[str, object]) -> None:
@@ -94,22 +85,3 @@ def check_nothing_is_lost(path: Path, moment: str) -> None:
     if not is_early and (path / "model").exists():
         model = gda.storage.open_safetensors(path / "model")
         np.testing.assert_array_equal(model["a"][:], batch(16, 8))
-
-
-@tried("a process is killed in an operation, under the launcher", sample=1)
-def test_the_launcher_names_a_process_that_is_killed(tmp_path: Path, trials: Trials) -> None:
-    moments = ("instead of a call", "at a random moment")
-    cases = [(operation, moment) for operation in OPERATIONS for moment in moments]
-    for number, (operation, moment) in enumerate(trials.of(cases)):
-        path = tmp_path / str(number)
-        arguments = arguments_of(operation, moment, path, trials)
-        program = [ended_program.__file__, json.dumps(arguments)]
-        done = launch("-n4", "--devices-per-process=2", *program, timeout=LIMIT)
-        ended = time.monotonic()
-        assert done.returncode == 128 + signal.SIGKILL, (arguments, done.stderr)
-        assert f"gda.launch: process {VICTIM} was killed by SIGKILL" in done.stderr
-        (killed,) = re.findall(rf"killed {VICTIM} (\S+)", done.stdout)
-        assert ended - float(killed) < SECONDS
-        print(f"{operation}, killed {moment}: {ended - float(killed):.1f} s")
-        check_nothing_is_lost(path, moment)
-        trials.count("named")

@@ -121,14 +121,6 @@ def test_other_meshes_are_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("shape", [(8,), (4, 2)])
-def test_devices_are_no_mesh_yet(shape: tuple[int, ...]) -> None:
-    devices = np.array(jax.devices()).reshape(shape)
-    given = [*devices] if len(shape) == 1 else devices
-    with pytest.raises(TypeError, match=r"^expected a mesh, not 8 devices; write "):
-        gda.get_shard_shape((8, 2), given, P("x"))
-
-
 def test_devices_of_an_abstract_mesh_are_not_there() -> None:
     mesh = AbstractMesh((4, 2), ("x", "y"))
     for function in (gda.get_shard_indices, gda.get_shard_indices_replica_ids):

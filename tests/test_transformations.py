@@ -14,7 +14,7 @@ import optax
 import optax.contrib
 import pytest
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of, plain
+from meshes import batch, cut, mesh_of, plain, quick_key
 
 import gda
 
@@ -148,11 +148,6 @@ def of_optax(full_name: str) -> Case:
 
 
 # Models of other libraries.
-
-
-def quick_key() -> jax.Array:
-    """Return a key whose programs compile in a quarter of the time."""
-    return jax.random.key(0, impl="unsafe_rbg")
 
 
 def held(tree: Any) -> Any:

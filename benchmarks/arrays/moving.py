@@ -11,6 +11,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -121,13 +122,17 @@ def _buffers(move: Move) -> tuple[Any, Any, Any]:
     mine = np.array([server.getsockname()[1]], np.int64).view(np.uint8)
     ports = all_gather(mine, tuple(range(PROCESSES))).view(np.int64)[:, 0]
     sends, gets = [], []
-    for link in plan.links():
-        if link.source_process == me:
-            connection = socket.create_connection(("127.0.0.1", int(ports[link.target_process])))
+    links: Counter[tuple[int, int]] = Counter()
+    for move_of_piece in plan.moves():
+        ends = move.before[move_of_piece.source], move.after[move_of_piece.target]
+        links[ends[0] // DEVICES, ends[1] // DEVICES] += move_of_piece.nbytes
+    for (source, target), nbytes in sorted(links.items()):
+        if source == me != target:
+            connection = socket.create_connection(("127.0.0.1", int(ports[target])))
             connection.sendall(bytes([me]))
-            sends.append((connection, memoryview(bytearray(link.nbytes))))
+            sends.append((connection, memoryview(bytearray(nbytes))))
     nbytes_from = {
-        link.source_process: link.nbytes for link in plan.links() if link.target_process == me
+        source: nbytes for (source, target), nbytes in links.items() if target == me != source
     }
     for _ in nbytes_from:
         connection, _ = server.accept()

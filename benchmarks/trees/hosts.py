@@ -167,7 +167,7 @@ def _views(spec: tuple[str, ...]) -> Sequence[Side]:
         shape = (processes * devices, next(columns) * devices)
         grid = gda.ShardGrid(shape, mesh_shape, spec, process_of=process_of)
         views = map(grid.view, range(0, processes, 10))
-        return [(v.indices, v.rows, v.nbytes(4), v.written_blocks()) for v in views]
+        return [(v.indices, v.rows, v.size, v.written_blocks()) for v in views]
 
     return [Side(ask, calls=processes // 10)]
 

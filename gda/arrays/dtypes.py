@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Number
 from typing import Any
 
 import jax
@@ -51,9 +50,7 @@ def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
         jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     )
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        hint = "convert it to numbers first"
-        if dtype.kind in "mM":
-            hint += ", such as with .astype('int64')"
+        hint = "convert it to numbers first, such as with .astype('int64')"
         if is_raw(dtype):
             hint = "name the dtype of its elements with dtype=, such as dtype=jax.numpy.bfloat16"
         raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
@@ -89,22 +86,13 @@ def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
     """Return the error for a block that NumPy did not turn into numbers."""
     where = f"the block at index {format_index(index)}"
-    objects = value.ravel().tolist()
-    if all(isinstance(item, int) for item in objects):
-        for item in objects:
-            if not -(2**63) <= item < 2**64:
-                from gda.storage.casts import DoesNotFitError
+    if any(isinstance(item, int) and not -(2**63) <= item < 2**64 for item in value.flat):
+        from gda.storage.casts import DoesNotFitError
 
-                return DoesNotFitError(f"{where} has the integer {item}, which 64 bits cannot hold")
-    others = [type(item).__name__ for item in objects if not isinstance(item, Number | np.generic)]
-    if others and not value.ndim:
-        return TypeError(f"{where} is a {others[0]}; return an array, a number or a list of them")
-    holds = f", and holds a {others[0]}" if others else ""
-    numbers = np.asarray([] if others else objects).dtype
-    name = "float64" if numbers.hasobject else numbers.name
+        return DoesNotFitError(f"{where} has an integer that 64 bits cannot hold")
     return TypeError(
-        f"{where} has dtype object, like some pandas columns{holds}; convert it to numbers with "
-        f"block.astype({name!r}) or dtype="
+        f"{where} is no array of numbers; return one, a number or a list of them, or convert it, "
+        "such as with block.astype('float32') or dtype="
     )
 
 

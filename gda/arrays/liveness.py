@@ -18,11 +18,6 @@ from gda.mesh import LayoutUnknownError, is_tracer, not_an_array_error, processe
 
 OUTSIDE = "call this outside jit and other transformations"
 
-_SUCCESSORS = {
-    "numpy": "gda.to_numpy(g) or numpy.asarray(g)",
-    "shards": "g.local_shards or g.global_shards",
-}
-
 
 class _DataCallbacks(threading.local):
     """The data callbacks that run in this thread; a context for the call of one."""
@@ -97,8 +92,6 @@ def deleted_error(
 def attribute_error(container: Any, name: str) -> AttributeError:
     """Return the error of an attribute that a container lacks, or lacks for what it holds."""
     problem = f"{type(container).__name__} has no attribute {name!r}"
-    if name in _SUCCESSORS:
-        problem += f"; write {_SUCCESSORS[name]}"
     attribute = getattr(type(container), name, None)
     if isinstance(attribute, property):  # its AttributeError has lost its message
         try:

@@ -9,7 +9,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -154,8 +154,6 @@ class PaddedArray(Container):
 
         Raises the errors of ``from_source``; or other processes hold parts of the array.
         """
-        if isinstance(array, PaddedArray):
-            raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
         if not isinstance(array, np.ndarray):
             array = live(array, "give other sources to from_source")
             if not array.is_fully_addressable:
@@ -236,32 +234,16 @@ class PaddedArray(Container):
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
         # are compared.
         if not self._is_inert:
-            _refuse_operator()
+            raise TypeError(
+                "a PaddedArray has no operators, which would compute on its padding too; use "
+                "p.array, or p.filled(value), which sets the padding"
+            )
         return isinstance(other, PaddedArray) and (self.array, self.shape) == (
             other.array,
             other.shape,
         )
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    # NumPy asks this before its own operators.
-    __array_priority__ = 200
-
-
-def _refuse_operator(*_: object) -> NoReturn:
-    raise TypeError(
-        "a PaddedArray has no operators, because they would compute on its padding too; use "
-        "p.array, or p.filled(value), which sets the padding"
-    )
-
-
-for _name in (
-    *("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool"),
-    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"),
-    *("radd", "rsub", "rmul", "rmatmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror"),
-    "rxor",
-):
-    setattr(PaddedArray, f"__{_name}__", _refuse_operator)
 
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -69,16 +68,10 @@ def load(state: State, *, is_padded: bool = False) -> jax.Array:
         there = {}
     missing = [i for i in state.device_ids if i not in there]
     if missing:
-        count = math.prod(state.mesh_shape.values())
-        hint = (
-            f", for instance with XLA_FLAGS=--xla_force_host_platform_device_count={count}"
-            if state.platform == "cpu"
-            else ""
-        )
         raise RuntimeError(
-            f"this array was pickled on {count} {state.platform} devices, mesh "
+            f"this array was pickled on {len(state.device_ids)} {state.platform} devices, mesh "
             f"{state.mesh_shape}; this process has {len(there)}, without those with id {missing}. "
-            f"Unpickle it where they are{hint}"
+            "Unpickle it where they are"
         )
     devices = np.array([there[i] for i in state.device_ids], dtype=object)
     mesh = Mesh(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Generic, TypeVar, cast
@@ -16,7 +15,6 @@ from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
 from gda.layout.spec import Index, Shape
-from gda.layout.text import counted
 from gda.mesh import Device, devices_of, is_tracer, local_positions, not_an_array_error
 
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
@@ -93,29 +91,6 @@ class Shard(Generic[DataT]):
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
 
 
-class LocalShards(tuple[Shard[Any], ...]):
-    """The shards of this process; an index beyond them is answered with their number."""
-
-    num_global: int  # of all processes
-
-    def __getitem__(self, i: Any) -> Any:
-        try:
-            return super().__getitem__(i)
-        except IndexError:
-            raise IndexError(
-                f"there is no local shard {i}: process {jax.process_index()} has {len(self)} of "
-                f"the {counted(self.num_global, 'shard')}; global_shards lists all"
-            ) from None
-
-
-# A pytree, as a tuple is.
-jax.tree_util.register_pytree_node(
-    LocalShards,
-    lambda shards: (tuple(shards), None),
-    lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
-)
-
-
 def shards_of(
     array: Any, mesh: Any, grid: ShardGrid, kind: str, *, is_local: bool, has_padding: bool
 ) -> tuple[Shard[Any], ...]:
@@ -125,14 +100,7 @@ def shards_of(
         devices: Any = repeat(None)
     elif is_local and len(local := local_positions(mesh)) < grid.num_devices:
         shards = zip(local, grid.shards_at(local.values()), strict=True)
-        return _as_local([Shard(device, *which, data) for device, which in shards], grid)
+        return tuple([Shard(device, *which, data) for device, which in shards])
     else:
         devices = devices_of(mesh)
-    shards = map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(data))
-    return _as_local(shards, grid) if is_local else tuple(shards)
-
-
-def _as_local(shards: Iterable[Shard[Any]], grid: ShardGrid) -> LocalShards:
-    local = LocalShards(shards)
-    local.num_global = grid.num_devices
-    return local
+    return tuple(map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(data)))

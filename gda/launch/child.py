@@ -55,9 +55,6 @@ def run(report: int, kind: str, program: str) -> None:
         frames = below(_OWN_FILES, error.__traceback__)
         lines = traceback.format_exception(type(error), error, frames)
         _send(report, code, "".join(lines))
-        # The launcher prints the traceback; a hook that the program installed may do more.
-        if sys.excepthook is not sys.__excepthook__:
-            sys.excepthook(type(error), error, frames)
     sys.exit(code)
 
 

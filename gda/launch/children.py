@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Container
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -157,30 +156,6 @@ def arguments_of(without: Container[str] = ()) -> dict[str, Any]:
 def listen_on_loopback() -> None:
     """Let the CPU collectives of this process listen on 127.0.0.1, once it uses JAX."""
     sys.path.append(str(Path(__file__).with_name("loopback")))
-
-
-def is_stopped(pid: int) -> bool:
-    """Return True if a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
-
-    Always false outside Linux.
-    """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return status.rpartition(") ")[2][:1] in ("T", "t")
-
-
-def is_busy(pid: int) -> bool:
-    """Return True if a thread of a process runs, or waits for a core or a disk.
-
-    Always false outside Linux.
-    """
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(OSError):  # the thread has ended
-            if stat.read_text().rpartition(") ")[2][:1] in ("R", "D"):
-                return True
-    return False
 
 
 def _decimal(seconds: float) -> str:

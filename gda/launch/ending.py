@@ -67,17 +67,11 @@ def leave() -> None:
     threads, the hooks of the program, and JAX's own shutdown.
 
     Hooks that were registered before it do not run, those of ``sitecustomize`` and of ``.pth``
-    files; coverage is the common one, so its data are saved here. Live objects are not finalized:
-    open files are closed here, and other ``__del__`` methods do not run. Nor do the exit handlers
-    of C libraries, whose stdout is flushed here.
+    files. Live objects are not finalized: open files are closed here, and other ``__del__`` methods
+    do not run. Nor do the exit handlers of C libraries, whose stdout is flushed here.
     """
     if "jaxlib" not in sys.modules:
         return
-    if coverage := sys.modules.get("coverage"):
-        with suppress(Exception):
-            measurement = coverage.Coverage.current()
-            measurement.stop()
-            measurement.save()
     files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
     for file in files:  # all before one is closed: a text file writes to a binary one
         with suppress(Exception):

@@ -17,18 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gda.launch.children import (
-    Children,
-    has_collective_timeout,
-    is_busy,
-    is_stopped,
-)
+from gda.launch.children import Children
 from gda.launch.output import Lines, PrefixedOutput, write
 from gda.layout.text import format_processes, signal_name
 
@@ -45,14 +39,13 @@ _STACKS_SECONDS = 0.5
 # The longest time from the broken connections of a process to its visible death.
 _DEATH_SECONDS = 0.3
 
-_STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
-
-# Looks at the processes that may be late for a collective, and the time between two.
-_LOOKS, _LOOK_SECONDS = 10, 0.03
-
 # Errors of a collective on CPU that a process does not join in time. The second comes from the
 # first collective of some devices, which makes the connections.
-_GLOO = re.compile(r"Gloo .*(?:Timed out waiting (?P<ms>\d+)ms|DEADLINE_EXCEEDED.* (?P<s>[\d.]+)s)")
+_GLOO = re.compile(r"Gloo .*(Timed out waiting|DEADLINE_EXCEEDED)")
+_LATE = (
+    "a collective waited in vain for another process. If that takes longer, such as to compile, "
+    "give a longer --collective-timeout, or call gda.check_processes_agree before the collective"
+)
 
 _STDOUT, _STDERR = 1, 2
 
@@ -83,8 +76,6 @@ def run(
         output = PrefixedOutput([lines for each in processes for lines in each.output])
         ending = _watch(processes, signals, timeout)
         reasons = [ending.reason]
-        if ending.code:
-            reasons += _well_ended(processes)
         if ending.shows_stacks:
             reasons += _show_stacks(processes)
         if ending.was_asked:
@@ -168,9 +159,6 @@ class _Process:
     def is_alive(self) -> bool:
         return self.popen.poll() is None
 
-    def is_stopped(self) -> bool:
-        return self.is_alive() and is_stopped(self.popen.pid)
-
     def _report(self) -> dict[str, Any] | None:
         self.read_report()
         return json.loads(self._received) if self._received.endswith(b"\n") else None
@@ -182,8 +170,10 @@ class _Process:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
             is_abort = code == -signal.SIGABRT
             return _EndOfRun(128 - code, reason, self.index, shows_stacks=is_abort)
-        in_vain = re.search(f"LateProcessError|Timed out waiting|{_GLOO.pattern}", traceback)
         reason = f"process {self.index} failed with exit code {code}"
+        if _GLOO.search(traceback):
+            reason += f": {_LATE}"
+        in_vain = re.search(f"LateProcessError|Timed out waiting|{_GLOO.pattern}", traceback)
         return _EndOfRun(code, reason, self.index, shows_stacks=bool(in_vain)) if code else None
 
 
@@ -254,46 +244,8 @@ def _first_failure(processes: Sequence[_Process]) -> _EndOfRun | None:
         time.sleep(_DEATH_SECONDS)
     for process in (*_died_unheard(processes), *reported, *processes):
         if ending := process.ending():
-            return _blame_stopped(processes, ending) or _blame_late(processes, ending) or ending
+            return ending
     return None
-
-
-def _blame_stopped(processes: Sequence[_Process], ending: _EndOfRun) -> _EndOfRun | None:
-    """Name the processes that are stopped: JAX ends those that wait for them."""
-    stopped = [process.index for process in processes if process.is_stopped()]
-    if not stopped:
-        return None
-    reason = f"{format_processes(stopped)} did not answer the others ({_STOPPED}); {ending.reason}"
-    return replace(ending, reason=reason, shows_stacks=False)
-
-
-def _blame_late(processes: Sequence[_Process], ending: _EndOfRun) -> _EndOfRun | None:
-    """Name the processes that a collective waited for in vain.
-
-    The others may wait in it too, for a little longer. They have no thread that runs, as one that
-    compiles has.
-    """
-    failed = next(process for process in processes if process.index == ending.process)
-    if not (found := _GLOO.search((failed.failure() or (0, ""))[1])):
-        return None
-    busy: Counter[int] = Counter()
-    for _ in range(_LOOKS):
-        busy.update(each.index for each in processes if is_busy(each.popen.pid))
-        time.sleep(_LOOK_SECONDS)
-    left = [each.index for each in processes if each.is_alive() and not each.failure()]
-    if not left:
-        return None
-    late = format_processes([index for index in left if 2 * busy[index] > _LOOKS] or left)
-    if found["ms"]:
-        waited = f"a collective waited {int(found['ms']) / 1000:g} s for {late}"
-        says = "give a longer --collective-timeout"
-        if not has_collective_timeout():
-            says = "use JAX 0.10 or later, which obeys --collective-timeout"
-    else:
-        waited = f"the first collective of some devices waited {float(found['s']):.0f} s for {late}"
-        says = "call gda.check_processes_agree before it, which waits --agreement-timeout seconds"
-    reason = f"{ending.reason}: {waited}. If it only takes longer, such as to compile, {says}"
-    return replace(ending, reason=reason)
 
 
 def _not_exiting(processes: Sequence[_Process]) -> _EndOfRun:
@@ -325,32 +277,17 @@ def _stopped_by(number: int) -> _EndOfRun:
 
 
 def _show_stacks(processes: Sequence[_Process]) -> list[str]:
-    """Let every process write its stacks, and return a sentence with the missing ones."""
+    """Let every process write its stacks, and wait a while for them."""
     asked = {process: process.stderr.stacks for process in processes if process.is_alive()}
     for process in asked:
         process.popen.send_signal(signal.SIGUSR1)
-
-    def without() -> list[_Process]:
-        return [process for process, before in asked.items() if process.stderr.stacks == before]
-
     deadline = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < deadline and any(
-        process.is_alive() and not process.is_stopped() for process in without()
+        process.stderr.stacks == before and process.is_alive() for process, before in asked.items()
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for process in without():
-        if process.is_stopped():
-            reasons[_STOPPED].append(process.index)
-        elif process.is_alive():
-            reasons[f"no reaction to a signal within {_SILENT_SECONDS:g} s"].append(process.index)
-        elif process.popen.returncode == -signal.SIGUSR1:
-            reasons["Python had shut down there"].append(process.index)
-    missing = [f"{format_processes(group)} ({reason})" for reason, group in reasons.items()]
-    if missing:
-        return [f"stacks are shown above, but not those of {' and '.join(missing)}"]
-    return ["all stacks are shown above"] if asked else []
+    return ["the stacks of the processes are shown above"] if asked else []
 
 
 def _asked_to_end(
@@ -384,16 +321,6 @@ def _ask_to_end(
         select.select([signals.pipe], [], [], left)
         if signals.stop() == signal.SIGINT:
             return
-
-
-def _well_ended(processes: Sequence[_Process]) -> list[str]:
-    """Return sentences about processes that had succeeded before the end, or were about to."""
-    ended = [process.index for process in processes if process.has_ended_well()]
-    ending = [process.index for process in processes if process.is_alive() and process.is_done()]
-    sentences = [f"{format_processes(ended)} had ended with exit code 0 before"] if ended else []
-    if ending:
-        sentences.append(f"{format_processes(ending)} had finished the program and waited to exit")
-    return sentences
 
 
 def _tell(processes: Sequence[_Process], ending: _EndOfRun, reason: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -22,30 +21,15 @@ ObjectT = TypeVar("ObjectT")
 # gda, and what runs the caller's code for it.
 _NOT_OF_CALLER = frozenset({"gda", "jax", "contextlib", "functools", "concurrent", "threading"})
 
-# Keywords of JAX in 2022.
-_SUCCESSOR_OF = {
-    "global_mesh": "mesh",
-    "mesh_axes": "spec",
-    "in_axis_resources": "in_specs",
-    "out_axis_resources": "out_specs",
-}
-_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
-
 
 def public(function: FunctionT) -> FunctionT:
-    """Make the exceptions of a function show its own frame and the caller's, and no more of gda.
-
-    Errors of arguments name the class that the caller used, not the base that has the method, and
-    the successor of a keyword that JAX had in 2022.
-    """
+    """Make the exceptions of a function show its own frame and the caller's, and no more of gda."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, TypeError):
-                explain(error, function, args, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
 
@@ -92,21 +76,6 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     for entry in reversed(kept):
         shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shown
-
-
-def explain(
-    error: TypeError, method: Callable[..., Any], args: tuple[Any, ...], given: Collection[str]
-) -> None:
-    """Name the class of the caller and the successor of a keyword if Python refused arguments."""
-    base, _, name = method.__qualname__.rpartition(".")
-    call, space, problem = str(error).partition(" ")
-    if base and args and call == f"{base}.{name}()":
-        cls = args[0] if isinstance(args[0], type) else type(args[0])
-        if base in {ancestor.__qualname__ for ancestor in cls.__mro__}:
-            error.args = (f"{cls.__qualname__}.{name}(){space}{problem}",)
-    found = _UNEXPECTED.search(str(error))
-    if found and found[1] in given and found[1] in _SUCCESSOR_OF:
-        error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)
 
 
 def frame_of_caller() -> tuple[FrameType | None, int]:

@@ -6,8 +6,6 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.text import did_you_mean, nearest
-
 if TYPE_CHECKING:  # each is imported when it is needed, as that takes time
     import numpy as np
 
@@ -38,19 +36,6 @@ _IN_SAFETENSORS = {
 _OF_NUMPY = {"bool", *_SHORT.values(), "uint8"} - {"bfloat16"}
 _OF_ML_DTYPES = re.compile(r"(b?float|u?int)\d\w*")
 
-# Names of types in C and Python, with no number of bits or a surprising one.
-_MEANT = {
-    "half": ["float16"],
-    "single": ["float32"],
-    "double": ["float64"],
-    "float": ["float32", "float64"],
-    "short": ["int16"],
-    "int": ["int32", "int64"],
-    "uint": ["uint32", "uint64"],
-    "long": ["int64"],
-    "complex": ["complex64", "complex128"],
-}
-
 
 def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     """Return the dtype of an argument: anything that NumPy takes, or a short name.
@@ -69,10 +54,10 @@ def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     except TypeError:
         if is_text and (dtype := dtype_named(given)) is not None:
             return dtype
-    similar = similar_dtypes(given) if is_text else []
-    hint = did_you_mean(similar) or "; a dtype is such as 'float32', np.int32 or jnp.bfloat16"
     shown = repr(given) if isinstance(given, str | int) else f"a {type(given).__name__}"
-    raise TypeError(f"{name}{shown} is not a dtype{hint}")
+    raise TypeError(
+        f"{name}{shown} is not a dtype; a dtype is such as 'float32', np.int32 or jnp.bfloat16"
+    )
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
@@ -100,14 +85,6 @@ def is_raw(dtype: np.dtype[Any]) -> bool:
     import numpy as np
 
     return dtype.type is np.void and dtype.names is None
-
-
-def similar_dtypes(name: str) -> list[str]:
-    name = name.lower()
-    in_capitals = {each.lower(): [each] for each in _IN_SAFETENSORS}
-    words = {each: each for each in sorted({*_OF_NUMPY, *_names_of_ml_dtypes()})} | _SHORT
-    near = [words[word] for word in nearest(name, words, 3)]
-    return _MEANT.get(name) or in_capitals.get(name) or [*dict.fromkeys(near)]
 
 
 def _names_of_ml_dtypes() -> list[str]:

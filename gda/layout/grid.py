@@ -178,16 +178,6 @@ class ShardGrid:
             raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
         return self._tiling.index(block)
 
-    def coordinates(self, i: int | Sequence[int]) -> tuple[int, ...]:
-        """Return the coordinates of the block of the device at ``i``, one for each dimension.
-
-        0 for a dimension that is not sharded, and for one of size 0, whose parts are all equal.
-
-        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).coordinates((3, 1))
-        (7, 0)
-        """
-        return tuple(self._tiling.columns(self.block_id(i)))
-
     @cached_property
     def _tiling(self) -> Tiling:
         return Tiling(self.global_shape, self._layout.parts)
@@ -233,17 +223,9 @@ class ShardGrid:
 
     def indices(self) -> list[Index]:
         """Return the index of every device, in device order; equal indices are one object."""
-        blocks = self.blocks()
-        return [blocks[number] for number in self.block_ids.tolist()]
-
-    def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
-        """Return ``(index, replica_id)`` of every device, in device order."""
-        return list(zip(self.indices(), self.replica_ids.tolist(), strict=True))
-
-    def blocks(self) -> list[Index]:
-        """Return the index of every block once, in the order of the block numbers."""
         dimensions = self._tiling.dimensions
-        return [*product(*[map(each.slice_of, range(each.parts)) for each in dimensions])]
+        blocks = [*product(*[map(each.slice_of, range(each.parts)) for each in dimensions])]
+        return [blocks[number] for number in self.block_ids.tolist()]
 
     @cached_property
     def starts(self) -> IntArray:
@@ -257,10 +239,6 @@ class ShardGrid:
 
     def _ends(self, ends_of: Callable[[Dimension, Any], IntArray]) -> IntArray:
         layout = self._layout
-        if max(self.global_shape, default=0) >= 2**63:
-            raise OverflowError(
-                f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
-            )
         ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for number, dimension in enumerate(self._tiling.dimensions):
             ends[..., number] = ends_of(dimension, layout.parts_along(number))

@@ -49,8 +49,8 @@ class ProcessView:
     (array([4, 5, 6, 7]), (2, 3), ((2, 3), (0,)), (slice(4, 8, None),))
     >>> view.indices
     [(slice(4, 6, None), slice(None, None, None)), (slice(6, 8, None), slice(None, None, None))]
-    >>> view.is_regular, view.local_shape, view.size, view.nbytes(4), view.nbytes_on_devices(4)
-    (True, (4, 2), 8, 32, 64)
+    >>> view.is_regular, view.local_shape, view.size
+    (True, (4, 2), 8)
     """
 
     _layout: Layout
@@ -99,19 +99,8 @@ class ProcessView:
     @property
     def size(self) -> int:
         """Elements it reads: those of each distinct block once."""
-        if self._tiling.is_even:
-            return len(self.block_ids) * math.prod(self._tiling.shard_shape)
         shape = self._tiling.global_shape
         return sum(math.prod(shape_at(index, shape)) for index in self.indices)
-
-    def nbytes(self, itemsize: int) -> int:
-        """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once."""
-        return self.size * operator.index(itemsize)
-
-    def nbytes_on_devices(self, itemsize: int) -> int:
-        """Return the bytes that its devices hold together: every replica counts, and padding."""
-        held = len(self.positions) * math.prod(self._tiling.shard_shape)
-        return held * operator.index(itemsize)
 
     # Those that it writes.
 
@@ -129,10 +118,6 @@ class ProcessView:
         blocks = np.array(self.block_ids, np.int64)
         writers = writing_of(self._layout, self._processes).writers(blocks, operator.index(turn))
         return tuple(blocks[writers == self.process].tolist())
-
-    def written_indices(self, turn: int = 0) -> list[Index]:
-        """Return the indices of ``written_blocks(turn)``, in the same order."""
-        return [self._tiling.index(block) for block in self.written_blocks(turn)]
 
     # Those that it keeps as one local array.
 
@@ -152,22 +137,13 @@ class ProcessView:
         self.check_regular()
         return tuple(map(self._local_size, range(len(self.coordinates))))
 
-    @property
-    def local_indices(self) -> list[Index]:
-        """The place of each of ``indices`` in its local array, with every start and stop.
-
-        That has its blocks side by side in the order of their coordinates, without gaps.
-        ``ValueError`` unless ``is_regular``.
-        """
-        self.check_regular()
-        return self._indices_by([self._side_by_side(d) for d in range(len(self.coordinates))])
-
     def indices_within(self, local_shape: Shape) -> list[Index]:
         """Return the place of each of ``indices`` within local data, start and stop always given.
 
-        As ``local_indices``, but the data may have the whole of a dimension: if its size is the
-        global size, blocks have the same place in it as in the whole array. ``ValueError`` if data
-        of this shape does not have the blocks, or these do not form a regular grid.
+        Data of the shape ``local_shape`` has the blocks side by side in the order of their
+        coordinates. But it may have the whole of a dimension: if its size is the global size,
+        blocks have the same place in it as in the whole array. ``ValueError`` if data of this shape
+        does not have the blocks, or these do not form a regular grid.
 
         >>> import gda
         >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -123,14 +122,11 @@ def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Proce
 
 
 def _integers(process_of: object) -> npt.NDArray[Any]:
-    try:
-        values = np.asarray(process_of)
-    except ValueError:  # NumPy's word for rows of several lengths
-        values = np.empty((), object)
-    if values.dtype.kind not in "iu" and (values.size or values.ndim != 1):
+    values = np.asarray(process_of)
+    if values.dtype.kind not in "iu" and values.size:
         raise TypeError(
             "process_of must give the process of each device in device order, integers such as "
-            f"[0, 0, 1, 1], not {reprlib.repr(process_of)}"
+            f"[0, 0, 1, 1], not {values.dtype}"
         )
     return values
 

@@ -30,14 +30,10 @@ _ASSIGNMENTS_TO_TRY = 4096
 # Iterable, but a string is one name and the others have no order of dimensions: that of a set of
 # names even differs between processes.
 _NOT_A_SPEC = (str, set, frozenset, dict)
-# Neither have these, and bytes are no sizes.
-_NOT_INTEGERS = (set, frozenset, dict, bytes, bytearray)
 
 
 def integers(values: Iterable[Any]) -> tuple[int, ...]:
     """Return a sequence of integers as a tuple of Python's; ``TypeError`` if it is none."""
-    if isinstance(values, _NOT_INTEGERS):
-        raise TypeError(f"{values!r} is not a sequence of integers, such as (8, 2)")
     return tuple(map(operator.index, values))
 
 

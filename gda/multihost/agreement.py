@@ -40,11 +40,9 @@ from gda.multihost.descriptions import (
     STRUCTURE,
     Description,
     describe,
-    describe_values,
     describe_wanted,
     leaf_fields,
     stable_text,
-    structure_by_leaf,
 )
 from gda.multihost.places import introduce, of_thread, one_line
 
@@ -139,7 +137,6 @@ def check_processes_agree(  # pyright: ignore[reportOverlappingOverload]
 def check_processes_agree(
     tree: Any = ...,
     *,
-    values: Any = None,
     program: Lowered | None = None,
     name: str = "tree",
     timeout: float | None = None,
@@ -149,18 +146,17 @@ def check_processes_agree(
 def check_processes_agree(
     tree: Any = _NO_TREE,
     *,
-    values: Any = None,
     program: Lowered | None = None,
     name: str = "tree",
     timeout: float | None = None,
 ) -> AbstractContextManager[None] | None:
-    """Check that every process has the same tree, and the same values and program.
+    """Check that every process has the same tree, and the same program.
 
     Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
     communicates through JAX's coordination service, so that a disagreement never hangs, in a few
     milliseconds. Every process must call it, in the same order of checks.
 
-    With none of the three it is a context: inside ``with gda.check_processes_agree():`` every
+    With neither it is a context: inside ``with gda.check_processes_agree():`` every
     constructor checks. One with a callback compares shape, dtype, mesh and spec over the processes
     of the mesh before it reads. After building, all constructors but ``from_array`` compare their
     results, so that all processes hear of a failure in one at once. Functions that communicate
@@ -172,8 +168,6 @@ def check_processes_agree(
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared with their order of devices.
-      values: a tree of numbers, strings, ``None`` and small arrays, such as the hyperparameters, to
-        compare by value. Functions are compared by their names, other objects by their ``repr``.
       program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared, with
         every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
@@ -186,19 +180,18 @@ def check_processes_agree(
       LateProcessError: a process did not come in time. It names that process, its last check and
         the check where the others wait.
       ConnectionError: process 0, which runs the service, has ended.
-      TypeError: ``program`` is not lowered; or ``values`` has an array with parts in other
-        processes, or an object whose ``repr`` does not say what is in it.
+      TypeError: ``program`` is not lowered.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     >>> step = jax.jit(lambda w: w - 0.1 * w).lower(np.ones(8))
-    >>> gda.check_processes_agree(values={'rate': 0.1, 'optimizer': 'sgd'}, program=step)
+    >>> gda.check_processes_agree(program=step)
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> with gda.check_processes_agree(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    if _is_context(tree, values, program):
+    if _is_context(tree, program):
         return checking_agreement(timeout=timeout)
     if not isinstance(program, Lowered | None):
         raise TypeError(
@@ -209,18 +202,14 @@ def check_processes_agree(
 
     def described(_: None) -> Description:
         fields = {} if tree is _NO_TREE else describe(tree)
-        if values is not None:
-            before = fields.get(STRUCTURE, "")
-            fields |= describe_values(values)
-            fields[STRUCTURE] = before + fields[STRUCTURE]
         return fields | ({("program", "text"): program.as_text()} if program else {})
 
     done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))
     return None
 
 
-def _is_context(tree: Any, values: Any, program: Any, **_: Any) -> bool:
-    return tree is _NO_TREE and values is None and program is None
+def _is_context(tree: Any, program: Any, **_: Any) -> bool:
+    return tree is _NO_TREE and program is None
 
 
 def checking_agreement(
@@ -555,74 +544,38 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
 
 def first_differences(groups: Sequence[list[int]], descriptions: Sequence[Description]) -> str:
     """Return the first paths and fields in which the descriptions of groups differ, in words."""
-    paths = [dict.fromkeys(path for path, _ in each) for each in descriptions]
-    keys = [
-        key
-        for key in dict.fromkeys(key for each in descriptions for key in each)
-        if key != STRUCTURE and all(key[0] in each for each in paths)
-    ]
-    of_call = [key for key in keys if not key[0]]
-    # A leaf lacks fields that another kind of leaf has. They are named only if no others differ.
-    found = [
-        *_differences(groups, descriptions, of_call, omits_missing=True),
-        *_lone_paths(groups, paths),
-        *_differences(groups, descriptions, [key for key in keys if key[0]], omits_missing=True),
-    ]
-    if not found:
-        structures = [*map(structure_by_leaf, descriptions)]
-        places = dict.fromkeys(key for each in structures for key in each)
-        found = [
-            *_differences(groups, descriptions, keys, omits_missing=False),
-            *_differences(groups, structures, [*places], omits_missing=False),
-        ]
-    return join_some(found, MOST_CHARACTERS)
+    keys = dict.fromkeys(key for each in descriptions for key in each)
+    # The call comes first, and the structure last: most differences of it show at a path.
+    in_order = sorted(keys, key=lambda key: (key == STRUCTURE, key[0] != ""))
+    return join_some([*_differences(groups, descriptions, in_order)], MOST_CHARACTERS)
 
 
 def _differences(
     groups: Sequence[list[int]],
     descriptions: Sequence[Description],
     keys: Iterable[tuple[str, str]],
-    *,
-    omits_missing: bool,
 ) -> Iterator[str]:
+    """Yield the first field of each path that differs, and the paths that some groups lack."""
+    paths = [{path for path, _ in each} for each in descriptions]
+    seen: set[str] = set()
     for path, field in keys:
         holders: dict[str, list[int]] = {}
         for group, description in zip(groups, descriptions, strict=True):
-            value = description.get((path, field))
-            if value is None and omits_missing and (path, "shape") in description:
-                continue
-            holders.setdefault(value or "missing", []).extend(group)
-        if len(holders) > 1:
-            values = sorted(holders, key=lambda value: len(holders[value]))
-            shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
-            minority, *others = [
-                (format_processes(holders[value]), text)
-                for value, text in zip(values, shown, strict=True)
-            ]
-            first = f"{minority[0]}: {field} {minority[1]}"
-            at = [f"at {shortened(path, _CHARACTERS_OF_PATH)}"] if path else []
-            yield ", ".join([*at, first, *map(": ".join, others)])
-
-
-def _lone_paths(groups: Sequence[list[int]], paths: Sequence[Iterable[str]]) -> Iterator[str]:
-    """Yield the branches that some groups have and others lack, with their processes."""
-    known = [{branch for path in each for branch in _branches(path)} for each in paths]
-    found: dict[tuple[tuple[int, ...], str], int] = {}
-    for path in dict.fromkeys(path for each in paths for path in each):
-        lacking = [
-            branches for branches, each in zip(known, paths, strict=True) if path not in each
+            holders.setdefault(description.get((path, field), "missing"), []).extend(group)
+        is_known = path and path in seen  # of the call, whose path is empty, all fields are named
+        if len(holders) == 1 or is_known or (seen and (path, field) == STRUCTURE):
+            continue
+        seen.add(path)
+        where = shortened(path, _CHARACTERS_OF_PATH)
+        having = [group for group, known in zip(groups, paths, strict=True) if path in known]
+        if len(having) < len(groups):
+            yield f"only in {format_processes(chain.from_iterable(having))}: {where}"
+            continue
+        values = sorted(holders, key=lambda value: len(holders[value]))
+        shown = where_they_differ(values, _CHARACTERS_OF_VALUES // len(values))
+        minority, *others = [
+            (format_processes(holders[value]), text)
+            for value, text in zip(values, shown, strict=True)
         ]
-        if lacking:
-            branches = (each for each in _branches(path) if not any(each in of for of in lacking))
-            has = (group for group, each in zip(groups, paths, strict=True) if path in each)
-            key = tuple(sorted(chain.from_iterable(has))), next(branches, path)
-            found[key] = found.get(key, 0) + 1
-    for (processes, branch), count in found.items():
-        where = shortened(branch, _CHARACTERS_OF_PATH)
-        more = f"… ({count:,} leaves)" if count > 1 else ""
-        yield f"only in {format_processes(processes)}: {where}{more}"
-
-
-def _branches(path: str) -> list[str]:
-    """Return the branches that lead to a leaf, as texts, and its whole path."""
-    return [path[:at] for at, each in enumerate(path) if at and each in "./"] + [path]
+        first = f"{minority[0]}: {field} {minority[1]}"
+        yield ", ".join([*([f"at {where}"] if path else []), first, *map(": ".join, others)])

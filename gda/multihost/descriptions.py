@@ -9,22 +9,17 @@ from hashlib import sha256
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
-from gda.layout.text import path_text, typed_shape
+from gda.layout.text import path_text
 from gda.mesh import is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
 
 STRUCTURE = ("", "structure")
-_LEAF = "\0"  # stands for a leaf in the text of a structure
-
-_SHORT_STRUCTURE = 100
-_MOST_WRITTEN = 64  # elements of an array of values; of a larger one, its checksum is compared
 
 
 def describe(tree: Any) -> Description:
@@ -42,16 +37,6 @@ def describe(tree: Any) -> Description:
 def leaf_path(keys: Sequence[Any], within: str = "") -> str:
     """Return the path of a leaf as text, behind the name of the tree if it is given."""
     return path_text([jax.tree_util.keystr((key,), simple=True) for key in keys], within)
-
-
-def structure_by_leaf(description: Description) -> Description:
-    """Return the structure of a tree, if its text is long by the leaves that follow each part."""
-    text = description.get(STRUCTURE, "")
-    if len(text) <= _SHORT_STRUCTURE:
-        return {STRUCTURE: text.replace(_LEAF, "*")}
-    paths = [*dict.fromkeys(path for path, _ in description if path), ""]
-    parts = text.split(_LEAF)
-    return {(path, "structure before it"): part for path, part in zip(paths, parts, strict=False)}
 
 
 def describe_wanted(given: dict[str, Any]) -> Description:
@@ -78,7 +63,7 @@ def _dtype_text(dtype: Any) -> str:
 def _structure_text(structure: Any) -> str:
     """Return a text that is equal for equal structures, in every process."""
     if (node := structure.node_data()) is None:
-        return _LEAF
+        return "*"
     kind, aux = node
     children = [_structure_text(child) for child in structure.children()]
     if kind is dict:
@@ -104,39 +89,6 @@ def stable_text(value: Any) -> str:
         if isinstance(each, set | frozenset):
             text = text.replace(repr(each), stable_text(each))
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-
-
-def describe_values(values: Any) -> Description:
-    """Return the text of every value in a tree of numbers, strings and arrays; its structure."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(
-        values, is_leaf=lambda node: node is None
-    )
-    texts = {(leaf_path(path, "values"), "value"): _value_text(leaf) for path, leaf in leaves}
-    return texts | {STRUCTURE: _structure_text(structure)}
-
-
-def _value_text(value: Any) -> str:
-    if isinstance(value, jax.Array):
-        if is_tracer(value) or not value.is_fully_addressable:
-            raise TypeError(
-                f"values has a {typed_shape(value.dtype, value.shape)} that this process cannot "
-                "read whole; compare such arrays with gda.check_replicas_agree"
-            )
-        is_key = jax.numpy.issubdtype(value.dtype, jax.dtypes.extended)
-        value = np.asarray(jax.random.key_data(value) if is_key else value)
-    if isinstance(value, np.ndarray):
-        kind = typed_shape(value.dtype, value.shape)
-        if value.size <= _MOST_WRITTEN:
-            return f"{kind} {value.tolist()}"
-        # Of strings and other objects, the memory has their addresses.
-        data = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
-        return f"{kind} of SHA-256 {sha256(data).hexdigest()[:16]}"
-    if type(value).__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
-        raise TypeError(
-            f"values has a {type(value).__qualname__}, whose repr says nothing of what is in it; "
-            "pass its values, such as vars(config)"
-        )
-    return stable_text(value)
 
 
 def leaf_fields(path: str, leaf: Any) -> Description:

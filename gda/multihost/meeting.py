@@ -27,16 +27,7 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.background import in_thread, is_done
-from gda.multihost.places import (
-    Place,
-    ended,
-    is_near,
-    of_thread,
-    places,
-    post,
-    post_end,
-    text_of_end,
-)
+from gda.multihost.places import Place, ended, of_thread, places, post, post_end, text_of_end
 
 T = TypeVar("T")
 Decide = Callable[[dict[int, bytes]], bytes]
@@ -260,8 +251,8 @@ class _Meeting:
     def _decision(self, coming: Future[bytes], decide: Decide) -> bytes:
         try:
             decision = coming.result()
-        except (TimeoutError, ValueError) as error:
-            raise self._failed(functools.partial(self._late, error)) from None
+        except (TimeoutError, ValueError):
+            raise self._failed(self._late) from None
         if not decision:
             if failure := self._failure_heard():
                 raise failure  # others have come and left, before the last one came
@@ -342,7 +333,7 @@ class _Meeting:
         first = self.processes[0]
         found = places(self.service, None if me == first else first)
         if ended(self.service, found, self.processes):
-            return functools.partial(self._late, None)
+            return self._late
         for process in self.processes:
             place = found.get(process)
             if place is not None and self._is_waited_for_at(place):
@@ -368,7 +359,7 @@ class _Meeting:
         calls = [*map(_call_of, [place.what, *self._waiting()])]
         return _FailedMeeting(message, is_late=False, calls=calls, also=also)
 
-    def _late(self, reason: Exception | None) -> _FailedMeeting:
+    def _late(self) -> _FailedMeeting:
         found = places(self.service)
         gone = ended(self.service, found, self.processes)
         waiting = self._waiting(gone)
@@ -381,8 +372,8 @@ class _Meeting:
         who = format_processes(named) if named else "a process"
         did = text_of_end(gone) if gone else f"did not come within {self.timeout:g} s"
         message = (
-            f"{self.what}: {who} {did}. {'; '.join(lines)}. Look for the reason in the output of "
-            f"{who}{'' if gone else self._because(reason, found, named)}"
+            f"{self.what}: {who} {did}. {'; '.join(lines)}. "
+            f"Look for the reason in the output of {who}"
         )
         calls = [*map(_call_of, waiting)]
         return _FailedMeeting(message, is_late=True, calls=calls, processes=named)
@@ -395,20 +386,6 @@ class _Meeting:
             if number == self.number and process not in gone:
                 waiting.setdefault(what, []).append(process)
         return waiting
-
-    def _because(
-        self, reason: Exception | None, found: dict[int, Place], late: Sequence[int]
-    ) -> str:
-        if any(word in str(reason) for word in ("heartbeat", "unhealthy")):
-            return "; it has died: its heartbeats have stopped"
-        if isinstance(reason, ValueError):
-            return "; others wait there for another set of processes"
-        if all(process in found and is_near(found[process]) for process in late):
-            return ""  # and alive
-        return (
-            ". The death of a process on another machine shows after heartbeat_timeout_seconds of "
-            "jax.distributed.initialize, by default 100"
-        )
 
 
 class _FailedMeeting(NamedTuple):

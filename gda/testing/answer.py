@@ -48,12 +48,12 @@ class Answer:
     """The outcome of one command in one process.
 
     Attributes:
-      ending: "returned", "raised", "died" (or is stopped), "hung" (ran past the timeout), or
-        "behind" (was still running a few seconds after another process had failed).
+      ending: "returned", "raised", "died", "hung" (ran past the timeout), or "behind" (was still
+        running a few seconds after another process had failed).
       at: time of the ending by ``time.monotonic``, which all processes of a machine share.
       value: the result; after an exception a pair of texts: one line, and the traceback.
       outcome: a text that is equal in all processes that are in step.
-      status: the exit of the process, if it died, or the words that it is stopped.
+      status: the exit of the process, if it died.
       output: output of the process since the command.
       stack: stack of the process, if it or another one was hung or behind.
     """

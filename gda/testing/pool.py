@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gda.launch.children import Children, Port, environment, is_stopped
+from gda.launch.children import Children, Port, environment
 from gda.layout.boundary import set_module
 from gda.layout.text import signal_name
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
@@ -81,9 +81,9 @@ class Pool:
         The function may communicate. Hypothesis draws an example in the caller, and all processes
         get the same one:
 
-            @given(global_shapes({'x': 2}, ('x',)))
-            def test_sum(process_pool, shape):
-                process_pool(2).run(check_sum, shape)
+            @given(st.integers(1, 9))
+            def test_sum(process_pool, rows):
+                process_pool(2).run(check_sum, rows)
 
         Args:
           function: of an importable module or of a test module. The processes find it by its name,
@@ -241,12 +241,7 @@ class _RunningProcesses:
         timed_out = time.monotonic() >= deadline
         for answer, worker, start in zip(answers, self._workers, log_starts, strict=True):
             answer.output, answer.stack = _read(worker.log, start), stacks[answer.process]
-            if answer.process not in missing:
-                continue
-            if is_stopped(worker.process.pid):
-                answer.ending, answer.at = "died", deadline
-                answer.status = "is stopped, by SIGSTOP, Ctrl-Z or a debugger"
-            elif timed_out:
+            if answer.process in missing and timed_out:
                 answer.ending, answer.at = "hung", deadline
         return answers
 

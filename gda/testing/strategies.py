@@ -48,10 +48,8 @@ from gda.layout.grid import ShardGrid
 from gda.layout.spec import (
     Shape,
     SpecEntry,
-    SpecLike,
     axes_by_dimension,
     check_mesh_shape,
-    check_spec,
     format_spec,
 )
 
@@ -62,14 +60,12 @@ __all__ = [  # noqa: RUF022
     "meshes",
     "mesh_shapes",
     "partition_specs",
-    "global_shapes",
 ]
 
 MeshShape = Mapping[str, int]
 MeshT = TypeVar("MeshT", bound=Mesh | MeshShape)
 
 _AXIS_NAMES = ("x", "y", "z")
-_AXIS_TYPES = (AxisType.Auto, AxisType.Explicit)
 _DTYPES = ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
 _MAX_DIMS = 3
 _MAX_BLOCK_SIDE = 3
@@ -120,16 +116,15 @@ class ShardedCase(Generic[MeshT]):
 
 
 def mesh_shapes(
-    *, max_devices: int = 8, min_axis_size: int = 1, axis_names: Sequence[str] = _AXIS_NAMES
+    *, max_devices: int = 8, axis_names: Sequence[str] = _AXIS_NAMES
 ) -> st.SearchStrategy[dict[str, int]]:
     """Return a strategy for mesh shapes: dicts from axis name to size, in mesh order.
 
     Args:
       max_devices: the product of the sizes is at most this.
-      min_axis_size: 1 allows axes of size 1, which shard nothing; 2 omits them.
       axis_names: names of the axes, as many as a mesh may have; one of two has the first two.
 
-    Shrinks to fewer and smaller axes, down to ``{'x': min_axis_size}``.
+    Shrinks to fewer and smaller axes, down to ``{'x': 1}``.
 
     Raises:
       ValueError: no mesh shape fits all of these.
@@ -139,45 +134,34 @@ def mesh_shapes(
     {'x': 1, 'y': 2}
     """
     names = tuple(axis_names)
-    if not names or not 1 <= min_axis_size <= max_devices:
-        raise ValueError(
-            f"no mesh has 1 to {len(names)} axes, named {names}, each of size {min_axis_size} or "
-            f"more, and at most {max_devices} devices"
-        )
-    return _mesh_shapes(names, min_axis_size, max_devices)
+    if not names or max_devices < 1:
+        raise ValueError(f"no mesh has the axes {names} and at most {max_devices} devices")
+    return _mesh_shapes(names, max_devices)
 
 
 # Here and not inside the functions: to compose a strategy takes longer than a draw from it.
 @st.composite
-def _mesh_shapes(
-    draw: st.DrawFn, names: tuple[str, ...], min_axis_size: int, max_devices: int
-) -> dict[str, int]:
+def _mesh_shapes(draw: st.DrawFn, names: tuple[str, ...], max_devices: int) -> dict[str, int]:
     sizes: list[int] = []
     while not sizes or (_more(draw) and len(sizes) < len(names)):
         most = max_devices // math.prod(sizes)
-        if most < min_axis_size:
-            break
         # Often small: one large axis would leave only axes of size 1 for the others.
         if not draw(st.booleans()):
-            most = min(most, min_axis_size + 2)
-        sizes.append(draw(st.integers(min_axis_size, most)))
+            most = min(most, 3)
+        sizes.append(draw(st.integers(1, most)))
     return dict(zip(names, sizes, strict=False))
 
 
 def meshes(
     shapes: st.SearchStrategy[dict[str, int]] | MeshShape | None = None,
-    *,
-    axis_types: Sequence[AxisType] | AxisType = _AXIS_TYPES,
-    shuffle: bool = True,
 ) -> st.SearchStrategy[Mesh]:
-    """Return a strategy for ``jax.sharding.Mesh``es over ``jax.devices()``.
+    """Return a strategy for ``jax.sharding.Mesh``es over any of ``jax.devices()``, in any order.
+
+    All axes of one mesh are Auto, or all are Explicit.
 
     Args:
       shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most the
         number of devices.
-      axis_types: Auto, Explicit or both; all axes of one mesh have one type.
-      shuffle: allow meshes over any of the devices in any order. Without it a mesh is over the
-        first devices, in order.
 
     Shrinks to small meshes of Auto axes over the first devices, in order.
 
@@ -190,17 +174,11 @@ def meshes(
     """
     if isinstance(shapes, Mapping):
         shapes = st.just(check_mesh_shape(shapes))
-    kinds = (axis_types,) if isinstance(axis_types, AxisType) else tuple(axis_types)
-    return _meshes(shapes, kinds, shuffle)
+    return _meshes(shapes)
 
 
 @st.composite
-def _meshes(
-    draw: st.DrawFn,
-    shapes: st.SearchStrategy[dict[str, int]] | None,
-    kinds: tuple[AxisType, ...],
-    shuffle: bool,
-) -> Mesh:
+def _meshes(draw: st.DrawFn, shapes: st.SearchStrategy[dict[str, int]] | None) -> Mesh:
     available = jax.devices()
     shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
     num_devices = math.prod(shape.values())
@@ -209,11 +187,11 @@ def _meshes(
             f"a mesh {shape} needs {num_devices} devices, but there are {len(available)}; "
             "give mesh_shapes a smaller max_devices"
         )
-    if shuffle and draw(st.booleans()):
+    if draw(st.booleans()):
         available = draw(st.permutations(available))
     chosen = np.empty(num_devices, object)
     chosen[:] = available[:num_devices]
-    kind = draw(st.sampled_from(kinds))
+    kind = draw(st.sampled_from((AxisType.Auto, AxisType.Explicit)))
     return Mesh(
         chosen.reshape(tuple(shape.values())), tuple(shape), axis_types=(kind,) * len(shape)
     )
@@ -266,69 +244,32 @@ def _partition_specs(
     return PartitionSpec(*entries)
 
 
-def global_shapes(
-    mesh: Mesh | AbstractMesh | MeshShape,
-    spec: SpecLike,
-    *,
-    max_dims: int | None = None,
-    allow_empty: bool = True,
-) -> st.SearchStrategy[Shape]:
-    """Return a strategy for the global shapes that a spec shards evenly over a mesh.
-
-    Args:
-      mesh: a mesh, or a mapping from axis name to size.
-      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      max_dims: most dimensions; by default 3, or the length of the spec if that is more.
-      allow_empty: allow dimensions of size 0 now and then, sharded or not.
-
-    Blocks have at most 3 elements along a dimension. Shrinks to as few dimensions as the spec
-    allows and blocks of a single element.
-
-    Raises:
-      TypeError, ValueError: the spec does not fit the mesh, or has more than ``max_dims`` entries.
-
-    >>> from hypothesis import find
-    >>> find(global_shapes({'x': 4, 'y': 2}, ('x', None)), lambda shape: 0 not in shape)
-    (4, 1)
-    """
-    mesh_shape = _mesh_shape_of(mesh)
-    entries = check_spec(spec, (1,) * len(tuple(spec)))
-    axes = axes_by_dimension(entries, len(entries), mesh_shape)
-    ways = tuple(math.prod(mesh_shape[name] for name in names) for names in axes)
-    most = max(len(ways), _MAX_DIMS) if max_dims is None else max_dims
-    if len(ways) > most:
-        raise ValueError(
-            f"max_dims={max_dims} is too few: spec {format_spec(entries)} has {len(ways)} entries"
-        )
-    return _global_shapes(ways, most, allow_empty)
-
-
 @st.composite
 def _global_shapes(
-    draw: st.DrawFn, ways: tuple[int, ...], max_dims: int, allow_empty: bool
+    draw: st.DrawFn, mesh_shape: dict[str, int], spec: PartitionSpec, max_dims: int
 ) -> Shape:
-    num_dims = draw(st.integers(len(ways), max_dims))
+    """Draw a shape that the spec divides, with blocks of at most 3 elements along a dimension."""
+    axes = axes_by_dimension(tuple(spec), len(spec), mesh_shape)
+    num_dims = draw(st.integers(len(axes), max_dims))
     shape = []
-    for parts in ways + (1,) * (num_dims - len(ways)):
+    for names in axes + ((),) * (num_dims - len(axes)):
         block_side = draw(st.integers(1, _MAX_BLOCK_SIDE))
         # Rarely, because one empty dimension hides everything about the others.
-        is_empty = allow_empty and draw(st.integers(0, 15)) == 15
-        shape.append(0 if is_empty else parts * block_side)
+        is_empty = draw(st.integers(0, 15)) == 15
+        shape.append(0 if is_empty else block_side * math.prod(mesh_shape[each] for each in names))
     return tuple(shape)
 
 
 def sharded_cases(
-    mesh: st.SearchStrategy[MeshT] | MeshT | None = None,
-    *,
-    max_dims: int = _MAX_DIMS,
-    allow_empty: bool = True,
+    mesh: st.SearchStrategy[MeshT] | MeshT | None = None, *, max_dims: int = _MAX_DIMS
 ) -> st.SearchStrategy[ShardedCase[Any]]:
     """Return a strategy for a mesh, a spec of it and a global shape that it shards evenly.
 
     Args:
       mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
         ``mesh_shapes()`` the cases need no devices.
-      max_dims, allow_empty: as for ``global_shapes``.
+      max_dims: most dimensions. Now and then one has the size 0; else blocks have 1 to 3 elements
+        along each.
 
     Shrinks to few devices in order, a short spec and blocks of a single element.
 
@@ -344,7 +285,7 @@ def sharded_cases(
     def cases(draw: st.DrawFn) -> ShardedCase[Any]:
         over = draw(drawn)
         spec = draw(partition_specs(over, max_entries=max_dims))
-        shape = draw(global_shapes(over, spec, max_dims=max_dims, allow_empty=allow_empty))
+        shape = draw(_global_shapes(_mesh_shape_of(over), spec, max_dims))
         return ShardedCase(shape, over, spec)
 
     return cases()

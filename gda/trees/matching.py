@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.text import join_some
-from gda.mesh import MESHES, check_not_devices, memory_kind_of, mesh_and_spec
+from gda.mesh import MESHES, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
 from gda.storage.sources import is_group
 from gda.trees.leaves import (
@@ -197,7 +197,6 @@ def specs_per_leaf(
     if isinstance(mesh, MESHES) == (specs is None):
         mesh_and_spec(over, specs, MESHES)  # raises: one is missing, or surplus
     if specs is None:
-        check_not_devices(mesh)
         return prefix_of(tree, mesh, "mesh", SHARDINGS)
     # A module that can be called may be a tree of the specs of its parameters.
     if not callable(specs) or any(map(SPECS.has, jax.tree.leaves(specs, is_leaf=SPECS.has))):

@@ -73,11 +73,7 @@ def test_an_array_of_several_processes_is_no_numpy_array_and_has_some_local_shar
     with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole value to every process"):
         np.asarray(g)
     assert str(gda.jit(lambda x: x.sum())(g)) == "120.0"
-    message = (
-        f"no local shard 4: process {jax.process_index()} has 4 of the 8 shards; global_shards"
-    )
-    with pytest.raises(IndexError, match=message):
-        g.local_shards[4]
+    assert (len(g.local_shards), len(g.global_shards)) == (4, 8)
 
 
 def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
@@ -117,9 +113,6 @@ def test_local_shards_come_in_device_order_with_index_and_replica_id(mesh: Mesh)
     assert shards[1:3] == (shards[1], shards[2])
     assert shards[-1] is shards[7]
     assert jax.tree.map(lambda shard: shard.replica_id, shards) == (0, 1) * 4
-    for i in (8, -9):
-        with pytest.raises(IndexError, match=f"no local shard {i}: process 0 has 8 of the 8 shar"):
-            g.local_data(i)
 
 
 # Made of device buffers, or of an array.
@@ -549,8 +542,7 @@ def test_unpickling_without_the_devices_names_them(
         pickle.loads(text)
     assert str(caught.value) == (
         "this array was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; this process has 1, "
-        "without those with id [1, 2, 3, 4, 5, 6, 7]. Unpickle it where they are, for instance "
-        "with XLA_FLAGS=--xla_force_host_platform_device_count=8"
+        "without those with id [1, 2, 3, 4, 5, 6, 7]. Unpickle it where they are"
     )
 
 
@@ -619,17 +611,10 @@ def test_a_container_of_numpy_computes_and_has_no_layout(mesh: Mesh) -> None:
             getattr(on_host, name)
 
 
-def test_an_unknown_attribute_is_an_error_that_names_a_successor(auto_mesh: Mesh) -> None:
+def test_an_unknown_attribute_is_an_error(auto_mesh: Mesh) -> None:
     g = make(auto_mesh)
-    for name, successor in [
-        ("numpy", r"; write gda\.to_numpy\(g\) or numpy"),
-        ("shards", r"; write g\.local_shards or"),
-        ("shpae", "$"),
-        ("_committed", "$"),  # what JAX keeps to itself stays there
-    ]:
-        with pytest.raises(
-            AttributeError, match=f"GlobalArray has no attribute '{name}'{successor}"
-        ):
+    for name in ("shards", "_committed"):  # what JAX keeps to itself stays there
+        with pytest.raises(AttributeError, match=f"GlobalArray has no attribute '{name}'$"):
             getattr(g, name)
 
 

@@ -14,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, plain
+from meshes import batch, cut, plain, quick_key
 
 import gda
 
@@ -164,7 +164,7 @@ def test_layers_of_linen(auto_mesh: Mesh) -> None:
 
 def test_layers_of_equinox(auto_mesh: Mesh) -> None:
     norms = [eqx.nn.GroupNorm(2, 4), eqx.nn.LayerNorm((4, 8, 8))]
-    conv = eqx.nn.Conv2d(4, 2, 3, key=jax.random.key(0, impl="unsafe_rbg"))
+    conv = eqx.nn.Conv2d(4, 2, 3, key=quick_key())
     x = cut(batch(4, 8, 8), auto_mesh, P("x"))
 
     def apply(layers: Any, x: Any) -> list[Any]:

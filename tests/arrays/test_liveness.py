@@ -101,15 +101,6 @@ def test_values_that_are_no_array_are_refused(way: str) -> None:
         WAYS[way](gda.GlobalArray(array=DATA))
 
 
-@pytest.mark.parametrize("content", [DATA, None, jax.ShapeDtypeStruct((8, 2), np.float32)])
-@pytest.mark.parametrize("way", [*METHODS, "delete", "is_deleted"])
-def test_a_container_of_something_else(way: str, content: Any) -> None:
-    method = METHODS.get(way, lambda g: getattr(g, way)())
-    said = r"this (GlobalArray holds a \w+ and no jax.Array|ShapeDtypeStruct has the sharding None)"
-    with pytest.raises(TypeError, match=said):
-        method(gda.GlobalArray(array=content))
-
-
 @pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("name", ["gather", "fingerprint"])
 def test_an_array_of_one_other_process(name: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from jax.experimental.array_serialization import pytree_serialization, serialization
+from jax.experimental.array_serialization import pytree_serialization
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of, ordered_mesh, plain
@@ -101,33 +101,12 @@ def restore_jax(path: Path, like: Any) -> Any:
     return pytree_serialization.load(path, shardings=jax.tree.map(lambda x: x.sharding, like))
 
 
-def numbered(path: Path, tree: Any) -> list[str]:
-    return [str(path / str(i)) for i in range(len(jax.tree.leaves(tree)))]
-
-
-def save_by_jax_manager(path: Path, tree: Any) -> None:
-    manager = serialization.GlobalAsyncCheckpointManager()
-    manager.serialize_with_paths(
-        jax.tree.leaves(tree), numbered(path, tree), on_commit_callback=lambda: None
-    )
-    manager.wait_until_finished()
-
-
-def restore_by_jax_manager(path: Path, like: Any) -> Any:
-    shardings = [x.sharding for x in jax.tree.leaves(like)]
-    arrays = serialization.GlobalAsyncCheckpointManager().deserialize_with_paths(
-        shardings, numbered(path, like)
-    )
-    return jax.tree.unflatten(jax.tree.structure(like), arrays)
-
-
 ORBAX: dict[str, tuple[Save, Restore]] = {
     "standard": (save_standard, restore_standard),
     "manager": (save_by_manager, restore_by_manager),
 }
 JAX: dict[str, tuple[Save, Restore]] = {
     "pytree_serialization": (save_jax, restore_jax),
-    "GlobalAsyncCheckpointManager": (save_by_jax_manager, restore_by_jax_manager),
 }
 
 
@@ -137,7 +116,6 @@ JAX: dict[str, tuple[Save, Restore]] = {
         ("standard", AxisType.Auto),
         ("manager", AxisType.Explicit),
         ("pytree_serialization", AxisType.Auto),
-        ("GlobalAsyncCheckpointManager", AxisType.Explicit),
     ],
 )
 def test_a_training_state_comes_back_as_it_was(kind: AxisType, tmp_path: Path, way: str) -> None:
@@ -180,20 +158,6 @@ def test_without_a_target_orbax_gives_dicts_with_the_key_array(
         restored["head"],
         {"w": {"array": params["head"].w.array}, "b": {"array": params["head"].b.array}},
     )
-
-
-def test_jax_gives_containers_of_plain_arrays_and_plain_arrays_of_containers(
-    mesh: Mesh, tmp_path: Path
-) -> None:
-    expected = {"w": cut(batch(8, 8), mesh, P("x", "y"))}
-    save_by_jax_manager(tmp_path / "saved", plain(expected))
-    assert_same(restore_by_jax_manager(tmp_path / "saved", abstract(expected)), expected)
-    assert_same(restore_by_jax_manager(tmp_path / "saved", plain(expected)), plain(expected))
-    # This one keeps the tree's structure, which is therefore the one that comes back.
-    pytree_serialization.save(plain(expected), tmp_path / "tree")
-    restored = restore_jax(tmp_path / "tree", plain(expected))
-    wrapped = jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(restored))
-    assert_same(wrapped, expected)
 
 
 def test_jax_knows_the_structure_without_a_target(auto_mesh: Mesh, tmp_path: Path) -> None:

@@ -252,16 +252,11 @@ def test_pickles_of_keys_and_of_padding_alone(mesh: Mesh, make: Any) -> None:
 
 def test_it_has_no_operators(mesh: Mesh) -> None:
     p: Any = padded(batch(5), mesh, P("x"))
-    for compute in (
-        lambda: p + 1,
-        lambda: np.ones(5, np.float32) * p,
-        lambda: jnp.ones(8) @ p,
-        lambda: p == p,
-        lambda: not p,
-        lambda: -p,
-    ):
-        with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+    for compute in (lambda: p + 1, lambda: jnp.ones(8) @ p, lambda: p < p, lambda: -p):
+        with pytest.raises(TypeError, match="PaddedArray"):
             compute()
+    with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+        bool(p == p)
     shardings = jax.tree.map(lambda x: x.sharding, p)
     assert shardings == jax.tree.map(lambda x: x.sharding, p)
 
@@ -294,8 +289,6 @@ def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
 def test_bad_arrays_fills_and_blocks_are_refused(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="not list; give other sources to from_source"):
         PaddedArray.from_array([1, 2], mesh, P("x"))
-    with pytest.raises(TypeError, match="is a PaddedArray already; move it with reshard"):
-        PaddedArray.from_array(padded(batch(5), mesh, P("x")), mesh, P("x"))
     with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
         padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
     with pytest.raises(TypeError, match="a GlobalArray has no padding; omit fill="):

@@ -5,12 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
-from gda.launch.children import Children, Port, arguments_of, environment, is_busy, is_stopped
+from gda.launch.children import Children, Port, arguments_of, environment
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
@@ -27,31 +26,6 @@ def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
         assert process.wait(60) == 3
         children.close()
     assert process.returncode == 3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_stopped_process_is_seen() -> None:
-    with Children() as children:
-        process = children.start([sys.executable, "-c", SLEEP])
-        assert not is_stopped(process.pid)
-        process.send_signal(signal.SIGSTOP)
-        limit = time.monotonic() + 60
-        while not is_stopped(process.pid):
-            assert time.monotonic() < limit
-            time.sleep(0.02)
-    assert not is_stopped(process.pid)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_busy_process_is_told_from_a_waiting_one() -> None:
-    with Children() as children:
-        busy = children.start([sys.executable, "-c", "while True: pass"])
-        idle = children.start([sys.executable, "-c", SLEEP])
-        limit = time.monotonic() + 60
-        while is_busy(idle.pid) or not is_busy(busy.pid):
-            assert time.monotonic() < limit
-            time.sleep(0.02)
-    assert not is_busy(busy.pid)
 
 
 def test_a_port_is_not_given_to_others() -> None:

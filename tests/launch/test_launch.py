@@ -17,7 +17,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 
 import pytest
 import running
@@ -32,7 +31,6 @@ from running import (
 )
 
 import gda.launch
-from gda.launch import run
 from gda.launch.__main__ import main
 from gda.launch.children import Children, Port, environment, has_collective_timeout
 from gda.launch.output import Lines
@@ -120,32 +118,18 @@ def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
     assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
 
 
-ENDS = {
-    "is killed": "os.kill(os.getpid(), 9)",
-    "stops": "os.kill(os.getpid(), 19)",
-}
-
-
-@pytest.mark.parametrize(
-    ("victim", "end", "code", "reason"),
-    [
-        (0, "is killed", 128 + 9, "process 0 was killed by SIGKILL\n"),
-        (1, "stops", None, "process 1 did not answer the others (stopped by SIGSTOP, Ctrl-Z or a"),
-    ],
-)
-def test_the_end_of_a_process_ends_those_that_wait_for_it_in_a_collective(
-    program: Program, victim: int, end: str, code: int | None, reason: str
-) -> None:
-    ending = f"""
+def test_the_end_of_a_process_ends_those_that_wait_for_it_in_a_collective(program: Program) -> None:
+    ending = """
     total()
-    if RANK == {victim}:
-        {ENDS[end]}
+    if RANK == 0:
+        os.kill(os.getpid(), 9)
     while True:
         total()
     """
     done = launch("-n", 2, "--heartbeat-timeout", 20, program(BY_GDA + SUM + ending))
-    assert done.returncode in ([code] if code else range(1, 256))
-    assert after_the_last_reason(done.stderr).startswith(f"gda.launch: {reason}")
+    assert done.returncode == 128 + 9
+    reason = "gda.launch: process 0 was killed by SIGKILL\n"
+    assert after_the_last_reason(done.stderr).startswith(reason)
 
 
 # Programs that end while a collective is under way. JAX alone waits for it in vain, in more than
@@ -231,22 +215,9 @@ def test_a_pending_collective_does_not_hold_up_the_end(
 
 
 LEFT = """
-    import atexit, ctypes, gc, gzip, sys, types
+    import atexit, ctypes, gzip
     import jaxlib
 
-    class Coverage:
-        started = []
-        @classmethod
-        def current(cls):
-            return cls.started[-1] if cls.started else None
-        def stop(self):
-            self.started.pop()
-        def save(self):
-            print("coverage saved", len(self.started))
-
-    Coverage.started.append(Coverage())
-
-    sys.modules["coverage"] = types.SimpleNamespace(Coverage=Coverage)
     text = open("text", "w")
     text.write("kept")
     packed = gzip.open("packed", "wt")
@@ -262,7 +233,7 @@ def test_nothing_that_was_written_is_lost(program: Program, tmp_path: Path) -> N
     with start([*LAUNCHER, "-n", "1", program(LEFT)], cwd=tmp_path) as process:
         output, errors = process.communicate(timeout=LIMIT_SECONDS)
     assert (process.returncode, errors) == (0, "")
-    lines = ["at exit", "coverage saved 0", "by C"]
+    lines = ["at exit", "by C"]
     assert sorted(output.splitlines()) == sorted(f"[0] {line}" for line in lines)
     assert (tmp_path / "text").read_text() == "kept"
     with gzip.open(tmp_path / "packed", "rt") as packed:
@@ -284,7 +255,7 @@ def test_processes_that_do_not_exit_are_ended(program: Program) -> None:
     assert done.stderr.endswith(
         "gda.launch: the program succeeded in all processes, but processes 1, 2 did not exit "
         "within 4 s and was ended; an exit handler of the program or of JAX blocked; "
-        "all stacks are shown above\n"
+        "the stacks of the processes are shown above\n"
     )
 
 
@@ -299,36 +270,6 @@ def test_threads_of_a_program_are_waited_for(program: Program) -> None:
     """)
     done = launch("-n", "1", path, how="launch_impatiently", cwd=Path(path).parent)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
-
-
-def test_ended_and_ending_processes_are_told_apart(program: Program) -> None:
-    path = program("""
-    import atexit
-    def waits():
-        open(f"done{RANK}", "w").close()
-        time.sleep(300)
-    def is_ended(name):
-        try:
-            os.kill(int(os.readlink(name)), 0)
-        except ProcessLookupError:  # the launcher has heard of its end
-            return True
-    if RANK == 0:
-        while not os.path.lexists("process 1") or not is_ended("process 1"):
-            time.sleep(0.02)
-        while not (os.path.exists("done2") and os.path.exists("done3")):
-            time.sleep(0.02)
-        sys.exit(5)
-    if RANK == 1:
-        os.symlink(str(os.getpid()), "process 1")
-    if RANK > 1:
-        atexit.register(waits)
-    """)
-    done = launch("-n", "4", path, cwd=Path(path).parent)
-    assert done.returncode == 5
-    assert done.stderr == (
-        "gda.launch: process 0 failed with exit code 5; process 1 had ended with exit code 0 "
-        "before; processes 2, 3 had finished the program and waited to exit\n"
-    )
 
 
 def test_a_save_that_failed_unheard_fails_the_program(program: Program, tmp_path: Path) -> None:
@@ -532,16 +473,6 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     assert rest[-1] == "ValueError: cause"
 
 
-def test_the_hook_of_a_program_is_called(program: Program) -> None:
-    path = program("""
-    sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
-    raise ValueError("boom")
-    """)
-    done = launch("-n", "1", path)
-    assert done.stdout == "[0] hooked ValueError\n"
-    assert done.stderr.count("boom") == 1 + 1  # the line of the program, and the message
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -673,35 +604,31 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
     wait_until_gone(pids)
 
 
-def test_time_limit_shows_stacks_and_names_processes_without_one(program: Program) -> None:
+def test_time_limit_shows_stacks(program: Program) -> None:
     path = program("""
     import signal
     def stuck_here():
         open(f"ready{RANK}", "w").close()
         time.sleep(300)
     if RANK == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    if RANK == 2:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if RANK == 3:
+    if RANK == 2:
         sys.exit()
     stuck_here()
     """)
-    words = ["-n", 4, "--timeout", 1, path]
+    words = ["-n", 3, "--timeout", 1, path]
     done = launch(*words, how="launch_impatiently", cwd=Path(path).parent)
     assert done.returncode == 124
     assert re.search(r"^\[0\] .*in stuck_here$", done.stderr, re.M)
     assert done.stderr.endswith(
-        "gda.launch: not done after 1 s; process 3 had ended with exit code 0 before; stacks are "
-        "shown above, but not those of process 1 (stopped by SIGSTOP, Ctrl-Z or a debugger) and "
-        "process 2 (no reaction to a signal within 5 s)\n"
+        "gda.launch: not done after 1 s; the stacks of the processes are shown above\n"
     )
 
 
 @pytest.mark.skipif(
     not has_collective_timeout(), reason="before JAX 0.10, XLA waits 30 s, which no option changes"
 )
-def test_a_process_that_is_late_for_a_collective_is_blamed(program: Program) -> None:
+def test_a_collective_that_waited_in_vain_names_the_option(program: Program) -> None:
     ending = """
     gda.check_processes_agree(0)  # so that both begin at once
     total()
@@ -713,35 +640,10 @@ def test_a_process_that_is_late_for_a_collective_is_blamed(program: Program) -> 
     assert done.returncode == 1
     reason = after_the_last_reason(done.stderr).splitlines()[0]
     assert reason == (
-        "gda.launch: process 0 failed with exit code 1: a collective waited 10 s for process 1. If "
-        "it only takes longer, such as to compile, give a longer --collective-timeout; all stacks "
-        "are shown above"
-    )
-
-
-def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (
-        "Gloo context initialization failed: DEADLINE_EXCEEDED: GetKeyValue() timed out with key: "
-        "cpu:gloo/0,2048/1 and duration: 29.999999895s [type.googleapis.com/tensorflow.Coord='']"
-    )
-    failed, compiling, waiting = (
-        SimpleNamespace(
-            index=index,
-            popen=SimpleNamespace(pid=index),
-            is_alive=lambda: True,
-            failure=lambda failure=failure: failure,
-        )
-        for index, failure in enumerate([(1, text), None, None])
-    )
-    monkeypatch.setattr(run, "is_busy", lambda pid: pid == 1)
-    ending = run._blame_late(
-        [failed, compiling, waiting], run._EndOfRun(1, "process 0 failed", process=0)
-    )
-    assert ending is not None
-    assert ending.reason == (
-        "process 0 failed: the first collective of some devices waited 30 s for process 1. If it "
-        "only takes longer, such as to compile, call gda.check_processes_agree before it, which "
-        "waits --agreement-timeout seconds"
+        "gda.launch: process 0 failed with exit code 1: a collective waited in vain for another "
+        "process. If that takes longer, such as to compile, give a longer "
+        "--collective-timeout, or call gda.check_processes_agree before the collective; the stacks "
+        "of the processes are shown above"
     )
 
 
@@ -759,14 +661,7 @@ def test_the_first_collective_names_another_remedy(monkeypatch: pytest.MonkeyPat
             "there is no script 'nowhere.py' here; give the path of one, or -m and a module",
         ),
         ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
-        (
-            "--num-proceses 2 program.py --n",
-            "unrecognized arguments: --num-proceses; did you mean --num-processes?",
-        ),
-        (
-            "-n 2 --devices_per_process=2 program.py",
-            "unrecognized arguments: --devices_per_process=2; did you mean --devices-per-process?",
-        ),
+        ("-n 2 --devices_per_process=2 a.py", "unrecognized arguments: --devices_per_process=2"),
     ],
 )
 def test_a_wrong_command_is_one_line(

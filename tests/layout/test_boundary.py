@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import re
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import cut, mesh_of
+from meshes import mesh_of
 
 import gda
 from gda.layout.boundary import public, warn_deprecated
@@ -97,26 +96,6 @@ def test_frames_of_a_callback_are_shown(mesh: Mesh) -> None:
         assert caught.value.__notes__[0].startswith("gda: while reading index")
 
 
-def test_a_mistake_within_a_callback_has_a_line_for_each_way_into_gda(mesh: Mesh) -> None:
-    def read(index: gda.Index) -> np.ndarray:
-        return np.zeros(gda.get_shard_shape((8, 2), mesh, P("nope")))
-
-    with pytest.raises(ValueError, match="nope") as caught:
-        gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read)
-    assert names_of_frames(caught.value) == [
-        *("gda:from_callback", "user:read", "gda:get_shard_shape")
-    ]
-
-
-def test_a_jitted_function_shows_its_own_frames(mesh: Mesh) -> None:
-    def step(x: jax.Array) -> jax.Array:
-        raise KeyError("w")
-
-    with pytest.raises(KeyError) as caught:
-        gda.jit(step)(cut(DATA, mesh, P("x")))
-    assert names_of_frames(caught.value) == ["gda:body", "user:step"]
-
-
 def test_cause_context_notes_and_type_stay() -> None:
     cause = OSError("disk")
 
@@ -135,54 +114,6 @@ def test_cause_context_notes_and_type_stay() -> None:
     assert error.__cause__ is cause
     assert isinstance(error.__context__, KeyError)
     assert error.__notes__ == ["note"]
-
-
-def test_keywords_of_2022_lead_to_their_successors(mesh: Mesh) -> None:
-    for call, message in [
-        (
-            lambda mesh: gda.GlobalArray.from_callback(
-                (8, 2), global_mesh=mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
-            ),
-            "GlobalArray.from_callback() got an unexpected keyword argument 'global_mesh'; its "
-            "successor is mesh",
-        ),
-        (
-            lambda mesh: gda.jit(lambda x: x, in_axis_resources=P("x")),
-            "unexpected keyword argument 'in_axis_resources'; its successor is in_specs",
-        ),
-        (
-            lambda mesh: gda.jit(out_axis_resources=P("x"))(lambda x: x),
-            "unexpected keyword argument 'out_axis_resources'; its successor is out_specs",
-        ),
-        (  # within a callback, through two functions of gda
-            lambda mesh: gda.GlobalArray.from_callback(
-                (8, 2), mesh, P("x"), lambda _: gda.get_shard_indices((8,), mesh, mesh_axes=())
-            ),
-            "unexpected keyword argument 'mesh_axes'; its successor is spec",
-        ),
-        (lambda mesh: gda.jit(lambda x: x, spec=P("x")), "unexpected keyword argument 'spec'"),
-    ]:
-        with pytest.raises(TypeError, match=re.escape(message)) as caught:
-            call(mesh)
-        assert str(caught.value).endswith(message)  # a note of JAX's follows in some
-        assert names_of_frames(caught.value)[0] == "user:<lambda>"
-
-
-def test_errors_of_arguments_name_the_class_of_the_caller(mesh: Mesh) -> None:
-    class Mine(gda.GlobalArray):
-        """A class of the user."""
-
-    g = gda.GlobalArray.from_source(DATA, mesh, P("x"))
-    for call, text in [
-        (gda.GlobalArray.from_callback, "GlobalArray.from_callback() missing 2 required"),
-        (gda.PaddedArray.from_source, "PaddedArray.from_source() missing 2 required"),
-        (Mine.from_callback, f"{Mine.__qualname__}.from_callback() missing 2 required"),
-        (g.reshard, "GlobalArray.reshard() missing 1 required"),
-        (lambda: g.gather(proces=0), "GlobalArray.gather() got an unexpected keyword"),
-    ]:
-        with pytest.raises(TypeError) as caught:
-            call()
-        assert str(caught.value).startswith(text)
 
 
 def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
@@ -212,13 +143,6 @@ def test_every_public_function_hides_its_own_frames(module: Any) -> None:
     codes = [wrapper.__code__ for wrapper in wrappers]
     lacking = [name for name, function in functions.items() if function.__code__ not in codes]
     assert not lacking, f"these lack @public or @communicates: {', '.join(lacking)}"
-
-
-def test_signatures_and_docstrings_stay() -> None:
-    parameters: Any = inspect.signature(gda.GlobalArray.from_callback).parameters
-    assert list(parameters)[:4] == ["global_shape", "mesh", "spec", "data_callback"]
-    assert gda.load_tree.__name__ == "load_tree"
-    assert (gda.load_tree.__doc__ or "").startswith("Build")
 
 
 def test_a_deprecation_names_the_new_way_at_the_line_of_the_caller() -> None:

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +14,6 @@ from gda.layout.distribution import DISTRIBUTION, install_command
 pytestmark = pytest.mark.no_jax
 
 ROOT = Path(gda.__file__).parents[1]
-# The other project as a requirement, which is no path, or in a question for a version. [i], because
-# this file is searched too.
-_OTHER = re.compile(
-    r"(?<![\w/-])gda\[|p[i]p install [^\n]*(?<![\w/-])gda(?![\w/.\[-])"
-    r"|\b(version|distribution)\(.gda\W"
-)
 
 
 def installed(folder: Path) -> Path:
@@ -65,22 +58,6 @@ def test_only_one_module_writes_the_command() -> None:
     modules = (ROOT / "gda").rglob("*.py")
     found = [path.name for path in modules if "pip install" in path.read_text()]
     assert found == ["distribution.py"]
-
-
-def test_nothing_names_the_other_project_for_ours() -> None:
-    folders = [ROOT / name for name in ("benchmarks", "docs", "examples", "gda", "tests")]
-    files = [
-        path
-        for path in [*(each for folder in folders for each in folder.rglob("*")), *ROOT.iterdir()]
-        if path.suffix in (".cff", ".ipynb", ".md", ".py", ".toml", ".yml")
-    ]
-    assert len(files) > 300
-    found = {
-        f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in [*files, ROOT / ".ci" / "run"]
-        for match in _OTHER.finditer(path.read_text())
-    }
-    assert found == set()
 
 
 # The version.

@@ -29,8 +29,6 @@ def test_names_and_types_of_dtypes(given: object, dtype: object) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("floot32", r"^dtype='floot32' is not a dtype; did you mean float32 or "),
-        ("f8_e4m3", r"^dtype='f8_e4m3' is not a dtype; did you mean F8_E4M3\?$"),
         ("nonsense", r"^dtype='nonsense' is not a dtype; a dtype is such as 'float32', np"),
         (3, r"^dtype=3 is not a dtype; a dtype is such as"),
         (np.zeros(2), r"^dtype=a ndarray is not a dtype; a dtype is such as"),

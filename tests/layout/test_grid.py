@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -119,15 +119,6 @@ def test_slices_hold_plain_integers_also_where_numpy_integers_came_in() -> None:
     assert repr(grid) == "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
 
 
-def test_equal_slices_and_indices_are_shared() -> None:
-    indices = ShardGrid((8, 8), XY, P("x")).indices()
-    assert indices[0] is indices[1]
-    assert indices[0] is not indices[2]
-    assert indices[0][1] is indices[2][1]
-    shards = ShardGrid((8, 8), XY, P("x")).shards_at([0, 1])
-    assert shards[0][0] is shards[1][0]
-
-
 # A value.
 
 
@@ -212,28 +203,26 @@ def test_one_device_and_all_devices_give_the_same_answers(
     case: ShardedCase[dict[str, int]],
 ) -> None:
     grid = case.grid
-    indices, blocks = grid.indices(), grid.blocks()
+    indices = grid.indices()
+    blocks = [grid.block_index(block) for block in range(grid.num_shards)]
     shards = list(zip(indices, grid.replica_ids.tolist(), strict=True))
-    assert grid.indices_and_replica_ids() == shards
     assert grid.shards_at(range(grid.num_devices)) == shards
     assert grid.shards_at(range(grid.num_devices)[::-1]) == shards[::-1]
     assert grid.shards_at(range(grid.num_devices)[::3]) == shards[::3]  # no regular blocks
-    assert blocks == [grid.block_index(block) for block in range(grid.num_shards)]
     for position, coordinates in enumerate(itertools.product(*map(range, case.mesh.values()))):
         for device in (position, coordinates):
             assert grid.index(device) == indices[position]
             assert grid.replica_id(device) == grid.replica_ids[position]
             assert grid.block_id(device) == grid.block_ids[position]
-            starts = zip(grid.coordinates(device), grid.shard_shape, strict=True)
-            assert [part * size for part, size in starts] == grid.starts[position].tolist()
         assert blocks[grid.block_ids[position]] == indices[position]
 
 
-@given(sharded_cases(mesh_shapes(max_devices=64), allow_empty=False), st.data())
+@given(sharded_cases(mesh_shapes(max_devices=64)), st.data())
 def test_an_element_is_located_where_a_search_finds_it(
     case: ShardedCase[dict[str, int]], data: st.DataObject
 ) -> None:
     grid = case.grid
+    assume(0 not in grid.global_shape)
     point = data.draw(
         st.tuples(*[st.integers(0, size - 1) for size in grid.global_shape]), label="point"
     )
@@ -253,7 +242,7 @@ def test_copies_are_equal_and_others_are_not(
         assert same == grid
         assert hash(same) == hash(grid)
         assert repr(same) == repr(grid)
-        assert same.indices_and_replica_ids() == grid.indices_and_replica_ids()
+        assert same.indices() == grid.indices()
     assert (grid == other.grid) == (repr(grid) == repr(other.grid))
 
 
@@ -294,8 +283,7 @@ def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
     assert (grid.starts == np.minimum(even.starts, shape)).all()
     assert (grid.stops == np.minimum(even.stops, shape)).all()
     assert grid.indices() == [grid.index(i) for i in range(grid.num_devices)]
-    assert grid.blocks() == [grid.block_index(block) for block in range(grid.num_shards)]
-    assert grid.shards_at(range(grid.num_devices)) == grid.indices_and_replica_ids()
+    assert [index for index, _ in grid.shards_at(range(grid.num_devices))] == grid.indices()
     whole, padded = np.arange(math.prod(shape)).reshape(shape), np.full(even.global_shape, -1)
     padded[tuple(map(slice, shape))] = whole
     for index, of_even in zip(grid.indices(), even.indices(), strict=True):
@@ -355,11 +343,3 @@ def test_a_wrong_question_is_refused() -> None:
         with pytest.raises(error) as info:
             ask(argument)
         assert str(info.value).startswith(message)
-
-
-def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:
-    grid = ShardGrid((2**64,), {"x": 4}, ("x",))
-    assert grid.index(3) == (slice(3 * 2**62, 2**64),)
-    for name in ("starts", "stops"):
-        with pytest.raises(OverflowError, match=r"beyond int64; index\(i\) has no limit"):
-            getattr(grid, name)

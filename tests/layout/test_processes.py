@@ -192,8 +192,8 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     # The mesh turned over has as many devices, in another order.
     (np.zeros((2, 4), int), ValueError, f"process_of has the shape (2, 4), {WRONG_SHAPE}"),
     (Processes([0, 1]), ValueError, f"process_of has the shape (2,), {WRONG_SHAPE}"),
-    ([0.0] * 8, TypeError, NOT_INTEGERS + "[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...]"),
-    ([2**70] * 8, TypeError, NOT_INTEGERS + f"[{', '.join([str(2**70)] * 6)}, ...]"),
+    ([0.0] * 8, TypeError, NOT_INTEGERS + "float64"),
+    ([2**70] * 8, TypeError, NOT_INTEGERS + "object"),
     ([0, 1, -1, 0, 0, 0, 0, 0], ValueError, "process_of says -1 for device 2" + NEGATIVE),
 ]
 

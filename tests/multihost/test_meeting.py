@@ -67,13 +67,7 @@ def test_a_late_process_is_named_to_everybody_and_to_itself(
     assert message.startswith("the second place: process 2 did not come within 2 s")
     assert "processes 0, 1, 3 waited at the second place" in message
     assert "process 2 was last at the first place" in message
-    # This machine knows that its own processes are alive.
-    of_heartbeats = (
-        ". The death of a process on another machine shows after heartbeat_timeout_seconds of "
-        "jax.distributed.initialize, by default 100"
-    )
-    end = "Look for the reason in the output of process 2" + of_heartbeats * is_elsewhere
-    assert message.endswith(end)
+    assert message.endswith("Look for the reason in the output of process 2")
     assert caught.value.processes == (2,)
     # The next meeting is in step again.
     meet(b"", join, kind="test", what="the third place", timeout=50)

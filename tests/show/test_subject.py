@@ -117,7 +117,7 @@ def test_grids_and_subjects() -> None:
         (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is not a dtype"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
         ((gda.PaddedArray(None, (2,)),), {}, "not of PaddedArray around a NoneType"),
-        (((8, 2), XY, ("x",)), {"dtype": "float33"}, "'float33' is not a dtype; did you mean"),
+        (((8, 2), XY, ("x",)), {"dtype": "float33"}, "'float33' is not a dtype; a dtype is"),
     ],
 )
 def test_other_values_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:

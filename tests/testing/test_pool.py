@@ -127,19 +127,6 @@ def nothing():
     """A call that loads this module in the processes, so that the next call starts at once."""
 
 
-def stop_me():
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def test_stopped_process_is_named_and_not_its_peers(pool):
-    pool.run(nothing)
-    with pytest.raises(ProcessError) as caught:
-        pool.run(end_in, 1, stop_me, timeout=8)
-    message = str(caught.value)
-    assert message.startswith("process 1 of 2 is stopped, by SIGSTOP, Ctrl-Z or a debugger\n")
-    assert "in total" in message  # where the other one stood
-
-
 def ignore_signals():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     time.sleep(600)

@@ -557,7 +557,7 @@ def test_a_closed_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("flaot32", "dtype='flaot32' is not a dtype; did you mean float32"),
+        ("flaot32", "dtype='flaot32' is not a dtype; a dtype is such as"),
         ({"a": "int32", "b": ["flaot32"]}, r"dtype/b/0='flaot32' is not a dtype"),
         (str, "dtype=<U0, which JAX does not have; convert it to numbers first"),
         ({"a": None, "b": "M8[s]"}, r"dtype/b=datetime64\[s\], which JAX does not have"),

@@ -96,18 +96,6 @@ class Shares(NamedTuple):
         share += begin_of(share + 1) <= begins
         return _begins(self.counts)[sets] + share
 
-    def equal(self, size: int) -> IntArray:
-        """Return the elements that each device sends if all pieces have one size."""
-        counts, pieces = (np.repeat(of, self.counts) for of in (self.counts, self.totals // size))
-        share = _counted(self.counts)
-        # The pieces that begin in a share are those from ceil(share * pieces / count) on.
-        return (-(share * pieces) // counts - -((share + 1) * pieces) // counts) * size
-
-    @property
-    def are_forced(self) -> bool:
-        """True if no set that is asked for something has a choice of devices."""
-        return bool((self.counts[self.totals > 0] == 1).all())
-
 
 class RequestQueue:
     """The pieces that are asked of each set, end to end in the order of the requests."""
@@ -165,10 +153,10 @@ class FarPieces(NamedTuple):
 class Near(NamedTuple):
     """The elements that come from another device of the same process.
 
-    ``received`` by each target device, ``requested`` of each group of holders, see ``Holding``.
+    ``received`` by all target devices, ``requested`` of each group of holders, see ``Holding``.
     """
 
-    received: IntArray
+    received: int
     requested: IntArray
 
 
@@ -208,14 +196,14 @@ class Flow:
     @cached_property
     def near(self) -> Near:
         if len({*numbers_of(self.source), *numbers_of(self.target)}) == 1:
-            return Near(self.received, self._requested)
-        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
+            return Near(int(self.received.sum()), self._requested)
+        received, requested = 0, np.zeros_like(self._holding.counts)
         for devices, blocks, sizes in self._looks():
             groups = self._groups_near(devices, blocks)
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
-            near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
-            near.requested[:] += summed(groups[is_near], sizes[is_near], len(near.requested))
-        return near
+            received += int(sizes[is_near].sum())
+            requested += summed(groups[is_near], sizes[is_near], len(requested))
+        return Near(received, requested)
 
     def _looks(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the blocks of their process, and the elements of overlaps."""
@@ -226,71 +214,9 @@ class Flow:
             blocks = self._holding.blocks_of(self._ranks[known[run]])
             yield devices, blocks, self.pieces.overlaps(blocks, self.target.block_ids[devices])
 
-    # The bytes that each device sends.
-
-    @property
-    def is_listed(self) -> bool:
-        """True if pieces have several sizes, and some have a choice of senders.
-
-        Then the bytes that each device sends follow only from a list of all pieces.
-        """
-        has_choice = not (self._near_shares.are_forced and self._are_far_forced)
-        return self.pieces.common_size is None and has_choice
-
-    @cached_property
-    def sent(self) -> tuple[IntArray, IntArray]:
-        """Elements that each source device sends to others of its process, and to others."""
-        near, far = (np.zeros(self.source.num_devices, np.int64) for _ in range(2))
-        if self.is_listed:
-            for run in self.runs():
-                is_near = ~run.is_kept & ~run.is_far
-                for sent, chosen in [(near, is_near), (far, run.is_far)]:
-                    sizes = run.pieces.sizes[chosen]
-                    sent[:] += summed(run.sources[chosen], sizes, len(sent))
-            return near, far
-        holders, size = self._holding.devices, self.pieces.common_size
-        shares = self._near_shares
-        near[holders] = (
-            np.repeat(shares.totals, shares.counts) if size is None else shares.equal(size)
-        )
-        far[holders] = np.repeat(self._requested_afar, self.source.num_replicas)
-        if not self._are_far_forced:
-            far[holders] = self._in_turn(size or 0)
-        return near, far
-
-    def _in_turn(self, size: int) -> IntArray:
-        """Return the elements that each holder sends afar if all pieces have one size."""
-        replicas = self.source.num_replicas
-        blocks, holders = np.divmod(np.arange(self.source.num_devices), replicas)
-        counts = self.pieces.reversed.counts(blocks) * self.target.num_replicas
-        sent = self.lanes.num_requests(blocks, holders, counts) * size
-
-        def without(devices: IntArray, blocks: IntArray) -> None:
-            segments = self.pieces.between(blocks, self.target.block_ids[devices])
-            places = self._places_afar(blocks, self._requests(segments, devices))
-            sent[:] -= size * np.bincount(places, minlength=len(sent))
-
-        kept = np.flatnonzero(self.kept)
-        without(kept, self._home_blocks[kept])
-        for devices, blocks, sizes in self._looks():
-            is_near = self._groups_near(devices, blocks) >= 0
-            is_near &= (blocks != self._home_blocks[devices]) & (sizes > 0)
-            without(devices[is_near], blocks[is_near])
-        return sent
-
     @cached_property
     def _near_shares(self) -> Shares:
         return Shares(self.near.requested, self._holding.counts)
-
-    @property
-    def _are_far_forced(self) -> bool:
-        return self.source.num_replicas == 1 or not self._requested_afar.any()
-
-    @cached_property
-    def _requested_afar(self) -> IntArray:
-        """The elements that devices of other processes need of each source block."""
-        near = summed(self._holding.blocks, self.near.requested, self.source.num_shards)
-        return self._requested - near
 
     @cached_property
     def _requested(self) -> IntArray:

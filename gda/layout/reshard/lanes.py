@@ -76,11 +76,6 @@ class Lanes:
         """Return the holders of source blocks, from 0 on, that answer requests to them."""
         return (requests + requests // self.num_holders + self._first(blocks)) % self.num_holders
 
-    def num_requests(self, blocks: IntArray, holders: IntArray, counts: IntArray) -> IntArray:
-        """Return how many of the first requests to a block a holder of it answers."""
-        whole, rest = np.divmod(counts, self.num_holders)
-        return whole + ((holders - whole - self._first(blocks)) % self.num_holders < rest)
-
     def _first(self, blocks: IntArray) -> IntArray:
         # The holders of a block are in the order of their processes: if little is asked of many
         # blocks, one process would send it all.

@@ -75,12 +75,6 @@ class Segments:
         return source + target - both
 
     @property
-    def are_equal(self) -> bool:
-        """True if all have one length: one tiling refines the other, and no part is shorter."""
-        small, large = sorted(self.steps)
-        return large % small == self.size % small == 0
-
-    @property
     def common(self) -> int:
         """The greatest common divisor of all lengths."""
         return math.gcd(self.size, *(min(step, self.size) for step in self.steps))
@@ -150,13 +144,6 @@ class Pieces:
     def count(self) -> int:
         return math.prod(segments.count for segments in self.dimensions)
 
-    @cached_property
-    def common_size(self) -> int | None:
-        """Elements of each piece; None if pieces have several sizes."""
-        if not all(segments.are_equal for segments in self.dimensions):
-            return None
-        return math.prod(min(segments.steps) for segments in self.dimensions)
-
     def counts(self, blocks: IntArray) -> IntArray:
         counts = np.ones(len(blocks), np.int64)
         for segments, column in zip(self.dimensions, self._target.columns(blocks), strict=True):
@@ -180,13 +167,6 @@ class Pieces:
             chosen.append(segment)
             weight *= segments.source.parts
         return Listed(rows, source_blocks, sizes, tuple(reversed(chosen)))
-
-    def between(self, source_blocks: IntArray, target_blocks: IntArray) -> tuple[IntArray, ...]:
-        """Return for each dimension the segments of the pieces that blocks share."""
-        sources, targets = self._source.boxes(source_blocks), self._target.boxes(target_blocks)
-        starts = map(np.maximum, sources.starts, targets.starts)
-        found = zip(self.dimensions, starts, strict=True)
-        return tuple(np.searchsorted(segments.starts, start) for segments, start in found)
 
     def overlaps(self, source_blocks: IntArray, target_blocks: IntArray) -> IntArray:
         """Return the elements that each source block shares with the target block beside it."""

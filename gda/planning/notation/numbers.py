@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.dtype_names import dtype_named, similar_dtypes
-from gda.layout.text import did_you_mean
+from gda.layout.dtype_names import dtype_named
 from gda.planning.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
@@ -41,9 +40,8 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     name = text.strip()
     if (dtype := dtype_named(name)) is not None:
         return dtype
-    hint = did_you_mean(similar_dtypes(name)) or ", such as float32, bfloat16 or int8"
-    at = len(text) - len(text.lstrip())
-    raise MisreadError(f"the name of a dtype was expected{hint}", text, at)
+    expected = "the name of a dtype was expected, such as float32, bfloat16 or int8"
+    raise MisreadError(expected, text, len(text) - len(text.lstrip()))
 
 
 def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:

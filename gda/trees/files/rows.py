@@ -41,7 +41,8 @@ def is_scattered(leaf: WrittenArray) -> bool:
 def _run_bytes(grid: ShardGrid, itemsize: int, turn: int) -> int:
     """Return the most bytes that process 0 writes side by side."""
     axis = axis_of_runs(grid.global_shape, grid.shard_shape)
-    starts = [start_of(index) for index in grid.view(0).written_indices(turn)]
+    blocks = grid.view(0).written_blocks(turn)
+    starts = [start_of(grid.block_index(block)) for block in blocks]
     beside = Counter((*start[:axis], *start[axis + 1 :]) for start in starts)
     return math.prod(grid.shard_shape[axis:]) * itemsize * max(beside.values(), default=1)
 

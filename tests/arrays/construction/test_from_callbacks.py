@@ -602,7 +602,7 @@ def test_python_numbers_that_do_not_fit_are_errors_too(auto_mesh: Mesh) -> None:
             gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _, n=number: n)
     for block in (2**70, [1, 2**70], [-(2**64), 1]):
         shape = np.shape(block)
-        with pytest.raises(gda.DoesNotFitError, match="which 64 bits cannot hold"):
+        with pytest.raises(gda.DoesNotFitError, match="an integer that 64 bits cannot hold"):
             gda.GlobalArray.from_callback(shape, auto_mesh, P(), lambda _, b=block: b)
     g = gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70, dtype=np.float32)
     assert float(g) == 2.0**70
@@ -666,10 +666,8 @@ def test_a_block_that_cannot_be_is_named(auto_mesh: Mesh) -> None:
         (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
         (np.zeros(2, "m8[s]"), TypeError, r"timedelta64\[s\], which .* with \.astype\('int64'\)"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
-        ([object(), 1], TypeError, r"has dtype object, .*, and holds a object; convert it to"),
-        (np.array([1, 2], object), TypeError, r" pandas .*block\.astype\('int64'\) or dtype="),
-        (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
-        ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
+        (np.array([1, None], object), TypeError, r"\[0:2\] is no array of numbers; .* or dtype="),
+        ({"a": 1}, TypeError, r"\[0:2\] is no array of numbers; return one, a number or a list"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ]:
         with pytest.raises(error, match=message):
@@ -708,7 +706,7 @@ def test_options_are_checked_before_anything_is_read(auto_mesh: Mesh) -> None:
         ({"into": True}, ValueError, "into=True needs dtype="),
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
-        ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; did you mean float"),
+        ({"dtype": "floot32"}, TypeError, "'floot32' is not a dtype; a dtype is such"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ]:
         calls = []
@@ -732,19 +730,6 @@ def test_shapes_and_specs_are_checked_before_anything_is_read(auto_mesh: Mesh) -
         with pytest.raises(ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh"):
             constructor((6, 2), auto_mesh, P("x"), calls.append)
     assert calls == []
-
-
-def test_no_function_takes_a_set_or_bytes_as_a_shape(auto_mesh: Mesh) -> None:
-    grid = gda.ShardGrid((8, 2), auto_mesh.shape, P("x"))
-    for shape in (frozenset({8, 2}), {8, 2}, {8: 0, 2: 0}, b"\x08\x02", bytearray(b"\x08\x02")):
-        for function in (
-            lambda shape: gda.ShardGrid(shape, auto_mesh.shape, P("x")),
-            *(grid.locate, grid.index, gda.storage.lazy(DATA).reshape),
-            lambda shape: gda.GlobalArray.from_process_local(DATA, auto_mesh, P("x"), shape),
-            lambda shape: gda.aligned_empty(shape, np.int8),
-        ):
-            with pytest.raises(TypeError):
-                function(shape)
 
 
 def test_into_takes_a_view_of_out_and_no_data(auto_mesh: Mesh) -> None:
@@ -833,9 +818,6 @@ def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
         make((8,), mesh, P("x"), [])
     g = make((8,), mesh, P("x"), [], dtype=np.float32)
     assert (g.shape, g.dtype, len(g.local_shards)) == ((8,), np.float32, 0)
-    for data in (g.addressable_data, g.local_data):
-        with pytest.raises(IndexError, match="no local shard 0: process 0 has 0 of the 4 shards"):
-            data(0)
 
 
 def test_the_dtype_of_buffers_may_be_given(auto_mesh: Mesh) -> None:

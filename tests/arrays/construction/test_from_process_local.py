@@ -226,7 +226,7 @@ def check_round_trip(
                 build(np.zeros((8,) * whole.ndim), mesh, spec)
             return
         local = np.empty(view.local_shape, np.int32)
-        for here, there in zip(view.local_indices, view.indices, strict=True):
+        for here, there in zip(view.indices_within(view.local_shape), view.indices, strict=True):
             local[here] = whole[there]
         for data in (local, jnp.asarray(local.copy()), whole):
             array = build(data, mesh, spec, None if data.shape != whole.shape else whole.shape)

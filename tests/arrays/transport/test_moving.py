@@ -1,7 +1,6 @@
 """Moves of data to other layouts and to the hosts, over every order of devices."""
 
 import json
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -209,29 +208,10 @@ def test_gather_hands_no_more_than_max_bytes_to_a_device(monkeypatch: pytest.Mon
         assert 0 < max(handed) <= max_bytes
 
 
-@pytest.mark.processes(2, devices=4)
-def test_gather_of_every_kind_of_number() -> None:
-    for dtype in ("bool", "bfloat16", "int4", "complex64"):
-        data = (np.arange(16) % 5).astype(jnp.dtype(dtype))
-        value = cut(data, ordered_mesh(range(8), {"x": 8}), P("x")).gather()
-        assert value.dtype == data.dtype
-        assert value.tobytes() == data.tobytes()
-
-
 @pytest.mark.processes(4, devices=2)
 def test_gather_to_processes_outside_the_mesh() -> None:
     g = cut(DATA, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))  # processes 1 and 3
     assert np.array_equal(g.gather(), DATA)
-
-
-@pytest.mark.processes(2, devices=4)
-def test_gather_whatever_is_set() -> None:
-    mesh = ordered_mesh(range(8), {"x": 4, "y": 2}, AxisType.Explicit)
-    g = cut(DATA, mesh, P("x"))
-    guard = partial(jax.transfer_guard, "disallow")
-    for setting in (partial(jax.set_mesh, mesh), jax.disable_jit, guard):
-        with setting():
-            assert np.array_equal(g.gather(), DATA)
 
 
 def test_reshard_over_explicit_axes_to_a_mesh_of_other_sizes() -> None:

@@ -14,7 +14,7 @@ from trials import rarely
 import gda
 from gda import ReshardPlan, ShardGrid
 from gda.layout.reshard import flow as flows
-from gda.layout.reshard.plan import Load, Move
+from gda.layout.reshard.plan import Move
 from gda.testing.strategies import mesh_shapes, partition_specs
 
 ROWS = ShardGrid((4, 4), {"x": 2}, ("x", None))
@@ -38,13 +38,6 @@ def test_rows_become_columns_and_a_scalar_reaches_a_new_device() -> None:
     assert (plan.num_moves, plan.nbytes_total) == (4, 64)
     assert (plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_within_processes) == (32, 32, 32)
     assert plan.nbytes_between_processes == 0
-    assert plan.sent_by_device.tolist() == plan.received_by_device.tolist() == [16, 16]
-    assert plan.largest_sender == plan.largest_receiver == Load(0, 16)
-    assert plan.nbytes_peak_extra == 32
-    assert plan.links() == []
-    for array in (plan.sent_by_device, plan.received_by_device):
-        with pytest.raises(ValueError, match="read-only"):
-            array[0] = 1
     plan = ReshardPlan(ShardGrid((), {"x": 1}, ()), ShardGrid((), {"x": 2}, ()), itemsize=8)
     assert list(plan.moves()) == [Move(0, 0, (), (), 8), Move(0, 1, (), (), 8)]
 
@@ -54,7 +47,7 @@ def test_the_first_sender_is_another_one_for_each_block() -> None:
     source = ShardGrid((4,), {"data": 2, "model": 2}, ("model",), process_of=[0, 0, 1, 1])
     target = ShardGrid((4,), {"x": 1}, (), process_of=[2])
     plan = ReshardPlan(source, target, itemsize=1, target_ids=[9])
-    assert plan.sent_by_process == {0: 2, 1: 2}
+    assert [move.source // 2 for move in plan.moves()] == [0, 1]
 
 
 def test_the_transposed_mesh_of_4096_devices() -> None:
@@ -67,7 +60,6 @@ def test_the_transposed_mesh_of_4096_devices() -> None:
     assert plan.nbytes_kept == 64 * 8192
     assert plan.nbytes_moved == (4096 - 64) * 8192
     assert sum(move.nbytes for move in plan.moves()) == plan.nbytes_total
-    assert sum(link.nbytes for link in plan.links()) == plan.nbytes_between_processes
 
 
 def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
@@ -78,8 +70,6 @@ def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
     assert plan.num_moves == 2**32
     assert plan.nbytes_kept == 65536
     assert plan.nbytes_within_processes == 65536 * 7
-    assert set(plan.sent_by_device.tolist()) == {65535}
-    assert set(plan.sent_by_process.values()) == {8 * 65528}
     one = ReshardPlan(
         ShardGrid((65536, 65536), mesh, ("x",)),
         ShardGrid((65536, 65536), mesh, (None, "x")),
@@ -94,7 +84,6 @@ def test_more_bytes_than_a_float_can_count() -> None:
     target = ShardGrid((size,), {"x": 3}, (), process_of=[1, 1, 1])
     plan = ReshardPlan(source, target, itemsize=1, target_ids=[7, 8, 9])
     assert plan.nbytes_between_processes == 3 * size
-    assert plan.sent_by_device.sum() == 3 * size
     assert [move.source for move in plan.moves()] == [0, 1, 1]
 
 
@@ -103,12 +92,9 @@ def test_an_array_without_elements(shape: tuple[int, int]) -> None:
     source = ShardGrid(shape, {"x": 2}, ("x",), process_of=[0, 1])
     target = ShardGrid(shape, {"x": 4}, (None, "x"), process_of=[0, 1, 2, 2])
     plan = ReshardPlan(source, target, itemsize=4)
-    assert list(plan.moves()) == plan.links() == []
+    assert list(plan.moves()) == []
     assert (plan.num_moves, plan.nbytes_total, plan.nbytes_kept, plan.nbytes_moved) == (0, 0, 0, 0)
     assert (plan.nbytes_within_processes, plan.nbytes_between_processes) == (0, 0)
-    assert not any([*plan.sent_by_process.values(), *plan.received_by_process.values()])
-    assert not any([*plan.sent_by_device, *plan.received_by_device])
-    assert plan.nbytes_peak_extra == 0
 
 
 def test_repr() -> None:
@@ -125,7 +111,8 @@ def test_the_grids_of_arrays(auto_mesh: Any) -> None:
     plan = ReshardPlan(g.grid, g.reshard((None, "y")).grid, itemsize=g.dtype.itemsize)
     assert plan.nbytes_total == 8 * 4 * 8 * g.dtype.itemsize
     # A grid without process numbers is one of process 0.
-    assert ReshardPlan(g.grid, ShardGrid((8, 8), {"x": 8}, ("x",)), itemsize=4).links() == []
+    plan = ReshardPlan(g.grid, ShardGrid((8, 8), {"x": 8}, ("x",)), itemsize=4)
+    assert plan.nbytes_between_processes == 0
 
 
 # Whatever the two layouts.
@@ -176,11 +163,9 @@ def check_plan(plan: ReshardPlan) -> None:
     have = [whole[(..., *source.index(i))] for i in range(source.num_devices)]
     get = [np.full_like(whole[(..., *target.index(i))], -1) for i in range(target.num_devices)]
     source_ids, target_ids = ids_of(source, plan.source_ids), ids_of(target, plan.target_ids)
-    sent, received = Counter[int](), Counter[int]()
     near: Counter[Any] = Counter()
     far: Counter[Any] = Counter()
-    links: Counter[Any] = Counter()
-    kept = within = 0
+    kept = within = between = 0
     sizes: dict[Any, list[int]] = {}
     moves = list(plan.moves())
     for move in moves:
@@ -202,15 +187,13 @@ def check_plan(plan: ReshardPlan) -> None:
             kept += move.nbytes
             continue
         assert move.source in (same or holders)
-        sent[move.source] += move.nbytes
-        received[move.target] += move.nbytes
         group = (block, process) if same else (block,)
         sizes.setdefault((len(same or holders), group), []).append(move.nbytes)
         (near if same else far)[move.source, group] += move.nbytes
         if same:
             within += move.nbytes
         else:
-            links[process_at(source, move.source), process] += move.nbytes
+            between += move.nbytes
     for i, block in enumerate(get):
         np.testing.assert_array_equal(block, whole[target.index(i)])
     # Within a process none sends more than an equal share and one piece. So it is elsewhere if all
@@ -221,30 +204,9 @@ def check_plan(plan: ReshardPlan) -> None:
             assert max(of_group) < sum(asked) / count + max(asked)
     assert plan.num_moves == len(moves)
     assert plan.nbytes_kept == kept
-    assert plan.nbytes_moved == sum(sent.values())
+    assert plan.nbytes_moved == within + between
     assert plan.nbytes_within_processes == within
-    assert plan.nbytes_between_processes == sum(links.values())
-    assert plan.sent_by_device.tolist() == [sent[i] for i in range(source.num_devices)]
-    assert plan.received_by_device.tolist() == [received[i] for i in range(target.num_devices)]
-    assert {(a, b): size for a, b, size in plan.links()} == links
-    assert [link.nbytes for link in plan.links()] == sorted(links.values(), reverse=True)
-    for of_plan, side in [(plan.sent_by_process, 0), (plan.received_by_process, 1)]:
-        by_process: Counter[int] = Counter()
-        for pair, size in links.items():
-            by_process[pair[side]] += size
-        assert {process: size for process, size in of_plan.items() if size} == by_process
-    changes = [
-        i
-        for i in range(target.num_devices)
-        if get[i].size
-        and not any(
-            source_ids[j] == target_ids[i]
-            and whole[source.index(j)].tolist() == whole[target.index(i)].tolist()
-            for j in range(source.num_devices)
-        )
-    ]
-    expected = math.prod(target.shard_shape) * plan.itemsize if changes else 0
-    assert plan.nbytes_peak_extra == expected
+    assert plan.nbytes_between_processes == between
 
 
 @given(plans())
@@ -266,19 +228,13 @@ def test_a_plan_is_a_value() -> None:
     assert plan == same
     assert hash(plan) == hash(same)
     assert plan != ReshardPlan(ROWS, COLUMNS, itemsize=2)
-    # Computed properties are not pickled. (An equal plan may have a pickle of another length, which
-    # has an object that occurs twice once.)
+    # The flow is not pickled. (An equal plan may have a pickle of another length, which has an
+    # object that occurs twice once.)
     fresh = pickle.dumps(plan)
-    assert plan.sent_by_device.sum() == 32
+    assert plan.nbytes_moved == 32
     assert pickle.dumps(plan) == fresh
     assert len(fresh) < 500
-    again = pickle.loads(fresh)
-    assert again == plan
-    assert again.sent_by_device.tolist() == plan.sent_by_device.tolist()
-    with pytest.raises(ValueError, match="read-only"):
-        plan.source_ids[0] = 7  # pyright: ignore[reportIndexIssue]
-    plan.sent_by_process[0] = 99
-    assert plan.sent_by_process == {0: 0}
+    assert pickle.loads(fresh) == plan
 
 
 # Bad input.
@@ -289,17 +245,11 @@ def test_impossible_plans_are_refused() -> None:
         ({"source": (4, 4)}, TypeError, "source must be a gda.ShardGrid, not tuple; of a GlobalA"),
         ({"target": WIDER}, ValueError, r"source has the global shape \(4, 4\) and the target"),
         ({"target": KNOWN}, ValueError, "the target has process numbers and the source has none"),
-        ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
-        ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
+        ({"itemsize": "float32"}, TypeError, "cannot be interpreted as an integer"),
+        ({"source_ids": [0.5, 1]}, TypeError, "cannot be interpreted as an integer"),
         ({"source_ids": [1]}, ValueError, r"source_ids has the shape \(1,\), but the mesh"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
     ]:
         arguments: dict[str, Any] = {"source": ROWS, "target": COLUMNS, "itemsize": 4}
         with pytest.raises(error, match=says):
             ReshardPlan(**(arguments | change))
-
-
-def test_more_than_can_be_added_up() -> None:
-    whole = ShardGrid((2**40,), {"x": 2**20}, (), process_of=np.zeros(2**20, int))
-    with pytest.raises(OverflowError, match=r"have 2\*\*63 bytes or more together, too many"):
-        ReshardPlan(whole, whole, itemsize=8)

@@ -370,7 +370,7 @@ VIEW = lazy(numbers(6, 4))
         (lambda: VIEW.transpose(0, 0), ValueError, "repeated axis in `axes`"),
         (lambda: VIEW.transpose(1), ValueError, r"axes \(1,\) .* give each one once"),
         (lambda: VIEW.transpose(0, 2), ValueError, "axis 2 is out of bounds"),
-        (lambda: VIEW.astype("flaot32"), TypeError, "'flaot32' is not a dtype; did you mean"),
+        (lambda: VIEW.astype("flaot32"), TypeError, "'flaot32' is not a dtype; a dtype is"),
         (lambda: len(lazy(np.float32(1))), TypeError, r"has no len\(\); use view.size"),
         (lambda: stack([]), ValueError, "stack needs at least one"),
         (lambda: stack([VIEW, VIEW.T]), ValueError, r"view 1 of stack has shape \(4, 6\), the fir"),
