@@ -234,7 +234,7 @@ def plan() -> int:
             ]
             distinct = tuple({tiling.block_at(start): start for start in starts}.values())
             needed = Needed(tiling, distinct, (0,) * len(distinct), _DEVICES[1] // _PER_PROCESS)
-            count += len(pulled_pieces(source, needed))
+            count += len(pulled_pieces(source, needed, frozenset()))
     return count
 
 

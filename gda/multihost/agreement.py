@@ -25,7 +25,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.stages import Lowered
 
-from gda.layout.boundary import FunctionT, explain, frame_of_caller, hide_own_frames, set_module
+from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, set_module
 from gda.layout.text import (
     MOST_CHARACTERS,
     MOST_NAMED,
@@ -83,8 +83,6 @@ def communicates(
                     with suppress(Exception):  # the error of the call is the one to raise
                         given = _given(function, args, kwargs)
                         _tell_failure(error, name.format_map(given), among(given))
-                if isinstance(error, TypeError):
-                    explain(error, function, args, kwargs)
                 hide_own_frames(error, call_frames=1)
                 raise
 
