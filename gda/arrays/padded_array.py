@@ -245,6 +245,8 @@ class PaddedArray(Container):
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
+    __array_priority__ = 200  # so that `numpy_array + p` raises, and does not compute on the host
+
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:
     mask = jax.numpy.ones((1,) * len(shape), bool)
