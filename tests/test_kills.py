@@ -36,7 +36,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         forks.close()
 
 
-@tried("a process is killed in an operation, without the launcher", sample=1)
+@tried("a process is killed in an operation", sample=1)
 def test_the_others_name_a_process_that_is_killed(
     ended: Forks, tmp_path: Path, trials: Trials
 ) -> None:

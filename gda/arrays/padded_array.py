@@ -9,7 +9,7 @@ import json
 import operator
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
@@ -234,10 +234,7 @@ class PaddedArray(Container):
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
         # are compared.
         if not self._is_inert:
-            raise TypeError(
-                "a PaddedArray has no operators, which would compute on its padding too; use "
-                "p.array, or p.filled(value), which sets the padding"
-            )
+            _refuse_operator()
         return isinstance(other, PaddedArray) and (self.array, self.shape) == (
             other.array,
             other.shape,
@@ -246,6 +243,32 @@ class PaddedArray(Container):
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     __array_priority__ = 200  # so that `numpy_array + p` raises, and does not compute on the host
+
+
+def _refuse_operator(*_: object) -> NoReturn:
+    raise TypeError(
+        "a PaddedArray has no operators, which would compute on its padding too; use p.array, or "
+        "p.filled(value), which sets the padding"
+    )
+
+
+# NumPy would answer `p + numpy_array` on the host, and Python that any object is true.
+for _name in [
+    "add",
+    "sub",
+    "mul",
+    "matmul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "divmod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "bool",
+]:
+    setattr(PaddedArray, f"__{_name}__", _refuse_operator)
 
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:

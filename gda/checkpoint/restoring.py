@@ -192,8 +192,8 @@ class _Restore:
         except CheckpointNotFoundError:
             if kind_at(self.store) is not FileKind.ORBAX:
                 raise
-            return self._tree_of_orbax()
-        return self._tree_of(manifest)
+            manifest = None
+        return self._tree_of_orbax() if manifest is None else self._tree_of(manifest)
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)

@@ -15,7 +15,7 @@ from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS, METADATA
+from gda.storage.orbax_runs.run_folder import MARKS
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.stores.errors import CheckpointNotFoundError
@@ -136,8 +136,8 @@ def _kinds_at(store: Store) -> list[FileKind]:
         kinds.append(FileKind.CHECKPOINT)
     if any(name.endswith((".safetensors", _INDEX)) for name in names):
         kinds.append(FileKind.SAFETENSORS)
-    # Older releases have no mark beside the folder of the tree.
-    items = [os.path.join(store.url, name, METADATA) for name in names]
+    # Older releases have no mark beside the folder of the tree, and a folder of runs has none.
+    items = [os.path.join(store.url, name, mark) for name in names for mark in MARKS]
     if not {*MARKS}.isdisjoint(names) or (not kinds and any(map(os.path.lexists, items))):
         kinds.append(FileKind.ORBAX)
     return kinds

@@ -2,8 +2,8 @@
 
 ``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
 ``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint, safetensors
-files or an Orbax run, ``diff`` at two; ``verify`` reads a checkpoint; ``convert`` makes one of
-another. ``report`` prints versions and devices. ``python -m gda`` is the same command.
+files or an Orbax run; ``diff`` compares two checkpoints; ``verify`` reads one; ``convert`` makes
+one of another. ``report`` prints versions and devices. ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
@@ -67,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.fstat(number)
         except OSError:  # closed, as by `>&-`: the next file would take its number
             os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:  # print would take stdout in its place
+        sys.stderr = io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     output, end = io.StringIO(), None
@@ -107,17 +109,17 @@ def _failed(error: Exception) -> int:
     """Print the error, with one line for each problem; return the exit code."""
     # Only commands that read checkpoints import this, because it imports JAX, which takes long.
     errors: Any = sys.modules.get("gda.storage.stores.errors")
-    if errors is not None and isinstance(error, errors.CorruptionError):
-        problems: Sequence[str] = getattr(error, "problems", ())
-        for problem in problems:
-            print(printable(problem), file=sys.stderr)
-        return DAMAGED
-    lines = error.lines if isinstance(error, MistakesError) else [str(error)]
-    first, *more = [*lines, *getattr(error, "__notes__", ())]
-    print(f"gda: {printable(first or type(error).__name__)}", file=sys.stderr)
-    for line in more:
-        print(printable(line), file=sys.stderr)
-    return WRONG
+    is_damage = errors is not None and isinstance(error, errors.CorruptionError)
+    if is_damage:
+        lines: Sequence[str] = getattr(error, "problems", ())
+    else:
+        lines = error.lines if isinstance(error, MistakesError) else [str(error)]
+        first, *more = [*lines, *getattr(error, "__notes__", ())]
+        lines = [f"gda: {first or type(error).__name__}", *more]
+    with contextlib.suppress(OSError):  # the exit code tells it, if nothing can be written
+        for line in lines:
+            print(printable(line), file=sys.stderr)
+    return DAMAGED if is_damage else WRONG
 
 
 class _PrintVersion(argparse.Action):

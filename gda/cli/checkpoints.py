@@ -1,7 +1,7 @@
 """The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``.
 
-A path may also be that of safetensors files or of an Orbax run, or that of the folder of a
-``Run``, for which there are ``gda rollback RUN STEP`` and ``gda hold RUN STEP`` too.
+``inspect`` also takes safetensors files and an Orbax run, and all of them the folder of a ``Run``,
+for which there are ``gda rollback RUN STEP`` and ``gda hold RUN STEP`` too.
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         function = _function(request.file, request.function)
         import jax
 
-        from gda.compiled.rehearse import rehearse
+        from gda.compiled.rehearse import rehearsal_of
 
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
         fun, args, kwargs = _call(request, function(mesh, **dict(request.keywords)))
         about = {"examples": request.examples, "price": request.price}
-        rehearsal = rehearse(fun, *args, **about, **kwargs)
+        rehearsal = rehearsal_of(fun, args, kwargs, **about)
         rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)

@@ -1,4 +1,4 @@
-"""The changes of a rehearsal: of its bytes by kind of collective, and against a golden file."""
+"""The changes of a rehearsal against a golden file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gda.compiled.rehearsal import Rehearsal
 
 
-def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], int | None]:
+def _bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], int | None]:
     """Return the bytes on one device in one call, for each kind of collective and axes in words."""
     totals: dict[tuple[str, str], int | None] = {}
     for each in collectives:
@@ -25,7 +25,7 @@ def bytes_by_kind(collectives: Iterable[Collective]) -> dict[tuple[str, str], in
     return totals
 
 
-def format_change(before: float | None, after: float | None) -> str:
+def _format_change(before: float | None, after: float | None) -> str:
     """Return the change of a number in words; empty if it is equal or one is unknown."""
     if before is None or after is None or before == after:
         return ""
@@ -36,7 +36,7 @@ def check(rehearsal: Rehearsal, path: Path, tolerance: float) -> None:
     """Compare a rehearsal with a golden file, or write the file, as ``Rehearsal.check`` tells."""
     if not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance must be a part of the bytes, such as 0.05, not {tolerance!r}")
-    sums = None if rehearsal.collectives is None else bytes_by_kind(rehearsal.collectives)
+    sums = None if rehearsal.collectives is None else _bytes_by_kind(rehearsal.collectives)
     document = {
         "device_kind": rehearsal.device_kind,
         "mesh": dict(rehearsal.mesh_shape),
@@ -74,7 +74,7 @@ def _differences(
         pairs |= {name: (old.get(name, 0), new.get(name, 0)) for name in {**old, **new}}
     for name, pair in pairs.items():
         if not _is_near(*pair, tolerance):
-            change = f" ({words})" if (words := format_change(*pair)) else ""
+            change = f" ({words})" if (words := _format_change(*pair)) else ""
             yield f"{name}: {format_size(pair[0])} before, {format_size(pair[1])} now{change}"
 
 

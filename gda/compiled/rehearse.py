@@ -97,6 +97,18 @@ def rehearse(
     >>> rehearsal.traffic
     (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None, least_seconds=None),)
     """
+    return rehearsal_of(fun, args, kwargs, examples=examples, price=price)
+
+
+def rehearsal_of(
+    fun: Program,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    examples: float | None,
+    price: float | None,
+) -> Rehearsal:
+    """Return what ``rehearse`` does; the program may have keywords ``examples`` and ``price``."""
     for name, given in (("examples", examples), ("price", price)):
         if given is not None and not 0 < given < math.inf:
             raise ValueError(f"{name} must be a number above 0, not {given!r:.80}")

@@ -9,6 +9,7 @@ other side says is compared with a bound, and memory is allocated as its bytes a
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import json
@@ -346,11 +347,24 @@ def _connected(address: Address, deadline: Deadline) -> socket.socket:
     while True:
         place = places.pop(0)
         try:
-            seconds = max(min(deadline.left(), _CONNECTING), 0.001)
-            return socket.create_connection(place, seconds)
+            given = socket.create_connection(place, max(min(deadline.left(), _CONNECTING), 0.001))
+            if not _is_to_itself(given):
+                return given
+            given.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         except OSError:
             if not places:
                 raise
+
+
+def _is_to_itself(given: socket.socket) -> bool:
+    """Return True if the system chose the port that it connects to, where nothing listens.
+
+    The port would be taken, and an offer could not listen there.
+    """
+    with suppress(OSError):
+        return given.getsockname() == given.getpeername()
+    return False
 
 
 def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:

@@ -68,7 +68,7 @@ def initialize(
     import jax  # here, so that the command lines do not wait for it
 
     # Registers an exit hook, which runs after those that the program registers later.
-    import gda.multihost.meeting  # noqa: F401
+    import gda.multihost.agreement  # noqa: F401
     from gda.launch.ending import finish_pending
 
     atexit.register(finish_pending)

@@ -287,7 +287,8 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
-    return ["the stacks of the processes are shown above"] if asked else []
+    are_shown = any(process.stderr.stacks != before for process, before in asked.items())
+    return ["the stacks of the processes are shown above"] if are_shown else []
 
 
 def _asked_to_end(

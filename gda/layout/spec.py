@@ -34,6 +34,8 @@ _NOT_A_SPEC = (str, set, frozenset, dict)
 
 def integers(values: Iterable[Any]) -> tuple[int, ...]:
     """Return a sequence of integers as a tuple of Python's; ``TypeError`` if it is none."""
+    if isinstance(values, (*_NOT_A_SPEC, bytes)):
+        raise TypeError
     return tuple(map(operator.index, values))
 
 

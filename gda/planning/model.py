@@ -184,7 +184,10 @@ def _parameter(
         raise ValueError(f'"shape": a list of sizes was expected, not {shape!r:.80}')
     dtype = parse_dtype(str(given.get("dtype") or dtype))
     grid = planned_grid(tuple(shape), dtype, mesh, given.get("spec") or (), pad=pad)
-    return Parameter(grid, dtype, name, given.get("memory_kind"))
+    kind = given.get("memory_kind")
+    if not isinstance(kind, str | None):
+        raise ValueError(f'"memory_kind": a name was expected, not {kind!r:.80}')
+    return Parameter(grid, dtype, name, kind)
 
 
 def _layout_of(parameter: Parameter) -> tuple[Any, ...]:

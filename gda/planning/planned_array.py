@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +61,7 @@ def planned_grid(
 
     from gda.layout.grid import ShardGrid
     from gda.layout.processes import Processes
+    from gda.layout.spec import WITH_PADDING
 
     devices = math.prod(mesh.values())
     if devices > _MOST_DEVICES:
@@ -71,7 +72,8 @@ def planned_grid(
     try:
         grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
     except (TypeError, ValueError) as error:
-        raise MistakesError(str(error)) from None
+        hint = "; in a shell, --pad pads it" if WITH_PADDING in str(error) else ""
+        raise MistakesError(f"{error}{hint}") from None
     if packed_nbytes(math.prod(grid.shard_shape), dtype) * devices >= 2**63:
         raise MistakesError("this array takes 2**63 bytes or more on all devices; check its sizes")
     return grid
@@ -107,8 +109,3 @@ def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str
         f"{devices_per_process} devices per process do not divide the {devices} devices of the "
         f"mesh {format_mesh(mesh)}; give a number that does"
     )
-
-
-def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
-    """Return a spec as ``--tree`` reads it: null, names and lists of names."""
-    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]

@@ -57,8 +57,8 @@ class Retry:
                 f"{self.errors!r}"
             )
         check_count(self.attempts, "attempts")
-        if not self.delay >= 0:
-            raise ValueError(f"delay must be a number of seconds, not {self.delay!r}")
+        if not 0 <= self.delay <= 86400:
+            raise ValueError(f"delay must be from 0 to 86400 seconds, not {self.delay!r}")
 
     def seconds_after(self, attempts: int) -> float:
         """Return the seconds to wait after so many attempts."""

@@ -32,7 +32,6 @@ from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
 from gda.planning.device_kinds import is_on_host
 from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
-from gda.planning.planned_array import spec_for_json
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.markup import report
 from gda.storage.golden_files import check_golden
@@ -287,7 +286,7 @@ class Layouts:
         arrays = [
             row._asdict()
             | {"shape": list(row.shape), "block_shape": list(row.block_shape)}
-            | {"spec": None if row.spec is None else spec_for_json(row.spec)}
+            | {"spec": None if row.spec is None else _spec_for_json(row.spec)}
             for row in self.arrays
         ]
         return {
@@ -441,7 +440,7 @@ def _parameter(row: ArrayLayout) -> dict[str, Any]:
     if dtype.startswith("key<"):
         words = row.nbytes_per_device // 4 // max(1, math.prod(row.block_shape))
         shape, dtype = (*shape, words), "uint32"
-    entry = {"shape": list(shape), "dtype": dtype, "spec": spec_for_json(row.spec or ())}
+    entry = {"shape": list(shape), "dtype": dtype, "spec": _spec_for_json(row.spec or ())}
     return entry if row.memory_kind is None else entry | {"memory_kind": row.memory_kind}
 
 
@@ -455,3 +454,8 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
             yield f"{path} is {'gone' if now is None else 'new'}: {was or now}"
         else:
             yield f"{path}: {now}, not {was}"
+
+
+def _spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
+    """Return a spec as ``--tree`` reads it: null, names and lists of names."""
+    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]

@@ -122,7 +122,8 @@ def load_tree(
     """
     is_plain = makes_plain(plain, mesh, pad)
     options = Options(max_workers, max_bytes, progress, retry, read_once)
-    loading = _LoadingTree(as_dicts(sources), mesh, specs, dtype, pad, is_plain, options)
+    tree = as_dicts(opened(sources) if is_plain else sources)
+    loading = _LoadingTree(tree, mesh, specs, dtype, pad, is_plain, options)
     return together(
         "gda.load_tree",
         loading.mesh_of_all(),

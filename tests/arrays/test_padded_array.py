@@ -257,8 +257,10 @@ def test_it_has_no_operators(mesh: Mesh) -> None:
             compute()
     with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
         bool(p == p)
-    with pytest.raises(TypeError):
-        np.ones(5, np.float32) + p
+    on_host = np.ones(5, np.float32)
+    for compute in (lambda: on_host + p, lambda: p + on_host, lambda: not p):
+        with pytest.raises(TypeError):
+            compute()
     shardings = jax.tree.map(lambda x: x.sharding, p)
     assert shardings == jax.tree.map(lambda x: x.sharding, p)
 

@@ -269,6 +269,25 @@ def test_answers_that_are_none_are_refused(answer: Any, message: str, options: A
             gda.pull(address, timeout=60, **options)
 
 
+def test_a_pull_never_takes_itself_for_the_offer(
+    offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A port that nothing listens on can be the one that the system chooses to connect from."""
+    connect, made = socket.create_connection, []
+
+    def to_itself_first(*given: Any) -> socket.socket:
+        if made:
+            return connect(*given)
+        made.append(socket.socket())
+        made[0].bind(("127.0.0.1", 0))
+        made[0].connect(made[0].getsockname())
+        return made[0]
+
+    monkeypatch.setattr(socket, "create_connection", to_itself_first)
+    assert gda.pull(offer.address, token="secret", timeout=60)["step"] == 3
+    assert made[0].fileno() == -1
+
+
 def test_a_piece_that_ends_too_early_is_an_error() -> None:
     def serve(connection: Connection, given: socket.socket) -> None:
         connection.send({"nbytes": 16})

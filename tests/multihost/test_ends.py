@@ -53,7 +53,7 @@ def test_an_error_that_ends_one_process_ends_the_others_with_its_name_and_reason
 
 
 def test_an_error_before_the_first_meeting_ends_the_others_too() -> None:
-    done = run_both(program(0, "raise ValueError('no data')", first="gda.GlobalArray"))
+    done = run_both(program(0, "raise ValueError('no data')", first="jax.devices()"))
     assert "process 0 ended after ValueError: no data" in done[1].stderr
     assert [each.returncode for each in done] == [1, 1]
 

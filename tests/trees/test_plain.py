@@ -181,6 +181,15 @@ def test_keys_get_the_layout_of_the_keys() -> None:
 # Plain arrays.
 
 
+def test_sources_inside_containers_become_plain_arrays_too() -> None:
+    params = {"w": gda.load_tree({"w": DATA}, TWO, P())["w"]}
+    sources = jax.tree.map(lambda _: gda.storage.lazy(DATA), params)
+    assert isinstance(gda.load_tree(sources, TWO, P())["w"], gda.GlobalArray)
+    made = gda.load_tree(sources, TWO, P(), plain=True)["w"]
+    assert isinstance(made, jax.Array)
+    np.testing.assert_array_equal(made, DATA)
+
+
 def test_shardings_make_plain_arrays_and_a_mesh_makes_containers(tmp_path: Path) -> None:
     sharding, tree = NamedSharding(MESH, P("x")), {"w": DATA}
     gda.checkpoint.save(tmp_path, tree)

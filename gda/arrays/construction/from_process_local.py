@@ -146,14 +146,15 @@ class _LocalPlan:
             return local.dtype in KEPT_DTYPES
         if not (self._may_be_copied_by_jax and local.dtype in KEPT_DTYPES):
             return False
-        flags, step = local.flags, local.nbytes // len(self.indices)
-        # No block begins where JAX takes memory as it is. Of other memory the address takes four
-        # times as long.
-        return (
-            flags.c_contiguous
-            and flags.writeable
-            and addressof(c_char.from_buffer(local)) % math.gcd(step, ALIGNMENT) != 0  # pyright: ignore
-        )
+        if not local.flags.c_contiguous:
+            return False
+        try:
+            # Other ways to ask for the address take four times as long.
+            address = addressof(c_char.from_buffer(local))  # pyright: ignore
+        except TypeError:  # read-only, as also after numpy.broadcast_arrays: gda copies it
+            return False
+        # No block begins where JAX takes memory as it is.
+        return address % math.gcd(local.nbytes // len(self.indices), ALIGNMENT) != 0
 
 
 def _blocks_at_once(

@@ -104,22 +104,17 @@ def body_of(file: bytes, where: str) -> memoryview:
 
 def load_manifest(store: Store) -> Manifest:
     """Return the manifest of a checkpoint; raise if it is damaged, or not there."""
-    file, where = file_and_name(store)
+    where = store.join(NAME)
+    try:
+        file = store.read(NAME, MOST_BYTES)
+    except ValueError as error:
+        raise CorruptionError(f"{where} {error}") from None
     manifest = load(file, where)
     try:
         check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
     except CorruptionError as error:
         raise CorruptionError(f"{where} is invalid: {error}") from None
     return manifest
-
-
-def file_and_name(store: Store) -> tuple[bytes, str]:
-    """Return the file of the manifest in a store, and its path or URL."""
-    where = store.join(NAME)
-    try:
-        return store.read(NAME, MOST_BYTES), where
-    except ValueError as error:
-        raise CorruptionError(f"{where} {error}") from None
 
 
 def load(file: bytes, where: str) -> Manifest:

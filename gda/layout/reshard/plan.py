@@ -111,6 +111,8 @@ class ReshardPlan:
                 "process_of=, or neither"
             )
         self.__dict__["itemsize"] = operator.index(self.itemsize)
+        if self.itemsize < 1:
+            raise ValueError(f"itemsize must be the bytes of one element, not {self.itemsize}")
         self.__dict__["source_ids"] = _check_ids(self.source_ids, source, "source_ids")
         self.__dict__["target_ids"] = _check_ids(self.target_ids, target, "target_ids")
 

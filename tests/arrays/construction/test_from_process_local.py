@@ -113,6 +113,17 @@ def test_values_must_fit_the_dtype_of_jax_in_any_layout_of_memory(
     np.testing.assert_array_equal(np.asarray(build(big_endian, auto_mesh, P("x"))), np.arange(8))
 
 
+@pytest.mark.filterwarnings("ignore:.*broadcast_arrays:FutureWarning")
+def test_data_that_cannot_be_written_to(auto_mesh: Mesh) -> None:
+    read_only = np.arange(8, dtype=np.float32)
+    read_only.flags.writeable = False
+    # NumPy says that it can be written to, and its buffer cannot.
+    repeated, _ = np.broadcast_arrays(np.arange(8, dtype=np.float32), np.zeros((1, 8)))
+    for local in read_only, repeated[0]:
+        g = gda.GlobalArray.from_process_local(local, auto_mesh, P("x"))
+        np.testing.assert_array_equal(g, local)
+
+
 def test_bad_local_data(auto_mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="which JAX does not have"):
         build(np.array(["a"] * 4), auto_mesh, P("x"))
