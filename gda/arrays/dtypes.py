@@ -50,7 +50,8 @@ def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
         jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     )
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        hint = "convert it to numbers" + ", such as with .astype('int64')" * (dtype.kind in "mM")
+        example = ", such as with .astype('int64')" if dtype.kind in "mM" else ""
+        hint = f"convert it to numbers first{example}"
         if is_raw(dtype):
             hint = "name the dtype of its elements with dtype=, such as dtype=jax.numpy.bfloat16"
         raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
