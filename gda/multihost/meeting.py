@@ -424,6 +424,8 @@ def refuse_all(service: coordination.Service) -> None:
 
     def post_and_release() -> None:
         post_end(service)
+        # The others may wait for the first meeting of this process too.
+        _held[threading.main_thread().name, tuple(range(jax.process_count()))] += 0
         for (thread, processes), number in [*_held.items()]:  # threads of saves may go on
             _release(service, _group_of(thread, processes), number + 1)
 
