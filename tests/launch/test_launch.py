@@ -189,12 +189,9 @@ def start_alone(program: str, processes: int, devices: int) -> tuple[int, str, s
 
 
 @pytest.mark.parametrize(
-    ("seed", "seconds"),
-    [(3, 60)] + [pytest.param(seed, 10, marks=pytest.mark.torture) for seed in range(54)],
+    "seed", [3] + [pytest.param(seed, marks=pytest.mark.torture) for seed in range(54) if seed != 3]
 )
-def test_a_pending_collective_does_not_hold_up_the_end(
-    program: Program, seed: int, seconds: float
-) -> None:
+def test_a_pending_collective_does_not_hold_up_the_end(program: Program, seed: int) -> None:
     draw = random.Random(seed)
     is_alone = seed % 4 == 3
     initialize = BY_GDA if is_alone else draw.choice([BY_GDA, BY_JAX])
@@ -211,7 +208,7 @@ def test_a_pending_collective_does_not_hold_up_the_end(
     took = time.time() - max(map(float, re.findall(r"done (\S+)", output)), default=0)
     assert (code, errors) == (0, "")
     assert output.count("done") == processes
-    assert took < seconds
+    assert took < 60  # JAX would wait for 100 s and more
 
 
 LEFT = """
