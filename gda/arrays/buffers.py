@@ -22,7 +22,7 @@ ALIGNMENT = 64  # bytes; JAX's CPU backend adopts memory that begins at a multip
 # a quarter to a half of the time.
 _SMALL_BELOW, _SMALL_SLAB_BYTES = 64 * 1024, 2**20
 _MEDIUM_BELOW, _MEDIUM_SLAB_BYTES = 4 * 2**20, 32 * 2**20
-_HUGE_PAGE_BYTES = 2 * 2**20
+HUGE_PAGE_BYTES = 2 * 2**20
 
 
 @set_module("gda")
@@ -101,6 +101,6 @@ def keep_freed_memory() -> None:
 
 def _memory(nbytes: int) -> tuple[OwnedMemory, int]:
     """Return memory, and the offset from which on so many of its bytes are aligned."""
-    alignment = ALIGNMENT if nbytes < _MEDIUM_BELOW else _HUGE_PAGE_BYTES
+    alignment = ALIGNMENT if nbytes < _MEDIUM_BELOW else HUGE_PAGE_BYTES
     memory = OwnedMemory(nbytes + alignment, np.uint8)
     return memory, -memory.ctypes.data % alignment

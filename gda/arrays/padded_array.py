@@ -253,21 +253,10 @@ def _refuse_operator(*_: object) -> NoReturn:
 
 
 # NumPy would answer `p + numpy_array` on the host, and Python that any object is true.
-for _name in [
-    "add",
-    "sub",
-    "mul",
-    "matmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "divmod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "bool",
-]:
+for _name in (
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow"),
+    *("and", "or", "xor", "bool"),
+):
     setattr(PaddedArray, f"__{_name}__", _refuse_operator)
 
 

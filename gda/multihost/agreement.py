@@ -1,8 +1,8 @@
 """Checks that all processes have the same arrays, and the errors if they do not.
 
 A check goes through ``meeting``, without devices: first the digests of the descriptions, then, if
-these differ, one description of each kind. Functions import it, so that a process that meets no
-other loads none of it.
+these differ, one description of each kind. Functions import ``meeting``, so that a process that
+meets no other loads none of it.
 """
 
 from __future__ import annotations

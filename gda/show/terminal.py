@@ -23,8 +23,7 @@ _WIDTH = 80
 _KEY_WIDTH = 8
 _BETWEEN_FIELDS = "   "
 
-_PADDING = "░"
-"""Beside the index of a block: once if a part of it is padding, three times if all is."""
+_PADDING = "░"  # beside an index: once if a part of the block is padding, three times if all is
 
 # Of blocks in rows and columns; and of lines, below which those below each other are not folded.
 _MOST_BLOCKS, _MOST_LINES = 512, 66

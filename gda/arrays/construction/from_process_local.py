@@ -144,9 +144,8 @@ class _LocalPlan:
         """Return True if JAX copies every block, by several threads, until the array is ready."""
         if self._is_always_copied:
             return local.dtype in KEPT_DTYPES
-        if not (self._may_be_copied_by_jax and local.dtype in KEPT_DTYPES):
-            return False
-        if not local.flags.c_contiguous:
+        may_be_copied = self._may_be_copied_by_jax and local.dtype in KEPT_DTYPES
+        if not (may_be_copied and local.flags.c_contiguous):
             return False
         try:
             # Other ways to ask for the address take four times as long.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from gda.arrays.buffers import HUGE_PAGE_BYTES
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.liveness import data_callbacks
 from gda.layout.dtype_names import native
@@ -29,8 +30,6 @@ _Memory = np.ndarray[Any, Any]
 Needed = list[tuple[int, Index]]  # numbers of blocks, and the elements of each
 
 _SMALL_BYTES = 2**16  # of a box that is read once and copied: a read takes 0.2 ms
-# Of each block that a thread fills alone: two that touch a huge page first would both clear it.
-_MOST_ALONE = 2 * 2**20
 _COPIES = 2  # of a chunk that is read: as it is stored, and decoded
 
 
@@ -71,21 +70,22 @@ class BoxTasks:
     def task(
         self, boxes: list[Needed], finish: Callable[[], Transfer | None], held: int = 0
     ) -> Task | AsyncTask:
-        boxes_bytes = [self._nbytes(_hull(needed)) for needed in boxes]
+        boxes_bytes = [self.nbytes(_hull(needed)) for needed in boxes]
         beside = self._source.buffer_bytes
         if not isinstance(self._source, AsyncSource):
             nbytes = max(boxes_bytes) + held + beside
             return Task(nbytes, partial(self._read, boxes), lambda _: finish())
         begun: list[_BegunRead] = []
         return AsyncTask(
-            beside + (held or sum(self._nbytes(index) for each in boxes for _, index in each)),
+            beside + (held or sum(self.nbytes(index) for each in boxes for _, index in each)),
             partial(self._begin, self._source, boxes, begun),
             lambda _: self._copy(begun) or finish(),
             partial(self._note_failed, begun),
             library_bytes=_COPIES * sum(boxes_bytes),
         )
 
-    def _nbytes(self, index: Index) -> int:
+    def nbytes(self, index: Index) -> int:
+        """Return the bytes of the elements at an index, as the source has them."""
         return math.prod(sizes_of(index)) * self._source.dtype.itemsize
 
     def _read(self, boxes: list[Needed]) -> None:
@@ -143,7 +143,7 @@ class BoxTasks:
         for needed in boxes:
             box = _hull(needed)
             # A view has buffers for each read; a small read costs more than a copy.
-            has_one = source.buffer_bytes or self._nbytes(box) <= _SMALL_BYTES
+            has_one = source.buffer_bytes or self.nbytes(box) <= _SMALL_BYTES
             if (len(needed) > 1 and has_one) or self._is_cast:
                 buffer = np.empty(sizes_of(box), source.dtype)
                 begun.append(_BegunRead(source.begin(box, buffer), box, buffer, needed))
@@ -224,8 +224,9 @@ class BoxReads:
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
                 boxes = [*self._boxes_of(group)]
-                nbytes = [sum(self._nbytes(index) for _, index in box) for box in boxes]
-                most = len(group) * _MOST_ALONE if self._source.is_local else 0
+                nbytes = [sum(self._tasks.nbytes(index) for _, index in box) for box in boxes]
+                # A thread fills huge pages alone: two that touch one first would both clear it.
+                most = len(group) * HUGE_PAGE_BYTES if self._source.is_local else 0
                 for some in groups_within(boxes, nbytes, most):
                     yield self._tasks.task(some, partial(self._finish, some))
                 continue
@@ -234,9 +235,6 @@ class BoxReads:
                 held = sum(self._left[number] for number in some) * self._dtype.itemsize
                 boxes = [*self._boxes_of(some)]
                 yield self._tasks.task(boxes, partial(self._finish, boxes), held)
-
-    def _nbytes(self, index: Index) -> int:
-        return math.prod(sizes_of(index)) * self._itemsize
 
     @property
     def _dtype(self) -> np.dtype[Any]:
