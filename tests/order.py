@@ -19,7 +19,7 @@ from gda.testing.marker import is_marked, size_of
 # Seconds after which a test fails, one of many trials or examples, and one on an accelerator, which
 # is at hand for minutes. Before that, at `faulthandler_timeout`, pytest shows where its threads
 # stand.
-LIMIT, LONG, SHORT = 600, 1800, 100
+LIMIT, LONG, SHORT = 600, 2 * 3600, 100
 
 # Seconds for a test in the processes of a pool.
 POOL = 200
