@@ -98,9 +98,7 @@ class PendingArray:
         fewest = 1 if isinstance(source, AsyncSource) else 2
         groups = [
             own
-            for group in _local_groups(
-                self.plan, source.chunks, source.dtype.itemsize, source.is_local
-            )
+            for group in _local_groups(self.plan, source.chunks, source.dtype.itemsize)
             if len(own := [n for n in group if n not in others]) >= fewest
         ]
         if not groups:
@@ -236,25 +234,16 @@ def pending_array_of_source(
 
 
 @lru_cache(maxsize=256)  # most arrays of a model have the shapes and layouts of others
-def _local_groups(
-    plan: LocalBlocks, chunks: Shape | None, itemsize: int, joins_runs: bool
-) -> list[list[int]]:
+def _local_groups(plan: LocalBlocks, chunks: Shape | None, itemsize: int) -> list[list[int]]:
     shape = plan.grid.global_shape
     blocks = {number: bounded(index, shape) for number, index in enumerate(plan.distinct)}
-    # Of a file, eight reads of 8 KiB took several times as long as one that is split.
-    return groups_of(blocks, shape, chunks, itemsize, joins_runs=joins_runs)
+    return groups_of(blocks, shape, chunks, itemsize)
 
 
 def groups_of(
-    blocks: Mapping[int, Index],
-    shape: Shape,
-    chunks: Shape | None,
-    itemsize: int,
-    *,
-    joins_runs: bool = False,
+    blocks: Mapping[int, Index], shape: Shape, chunks: Shape | None, itemsize: int
 ) -> list[list[int]]:
-    short = -(-READ_BYTES // max(itemsize, 1))
-    return blocks_read_together(blocks, shape, chunks, short, joins_runs=joins_runs)
+    return blocks_read_together(blocks, shape, chunks, -(-READ_BYTES // max(itemsize, 1)))
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:

@@ -466,11 +466,12 @@ class _Scratch:
 
     def __post_init__(self) -> None:
         self.shape, self.dtype = self.data.shape, self.data.dtype
-        self.buffer = gda.aligned_empty((self.rows, self.shape[1]), self.dtype)
+        self.buffer = gda.aligned_empty(self.shape, self.dtype)
 
     def __getitem__(self, index: gda.Index) -> Any:
-        self.buffer[...] = self.data[index]
-        return self.over(self.buffer)
+        block = self.data[index]
+        self.buffer[: len(block)] = block
+        return self.over(self.buffer[: len(block)])
 
     def padded(self, index: gda.Index) -> Any:
         return self[index] if index[0].stop - index[0].start == self.rows else self.data[index]
