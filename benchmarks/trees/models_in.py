@@ -263,21 +263,23 @@ def works(quick: bool) -> list[Work]:
         ]
     ]
     of_columns, fresh = "256 MiB of columns", "in a fresh process"
+    alone: Mapping[str, Target | None] = {_PACKAGED: AtMost(0.4)}
     apart = [
         Work(
             f"load {what} from safetensors {where}",
-            partial(prepare, model, (_GDA, _PACKAGED), quick),
-            {_PACKAGED: AtMost(0.4)},
+            partial(prepare, model, (_GDA, *rivals), quick),
+            rivals,
             ours=_GDA,
+            raw=_BARE if _BARE in rivals else "",
             seconds=seconds,
         )
-        for what, model, where, prepare, seconds in [
-            (of_columns, Model(COLUMNS), "in 2 processes", partial(_in_processes, 2), 3),
-            (of_columns, Model(COLUMNS), "in 4 processes", partial(_in_processes, 4), 3),
-            (of_columns, Model(COLUMNS), fresh, _fresh, 10),
-            ("256 MiB of columns of bfloat16", half, fresh, _fresh, 10),
+        for what, model, where, prepare, rivals, seconds in [
+            (of_columns, Model(COLUMNS), "in 2 processes", partial(_in_processes, 2), alone, 3),
+            (of_columns, Model(COLUMNS), "in 4 processes", partial(_in_processes, 4), alone, 3),
+            (of_columns, Model(COLUMNS), fresh, _fresh, targets, 10),
+            ("256 MiB of columns of bfloat16", half, fresh, _fresh, targets, 10),
             # In one process, what gda frees makes malloc keep the memory of the rival.
-            ("240 MiB of rows in 30 files", many, fresh, _fresh, 10),
+            ("240 MiB of rows in 30 files", many, fresh, _fresh, targets, 10),
         ]
     ]
     slow = Work(
