@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import jax
@@ -127,15 +128,15 @@ def names_of(keys: Keys) -> list[str]:
 
 def name_of(key: Any) -> Any:
     """Return the name of a child, without the kind of its node."""
-    match key:
-        case DictKey(key=name) | FlattenedIndexKey(key=name):
-            return name
-        case SequenceKey(idx=number):
-            return number
-        case GetAttrKey(name=name):
-            return name
-        case _:
-            return str(key)
+    return _NAME_OF.get(type(key), str)(key)
+
+
+_NAME_OF: dict[type, Callable[[Any], Any]] = {
+    DictKey: attrgetter("key"),
+    FlattenedIndexKey: attrgetter("key"),
+    SequenceKey: attrgetter("idx"),
+    GetAttrKey: attrgetter("name"),
+}
 
 
 def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None:
