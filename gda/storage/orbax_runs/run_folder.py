@@ -27,8 +27,6 @@ _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a r
 STEP = re.compile(r"(.*[_-])?(\d+)")  # the name of the run of a step
 
 _TIMEOUT = 600.0  # seconds for each answer of an object store
-# Of TensorStore, which reads the arrays.
-_SOME_ATTEMPTS = {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}
 _OCDBT_CACHE_BYTES = 2**24  # of the nodes of an OCDBT database
 
 # Statuses of TensorStore that a damaged run has; others are of the store.
@@ -145,7 +143,7 @@ class OrbaxFolder:
         """Return futures of the TensorStores of some arrays."""
         tensorstore = require_tensorstore("an Orbax run")
         cache = {"cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES}}
-        context = tensorstore.Context(dict.fromkeys(RETRIES, _SOME_ATTEMPTS) | cache)
+        context = tensorstore.Context(RETRIES | cache)
         base = self._store.spec()
         base["path"] = base.get("path", "") + self._within
         if in_ocdbt:
