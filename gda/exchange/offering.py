@@ -159,11 +159,6 @@ class Offer:
         """The number of the current version: 1, and one more after each ``update``."""
         return self._versions.current
 
-    @property
-    def run(self) -> str:
-        """A random text that names this offer, the same in all processes."""
-        return self._versions.run
-
     @communicates(_UPDATE)
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.
@@ -182,7 +177,7 @@ class Offer:
         """
         if self._versions.is_closed.is_set():
             raise ConnectionError(f"the offer {self.name!r} is closed; make another with gda.offer")
-        check_same_call(_UPDATE, tree, {"offer": self.run})
+        check_same_call(_UPDATE, tree, {"offer": self._versions.run})
 
         def held() -> HeldTree:
             after = _held(tree)

@@ -276,8 +276,7 @@ class OfferServer:
             raise LookupError("is not the first process of its program; ask that one")
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
-        least, deadline = int(question["least"] or 1), _sooner(asker.deadline)
-        pulled = self._versions.pulled(question["run"], least, deadline)
+        pulled = self._versions.pulled(int(question["least"]), _sooner(asker.deadline))
         return self._catalog(held.enter_context(pulled)), []
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:

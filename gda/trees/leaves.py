@@ -78,7 +78,7 @@ def are_bare_keys(leaf: object) -> bool:
 
 
 def as_dicts(tree: Any) -> Any:
-    """Return the tree with dicts for mappings that JAX does not know, as of ``open_safetensors``."""
+    """Return the tree with dicts for mappings that JAX does not know, as ``h5py.Group``."""
 
     def opened(node: Any) -> Any:
         if is_array(node) or is_value(node) or not is_mapping(node):

@@ -363,7 +363,7 @@ def test_a_wrong_question_gets_an_error_and_the_offer_goes_on(
     offer: gda.Offer, question: Any, kind: str, said: str
 ) -> None:
     with closing(connected_to(offer)) as connection:
-        connection.send({"run": offer.run} | question)
+        connection.send({"run": offer._versions.run} | question)
         answer = json.loads(connection.text(2**20))
     assert [*answer] == ["error"]
     assert answer["error"][0] == kind

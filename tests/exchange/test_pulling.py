@@ -136,7 +136,7 @@ def test_offered_arrays_may_be_donated_and_written_to(mesh: Mesh) -> None:
 def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterwards() -> None:
     with gda.offer({"w": batch(8, 6)}) as offer:
         connection = connected_to(offer)
-        connection.send({"ask": "tree", "name": None, "run": None, "least": None, "timeout": 60})
+        connection.send({"ask": "tree", "name": None, "least": 1, "timeout": 60})
         catalog = catalog_of(connection.text(2**20), "offer", Deadline(60))
         offer.update({"w": batch(8, 6) + 1})
         held = weakref.ref(offer._versions._held[1][0])
@@ -169,7 +169,7 @@ def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.nda
     """Return the first two rows of the first array of a version."""
     rows = np.empty((2, *shape[1:]), np.float32)
     with contextlib.closing(connected_to(offer)) as connection:
-        question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
+        question = {"ask": "pieces", "run": offer._versions.run, "version": version, "timeout": 60}
         connection.send(question | {"pieces": [[[0], [0] * rows.ndim, [*rows.shape], "float32"]]})
         answer = connection.message(2**20)
         if "error" in answer:
@@ -178,27 +178,21 @@ def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.nda
     return rows
 
 
-def test_run_and_version_come_with_the_tree() -> None:
+def test_a_version_that_does_not_come_and_a_pull_of_a_run_that_is_over() -> None:
     with gda.offer({"step": 1}) as offer:
         offer.update({"step": 2})
-        tree, version = gda.pull(offer.address, with_version=True)
-        assert (tree, version) == ({"step": 2}, (offer.run, 2))
-        assert gda.pull(offer.address, min_version=version) == {"step": 2}
+        assert gda.pull(offer.address, min_version=2) == {"step": 2}
         with pytest.raises(TimeoutError, match="has version 2 and no later one"):
-            gda.pull(offer.address, min_version=(version.run, 3), timeout=0.5)
-    # A trainer that is started again counts from 1, and would never have the later version.
-    with gda.offer({"step": 1}, offer.address) as again:
-        said = f"is another run of its program, {again.run}, and not '{offer.run}': it was started"
-        with pytest.raises(LookupError, match=said):
-            gda.pull(offer.address, min_version=(offer.run, 3))
-        assert gda.pull(offer.address) == {"step": 1}
+            gda.pull(offer.address, min_version=3, timeout=0.5)
+        with pytest.raises(LookupError, match="was started again; pull again"):
+            offer._versions.get("another run", 1, Deadline(60))
 
 
 def test_silent_pullers_hold_few_versions() -> None:
     with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
         for number in range(1, 13):
             catalogs = OfferToPull(Address.of(offer.address), None, Deadline(60))
-            catalogs.catalog(None, None, silent)
+            catalogs.catalog(None, 1, silent)
             offer.update({"w": batch(4) + number})
         assert [*offer._versions._held] == [*range(5, 14)]
         with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
@@ -214,7 +208,7 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
         held = weakref.ref(block)
         with contextlib.closing(connected_to(offer)) as connection:
             pieces = [[[0], [0, 0], [2048, 2048], "float32"]]
-            connection.send(question | {"run": offer.run, "pieces": pieces})
+            connection.send(question | {"run": offer._versions.run, "pieces": pieces})
             assert connection.message(2**10) == {"nbytes": whole.nbytes}
             del block
             offer.update({"w": whole})
@@ -331,7 +325,6 @@ def test_addresses_that_are_none(address: Any) -> None:
         ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
-        ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
         ({"name": 5}, TypeError, "name must be a text, not 5"),
         ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
