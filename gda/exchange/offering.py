@@ -88,7 +88,7 @@ def offer(
     check_token(token)
     if token == "":
         raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-    if place.is_every:
+    if place.host in ("0.0.0.0", "::"):
         raise ValueError(
             f"{address} is every address of this machine; pass the one by which pullers, or a "
             "proxy before them, reach it"

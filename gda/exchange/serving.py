@@ -161,11 +161,7 @@ class OfferServer:
         self._socket = _listening(address)
         # Not by in_thread, which would listen in this thread if the system had no more.
         self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._socket.close()
-            raise
+        self._thread.start()
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -224,11 +220,7 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._end(connection)
-            raise
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
         try:
