@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import struct
 import threading
 from pathlib import Path
@@ -99,34 +98,7 @@ def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
             f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
         )
         assert tensors["w"].path == path
-        with pytest.raises(KeyError, match=r"no tensor 'v' among the 2 of .*a\.safetensors\""):
-            tensors["v"]
-
-
-def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
-    tensors = open_safetensors(model)
-    with pytest.raises(KeyError, match="no tensor 'l.1.w' among the 3 of the 2 files of") as caught:
-        tensors["l.1.w"]
-    assert str(model) in str(caught.value)
-    other = tmp_path_factory.mktemp("other") / "b.safetensors"
-    names = ["l.0.w", "l.1.weight", "l.2.w", "l.3.w", "head"]
-    save_file(dict.fromkeys(names, DATA), other)
-    tensors = open_safetensors(other)
-    with pytest.raises(KeyError, match=r"the nearest names are ('l\.\d\.w'(, )?){3}\""):
-        tensors["l.1.w"]
-    with pytest.raises(KeyError, match=r"no tensor 3 among the 5 of .*b\.safetensors'$"):
-        tensors[3]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(KeyError, match=r"no tensor 'a' among the 0 of 0 files"):
-        open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
-
-
-def test_membership_needs_no_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("difflib.get_close_matches")
-    tensors = open_safetensors(model)
-    name = next(iter(tensors))
-    assert (name in tensors, "none" in tensors) == (True, False)
-    assert tensors.get(name) is tensors[name]
-    assert (tensors.get("none"), tensors.get("none", 3)) == (None, 3)
+        assert ("w" in tensors, tensors.get("v")) == (True, None)
 
 
 INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]
@@ -190,17 +162,6 @@ def test_only_the_bytes_of_the_rows_are_read(
     monkeypatch.setattr(storage, "READ_BYTES", 200)
     tensor[8:16, 50:]
     assert read == [200] * 8
-
-
-def test_reads_into_given_memory(tmp_path: Path) -> None:
-    save_file({"w": DATA}, tmp_path / "a")
-    tensor = open_safetensors(tmp_path / "a")["w"]
-    out = np.zeros((2, 3), np.float32)
-    tensor.read_direct(out, (slice(2, 4), slice(3, 6)))
-    assert np.array_equal(out, DATA[2:4, 3:6])
-    for wrong in [out.T, out.astype(np.float64), np.zeros((2, 6), np.float32)[:, ::2]]:
-        with pytest.raises(ValueError, match=r"needs a C-contiguous array of shape \(2, 3\)"):
-            tensor.read_direct(wrong, (slice(2, 4), slice(3, 6)))
 
 
 def test_many_threads_read_one_file(tmp_path: Path) -> None:
@@ -360,6 +321,7 @@ def test_metadata_of_files(tmp_path: Path) -> None:
 
 
 TWICE = b'{"w":%b,"w":%b}' % ((json.dumps(entry([1], 0, 1)).encode(),) * 2)
+ENTRY = "tensor 'w' of .* has a broken entry in the header, .*; expected are a dtype of"
 BROKEN = {
     "empty": (b"", b"", "is truncated or not a safetensors file", 2),
     "header longer than the file": ({}, b"", "its length field gives the header 9223372", 2**63),
@@ -369,21 +331,20 @@ BROKEN = {
     "not an object": ([1], b"", "list is not a JSON object"),
     "not a number": (b'{"w": NaN}', b"", "NaN is not a number of JSON"),
     "twice": (TWICE, b"1", "one object has these names twice: 'w'"),
-    "no entry": ({"w": 3}, b"", "tensor 'w' of .*: its entry in the header needs dtype"),
-    "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", "needs dtype, shape and data"),
-    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", "dtype 'U7' is unknown; expected is one"),
-    "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", "is unknown"),
-    "shape": ({"w": entry(3, 0, 3)}, b"123", "shape 3 is not a list of at most 64 sizes"),
-    "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", r"shape \[-1, -1\] is not a list"),
-    "size that is true": ({"w": entry([True], 0, 1)}, b"1", r"shape \[True\] is not a list"),
-    "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", "16 bytes, but data_offsets 0 to 1"),
+    "no entry": ({"w": 3}, b"", ENTRY),
+    "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", ENTRY),
+    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", ENTRY),
+    "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", ENTRY),
+    "shape": ({"w": entry(3, 0, 3)}, b"123", ENTRY),
+    "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", ENTRY),
+    "size that is true": ({"w": entry([True], 0, 1)}, b"1", ENTRY),
+    "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", ENTRY),
     "huge and consistent": ({"w": entry([2**40], 0, 2**40)}, b"1", "data, but the file has 1"),
-    "negative offset": ({"w": entry([2], -1, 1)}, b"12", r"data_offsets \[-1, 1\] are not"),
-    "backwards": ({"w": entry([1], 1, 0)}, b"1", r"data_offsets \[1, 0\] are not begin"),
+    "negative offset": ({"w": entry([2], -1, 1)}, b"12", ENTRY),
+    "backwards": ({"w": entry([1], 1, 0)}, b"1", ENTRY),
     "cut off": ({"w": entry([3], 0, 3)}, b"12", "ends at byte 3 .*; it is truncated"),
-    "overlap": ({"v": entry([2], 0, 2), "w": entry([2], 1, 3)}, b"123", "'w' .* overlaps .* 'v'"),
-    "gap": ({"v": entry([1], 0, 1), "w": entry([1], 2, 3)}, b"123", "'w' .* gap after tensor 'v'"),
-    "gap at the beginning": ({"w": entry([1], 1, 2)}, b"12", "leaves a gap after the header"),
+    "overlap": ({"v": entry([2], 0, 2), "w": entry([2], 1, 3)}, b"123", "at byte 1 .* end at 2"),
+    "gap": ({"v": entry([1], 0, 1), "w": entry([1], 2, 3)}, b"123", "at byte 2 .* end at 1"),
     "surplus": ({"w": entry([1], 0, 1)}, b"12", "has 1 bytes after its last tensor"),
 }
 
@@ -400,31 +361,13 @@ def test_broken_files(case: str, tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b'{"w":[' + b",".join([b"[]"] * 2_000_000) + b"]}", b'{"w":"' + b"w" * 32_000_000 + b'"}'],
-    ids=["values", "bytes"],
-)
 @pytest.mark.parametrize("name", ["a.safetensors", "model.safetensors.index.json"])
-def test_a_header_or_an_index_that_is_too_large_is_not_parsed(
-    text: bytes, name: str, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    head = b"" if name.endswith(".json") else struct.pack("<Q", len(text))
-    path.write_bytes(head + text)
-    message = rf"{re.escape(name)} has a header of \d+ (value|byte)s"
-    with little_memory(2.5 * len(text)), pytest.raises(ValueError, match=message):
-        open_safetensors(path)
-
-
-def test_an_index_with_a_long_file_name(tmp_path: Path) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    for file in ("x" * 5000, "x" * 256, "x/" * 2100 + "x", "\u00e9" * 200):
-        index.write_text(json.dumps({"weight_map": {"w": file}}))
-        with pytest.raises(
-            ValueError, match=r"index\.json: the file of tensor 'w' is .*too long; a"
-        ):
-            open_safetensors(index)
+def test_a_header_or_an_index_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    head = b"" if name.endswith(".json") else struct.pack("<Q", 10**8)
+    (tmp_path / name).write_bytes(head)
+    os.truncate(tmp_path / name, len(head) + 10**8)
+    with little_memory(2**24), pytest.raises(ValueError, match=rf"{name} has a header of 1000000"):
+        open_safetensors(tmp_path / name)
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
