@@ -288,8 +288,10 @@ def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
     return split
 
 
-def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
-    """Return a view and its array, both changed by one random operation."""
+def changed(
+    data: st.DataObject, view: LazyArray, array: Any, joins: list[int]
+) -> tuple[LazyArray, Any]:
+    """Return a view and its array, both changed by one random operation; note where they join."""
     names = ["transpose", "index", "index", "reshape", "reshape", "join"]
     name = data.draw(st.sampled_from(names))
     if name == "transpose":
@@ -308,6 +310,7 @@ def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray
     axis = data.draw(st.integers(0, array.ndim - 1))
     if array.size > 1000:
         return view, array
+    joins.append(axis)
     other = data.draw(st.sampled_from([view, array]))
     if data.draw(st.booleans()):
         return stack([view, other], axis), np.stack([array, array], axis)
@@ -328,9 +331,9 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reads, "READ_BYTES", 1 if is_exact else 32 * 1024)
         patch.setattr(reads, "PIECE_BYTES", data.draw(st.sampled_from([16, 4 * 2**20])))
-        view, array = lazy(source), source.data
+        view, array, joins = lazy(source), source.data, []
         for _ in range(data.draw(st.integers(0, 6))):
-            view, array = changed(data, view, array)
+            view, array = changed(data, view, array, joins)
         cast = data.draw(st.sampled_from([array.dtype, np.dtype("f2"), np.dtype("f8")]))
         view, array = view.astype(cast), array.astype(cast)
         assert (view.shape, view.dtype) == (array.shape, array.dtype)
@@ -341,7 +344,7 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     needed = np.isin(source.data, array[index].astype(np.int32))
     if not is_exact and not has_chunks:
         assert len(source.asked) <= 1
-    if "2 views" not in repr(view):
+    if not joins:
         assert (source.counts <= 1).all()
         if is_exact and not has_chunks:
             assert not source.counts[~needed].any()
@@ -404,16 +407,6 @@ def test_a_source_that_fails_or_gives_other_blocks_is_named(auto_mesh: Mesh) -> 
     assert np.asarray(lazy(scaled).astype("float64"))[5, 3] == 23
 
 
-def test_a_view_says_what_it_is_made_of(model: Any) -> None:
-    first = lazy(model["layers.0.up"]).T[:, 2:, None].astype("bf16").reshape(-1)
-    text = repr(first)
-    assert "SafetensorsTensor('layers.0.up', shape=(16, 8), dtype=F32" in text
-    assert text.endswith(").T[:, 2:, None].astype(bfloat16).reshape(112,))")
-    joined = stack([VIEW] * 3, axis=1)[0]
-    said = "LazyArray(shape=(3, 4), dtype=float32, made_of=stack(3 views, axis=1)[0])"
-    assert repr(joined) == said
-
-
 # Views of many views.
 
 
@@ -427,7 +420,6 @@ def test_a_chain_of_joined_views_of_any_length(auto_mesh: Mesh) -> None:
             view = concatenate([view.astype("f8"), part.astype("f8")]).astype("f4")
             data = np.concatenate([data, part])
     np.testing.assert_array_equal(np.asarray(view[-300::2]), data[-300::2])
-    assert len(repr(view)) < 1000
     loaded = gda.GlobalArray.from_source(view[-8:], auto_mesh, P("x"))
     np.testing.assert_array_equal(np.asarray(loaded), data[-8:])
 
@@ -437,7 +429,6 @@ def test_parts_that_are_shared_are_looked_at_once() -> None:
     for _ in range(50):
         view = concatenate([view, view])
     assert view.shape == (2**50,)
-    assert len(repr(view)) < 1000
     assert source_of(view).chunks == (1,)
     assert np.asarray(view[2**49 - 1 : 2**49 + 2]).tolist() == [0.0] * 3
 
