@@ -20,7 +20,7 @@ import pytest
 import tensorstore as ts
 from damaged import flip
 from faulty_store import Fault, Faults, FaultyStore, Request
-from forks import Forks, Killing, check_clean, count_kill, generation_at
+from forks import Forks, Killing, count_kill, generation_at
 from jax.sharding import Mesh, PartitionSpec
 from kill_program import values_of
 from leaks import no_thread_is_left  # noqa: F401, of every test
@@ -174,16 +174,6 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     checkpoint.save(kv / "run/", tree, overwrite=True)
     # Those of the data that is replaced, to see that it has no other files, and to remove them.
     assert len(faults.listed) == 1 + 2 * data
-
-
-def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:
-    where = {"driver": "file", "path": f"{tmp_path}/run/"}
-    forms: list[Any] = [where, ts.KvStore.Spec(where), ts.KvStore.open(where).result()]
-    for step, form in enumerate(forms):
-        checkpoint.save(form, {"w": np.arange(1000) + step}, overwrite=True)
-        check_clean(tmp_path / "run")  # with the lock, and nothing that was replaced
-        for path in (form, tmp_path / "run"):
-            np.testing.assert_array_equal(checkpoint.restore(path)["w"], np.arange(1000) + step)
 
 
 def save_and_restore(spec: Spec) -> None:

@@ -64,12 +64,6 @@ class KvStore:
         self._kv = where if where.path.endswith("/") or not where.path else where + "/"
         self.url = _url_of(self._kv)
 
-    @property
-    def directory(self) -> str | None:
-        """The directory behind the driver of files; ``None`` for another driver."""
-        spec = self.spec()
-        return spec["path"] if spec["driver"] == "file" else None
-
     def spec(self) -> dict[str, Any]:
         return self._kv.spec(unbind_context=True).to_json()  # with its context, as credentials
 

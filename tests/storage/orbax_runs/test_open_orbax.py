@@ -19,7 +19,6 @@ from orbax.checkpoint.experimental import v1
 from s3_server import ENVIRONMENT, spec_of
 
 import gda
-from gda.storage.stores.object_store import KvStore
 from gda.storage.stores.opening import open_store
 
 
@@ -126,10 +125,7 @@ def stored(path: Path) -> Any:
     return gda.storage.open_orbax({"driver": "file", "path": f"{path}/"})
 
 
-def test_a_run_in_an_object_store_is_read(
-    runs: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(KvStore, "directory", None)  # the driver of files as any other
+def test_a_run_in_an_object_store_is_read(runs: Path, run: Path) -> None:
     assert np.array_equal(stored(runs / "items" / "1" / "params")["p"], W)
     assert np.array_equal(stored(runs / "manager" / "9")["w"], W)
     assert stored(runs / "v1")["name"] == "run 7"
