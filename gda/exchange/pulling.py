@@ -39,7 +39,6 @@ from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
-from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
@@ -117,13 +116,6 @@ def pull(
             f"timeout must be above 0 and at most {MOST_SECONDS:g} seconds, not {timeout!r}"
         )
     check_token(token)
-    if not isinstance(name, str | None):
-        raise TypeError(f"name must be a text, not {name!r:.80}")
-    if any(isinstance(leaf, PerProcess) for leaf in jax.tree.leaves(like)):
-        raise TypeError(
-            "like has a PerProcess, and no offer has one; take it from a checkpoint, and omit it "
-            "here"
-        )
     cast = None if dtype is None else dtype_of_floats(dtype)
     if min_version is not None:
         check_count(min_version, "min_version")

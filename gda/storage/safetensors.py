@@ -78,8 +78,6 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
 class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     """The tensors of safetensors files by name, from ``open_safetensors``.
 
-    As a context manager it does nothing, because no file is open between reads.
-
     Attributes:
       metadata: the texts in the headers, such as ``{'format': 'pt'}``. If several files have texts
         of one name that differ, that of the first file.
@@ -107,12 +105,6 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
 
     def __len__(self) -> int:
         return len(self._tensors)
-
-    def __enter__(self) -> SafetensorsFiles:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
     @property
     def nbytes(self) -> int:

@@ -124,10 +124,6 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(meshes=[[[["a", 2], ["a", 2]], [0] * 4]])), "but the mesh {'a': 2} has 2"),
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
-        (
-            answers(catalog(meshes=[[[["process", 2**18]], [0] * 2**18]])),
-            "it has 262144 devices; expected are at most 131072",
-        ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
         (answers(b'{"error"'), "sent a message that is not JSON"),

@@ -69,8 +69,7 @@ def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(in_double, theirs["b"].astype(np.float64), strict=True)
     np.array(tensors["w"], copy=True)[...] = -1  # memory of its own
     np.testing.assert_array_equal(tensors["w"], theirs["w"], strict=True)
-    message = r"SafetensorsTensor\('w', .*is read into a new array, which copy=False forbids; use"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="is read into a new array, which copy=False forbids; use"):
         np.asarray(tensors["w"], copy=False)
 
 
@@ -89,16 +88,15 @@ def test_dtypes_that_are_packed_are_refused_when_read(tmp_path: Path) -> None:
 def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"w": DATA, "b": DATA[0]}, path, metadata={"format": "np"})
-    with open_safetensors(str(path)) as tensors:
-        assert sorted(tensors) == ["b", "w"]
-        assert len(tensors) == 2
-        assert tensors.nbytes == DATA.nbytes + DATA[0].nbytes
-        assert repr(tensors) == "SafetensorsFiles(2 tensors, 216 bytes)"
-        assert repr(tensors["w"]) == (
-            f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
-        )
-        assert tensors["w"].path == path
-        assert ("w" in tensors, tensors.get("v")) == (True, None)
+    tensors = open_safetensors(str(path))
+    assert sorted(tensors) == ["b", "w"]
+    assert len(tensors) == 2
+    assert tensors.nbytes == DATA.nbytes + DATA[0].nbytes
+    assert repr(tensors) == "SafetensorsFiles(2 tensors, 216 bytes)"
+    said = f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
+    assert repr(tensors["w"]) == said
+    assert tensors["w"].path == path
+    assert ("w" in tensors, tensors.get("v")) == (True, None)
 
 
 INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]
