@@ -536,7 +536,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
             pass
         except CorruptionError:  # then the data in use is unknown
             committed = None
-        entries = store.entries(known=committed or "")
+        entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
         if _NEW in entries and not store.is_remote:
             if not is_locked:

@@ -190,11 +190,8 @@ class FileStore:
         except OSError:
             return 0
 
-    def entries(self, directory: str = "", known: str = "") -> list[str]:
-        """Return the names in a directory, by default at the top level.
-
-        An object store does not list the keys within ``known``, a directory that is there.
-        """
+    def entries(self, directory: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level."""
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
     def numbered(self) -> dict[str, list[str]]:

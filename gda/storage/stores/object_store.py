@@ -136,17 +136,11 @@ class KvStore:
     def num_links(self, name: str) -> int:
         return 1
 
-    def entries(self, directory: str = "", known: str = "") -> list[str]:
+    def entries(self, directory: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
-        if directory:
-            keys = self._listed(directory, f"{directory}/", f"{directory}0")
-            names = [key.removeprefix(f"{directory}/") for key in keys]
-        elif known:
-            before, after = self._listed("", "", f"{known}/"), self._listed("", f"{known}0", "")
-            names = [*before, known, *after]
-        else:
-            names = self._listed("", "", "")
-        return sorted({name.partition("/")[0] for name in names})
+        ends = (f"{directory}/", f"{directory}0") if directory else ("", "")
+        keys = self._listed(directory, *ends)
+        return sorted({key.removeprefix(ends[0]).partition("/")[0] for key in keys})
 
     def _listed(self, name: str, first: str, end: str) -> list[str]:
         """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key."""
