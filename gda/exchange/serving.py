@@ -264,8 +264,7 @@ class OfferServer:
 
     def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
         """Hold the current version until the puller ends the connection; return its catalog."""
-        if self._catalog is None:
-            raise LookupError("is not the first process of its program; ask that one")
+        assert self._catalog is not None  # in the first process, whose address pullers are given
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
         pulled = self._versions.pulled(int(question["least"]), _sooner(asker.deadline))

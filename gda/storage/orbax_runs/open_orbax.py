@@ -108,13 +108,10 @@ def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
     """Return the value of a leaf without files of its own."""
     if leaf.kind in EMPTY:
         return EMPTY[leaf.kind]()
-    why = f"has the type {leaf.kind!r:.80}, which gda does not read; load the other leaves"
-    if not leaf.is_written:
-        why = (
-            "was not written, or Orbax before 0.6 has put it into one file with others: its entry "
-            "in _METADATA has skip_deserialize. Load the other leaves, or restore it with Orbax"
-        )
-    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}")
+    return Unreadable(
+        f"leaf {leaf.name!r:.200} of {folder.url}, of type {leaf.kind!r:.80}, was not written, or "
+        "in a way that gda does not read; load the other leaves, or restore it with Orbax"
+    )
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:
