@@ -147,9 +147,6 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
 def test_next_save_removes_leftovers_of_one_that_died(kv: Any) -> None:
     kv.write("data-0123456789abcdef/zarr.json", b"{}").result()
     kv.write("data-fedcba9876543210/of_others", b"{}").result()
-    said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef"
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
-        checkpoint.restore(kv)
     checkpoint.save(kv, tree_of())
     check_restored(kv)
     assert "data-0123456789abcdef" not in directories(kv)
