@@ -74,10 +74,8 @@ class Address(NamedTuple):
         """Return the address in a text such as ``10.0.0.1:7700`` or ``[::1]:7700``."""
         host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         host = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-        with suppress(UnicodeError):
-            host.encode("idna")  # as a socket does it, without the address in its error
-            if host and colon and port.isdecimal() and int(port) < 2**16:
-                return cls(host, int(port))
+        if host and colon and port.isdecimal() and int(port) < 2**16:
+            return cls(host, int(port))
         raise ValueError(
             f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
         )

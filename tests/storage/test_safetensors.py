@@ -60,14 +60,9 @@ def test_every_dtype_of_the_package(name: str, tmp_path: Path) -> None:
 
 
 def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
-    data = {"w": DATA.astype(np.float32), "b": DATA[0].astype(ml_dtypes.bfloat16)}
-    save_file(data, tmp_path / "a")
+    save_file({"w": DATA.astype(ml_dtypes.bfloat16)}, tmp_path / "a")
     theirs, tensors = load_file(tmp_path / "a"), open_safetensors(tmp_path / "a")
-    np.testing.assert_array_equal(jnp.asarray(tensors["b"]), theirs["b"], strict=True)
-    in_double = np.asarray(tensors["b"], np.float64)
-    np.testing.assert_array_equal(in_double, theirs["b"].astype(np.float64), strict=True)
-    np.array(tensors["w"], copy=True)[...] = -1  # memory of its own
-    np.testing.assert_array_equal(tensors["w"], theirs["w"], strict=True)
+    np.testing.assert_array_equal(jnp.asarray(tensors["w"]), theirs["w"], strict=True)
     with pytest.raises(ValueError, match="is read into a new array, which copy=False forbids; use"):
         np.asarray(tensors["w"], copy=False)
 
