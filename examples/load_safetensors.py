@@ -61,8 +61,8 @@ def main(folder: str) -> None:
         nonlocal read
         read = done
 
-    with gda.storage.open_safetensors(folder) as tensors:
-        weights = gda.load_tree(tensors, mesh, spec_of, plain=True, progress=count)
+    tensors = gda.storage.open_safetensors(folder)
+    weights = gda.load_tree(tensors, mesh, spec_of, plain=True, progress=count)
     print(
         f"process {jax.process_index()} of {jax.process_count()}: {len(weights)} tensors, "
         f"read {read:,} of {tensors.nbytes:,} bytes"

@@ -75,11 +75,11 @@ def sample(folder: Path) -> None:
     address = (folder / "address").read_text()
     mesh = jax.make_mesh((jax.device_count(),), ("model",))
     specs = {"weights": P(None, "model"), "step": P()}
-    options = {"name": "policy", "dtype": "bfloat16", "with_version": True}
-    number, error, least = 0, 1.0, 2  # version 1 has the weights before the first step
+    options = {"name": "policy", "dtype": "bfloat16"}
+    number, error = 0, 1.0
     while number < STEPS:
-        tree, (run, version) = gda.pull(address, mesh, specs, min_version=least, **options)
-        least = (run, version + 1)  # if the trainer is started again, the next pull raises
+        # Version 1 has the weights before the first step.
+        tree = gda.pull(address, mesh, specs, min_version=number + 2, **options)
         number, weights = tree["step"], tree["weights"]
         error = float(abs(weights.gather() - np.eye(SIZE)).max())
         if jax.process_index() == 0:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
@@ -16,28 +15,21 @@ class Request(NamedTuple):
 
 Fault = Callable[[Request], str | None]
 
-FAILURES = {
-    "503": "UNAVAILABLE: Injected 503",
-    "403": "PERMISSION_DENIED: Injected",
-    "gone": "UNAVAILABLE: Could not connect to server [curl_code='7']",
-}
 
-
-@dataclass
 class Faults:
     """The requests to some stores, and what becomes of them.
 
     Attributes:
-      fault: returns for a request ``None``, a key of ``FAILURES``, ``never`` (there is no answer),
-        ``late`` (it is sent by ``land``) or ``lose the answer``.
-      read_bytes: of all answers to reads.
+      fault: returns for a request ``None``, ``403``, ``never`` (there is no answer), ``late`` (it
+        is sent by ``land``) or ``lose the answer``.
+      listed: all names in answers to lists.
     """
 
-    fault: Fault = lambda request: None
-    requests: list[Request] = field(default_factory=list)
-    late: list[Callable[[], Any]] = field(default_factory=list)
-    listed: list[bytes] = field(default_factory=list)
-    read_bytes: int = 0
+    def __init__(self) -> None:
+        self.fault: Fault = lambda request: None
+        self.requests: list[Request] = []
+        self.listed: list[bytes] = []
+        self._late: list[Callable[[], Any]] = []
 
     def counts(self, kind: str) -> dict[str, int]:
         """Return how often each name was asked for."""
@@ -46,7 +38,7 @@ class Faults:
 
     def land(self) -> None:
         """Let the late requests arrive."""
-        for send in self.late:
+        for send in self._late:
             send().result()
 
     def outcome(self, kind: str, name: str, send: Callable[[], Any]) -> Any:
@@ -55,21 +47,18 @@ class Faults:
         what = self.fault(request)
         future: Future[Any] = Future()
         if what == "late":
-            self.late.append(send)
-        if what in ("late", "never"):
-            return future
-        if what not in FAILURES:
-            future = send()
-            if kind == "read":
-                self.read_bytes += len(future.result().value)
+            self._late.append(send)
+        elif what == "403":
+            future.set_exception(ValueError("PERMISSION_DENIED: Injected"))
+        elif what != "never":
+            answer = send()
             if kind == "list":
-                self.listed += future.result()
-        if what is None:
-            return future
-        future.result() if what == "lose the answer" else None
-        failed: Future[Any] = Future()
-        failed.set_exception(ValueError(FAILURES.get(what, FAILURES["503"])))
-        return failed
+                self.listed += answer.result()
+            if what is None:
+                return answer
+            answer.result()
+            future.set_exception(ValueError("UNAVAILABLE: the answer is lost"))
+        return future
 
 
 class FaultyStore:

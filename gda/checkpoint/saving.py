@@ -106,8 +106,8 @@ def save(
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``. By default none is.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
-        store, whose requests are repeated until then. At the beginning the processes wait for each
-        other as long as in ``gda.check_processes_agree``, by default 60 s.
+        store, with all attempts. At the beginning the processes wait for each other as long as in
+        ``gda.check_processes_agree``, by default 60 s.
       progress: ``True`` shows bytes and rate of the writes of this process on stderr, which needs
         the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
@@ -536,7 +536,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
             pass
         except CorruptionError:  # then the data in use is unknown
             committed = None
-        entries = store.entries(known=committed or "")
+        entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
         if _NEW in entries and not store.is_remote:
             if not is_locked:

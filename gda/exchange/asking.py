@@ -16,7 +16,6 @@ from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece
 from gda.exchange.serving import ERRORS, MOST_PIECES
-from gda.exchange.versions import OfferVersion
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
 
@@ -83,15 +82,12 @@ class OfferToPull:
             return f"the offer at {self.address}"
         return f"process {server} of the offer at {self.address}, at {address},"
 
-    def catalog(
-        self, name: str | None, least: OfferVersion | None, held: contextlib.ExitStack
-    ) -> str:
+    def catalog(self, name: str | None, least: int, held: contextlib.ExitStack) -> str:
         """Return the catalog of the first process, which holds its version as long as ``held``."""
         peer = self.peer(0)
         connection = Connection.to(self.address, peer, self.token, self.deadline, waits=True)
         held.callback(connection.close)
-        run, number = least or (None, 1)
-        question = {"ask": "tree", "name": name, "run": run or None, "least": number}
+        question = {"ask": "tree", "name": name, "least": least}
         connection.send(question | {"timeout": self.deadline.left()})
         text = connection.text(_MOST_CATALOG_BYTES)
         if text.startswith('{"error"'):

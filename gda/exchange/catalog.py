@@ -27,7 +27,6 @@ from gda.trees.records.recorded_tree import (
     check_structure,
 )
 
-_MOST_DEVICES = 2**17  # of all meshes of a catalog
 _LEAVES_AT_A_TIME = 1000
 
 
@@ -116,9 +115,6 @@ def catalog_of(text: str, peer: str, deadline: Deadline) -> Catalog:
         name, run, version = value["name"], value["run"], value["version"]
         if not isinstance(name, str) or not isinstance(run, str) or type(version) is not int:
             raise ValueError("it has no name, no run or no version")
-        devices = sum([len(process_of) for _, process_of in value["meshes"]])
-        if devices > _MOST_DEVICES:
-            raise ValueError(f"it has {devices} devices; expected are at most {_MOST_DEVICES}")
         leaves: list[Leaf] = []
         for first in range(0, len(value["leaves"]), _LEAVES_AT_A_TIME):
             deadline.check(peer)  # many take longer than the puller may wait

@@ -67,7 +67,7 @@ def offer(
       the offer. It ends with ``close``, as a context manager, or when the program begins to exit.
 
     Raises:
-      TypeError: a leaf cannot be offered; a note has its path. Or the name or the token is no text.
+      TypeError: a leaf cannot be offered; a note has its path. Or the token is no text.
       ValueError: an address is no ``host:port``, or it is missing although the processes are on
         several machines; or it is ``0.0.0.0``, every address of the machine; or the token is empty.
       OSError: the address cannot be listened on.
@@ -83,12 +83,10 @@ def offer(
     ((8, 2), 3)
     """
     place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a text, not {name!r:.80}")
     check_token(token)
     if token == "":
         raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-    if place.is_every:
+    if place.host in ("0.0.0.0", "::"):
         raise ValueError(
             f"{address} is every address of this machine; pass the one by which pullers, or a "
             "proxy before them, reach it"
@@ -159,11 +157,6 @@ class Offer:
         """The number of the current version: 1, and one more after each ``update``."""
         return self._versions.current
 
-    @property
-    def run(self) -> str:
-        """A random text that names this offer, the same in all processes."""
-        return self._versions.run
-
     @communicates(_UPDATE)
     def update(self, tree: Any) -> None:
         """Offer the next values; pulls that begin from now on get them.
@@ -182,7 +175,7 @@ class Offer:
         """
         if self._versions.is_closed.is_set():
             raise ConnectionError(f"the offer {self.name!r} is closed; make another with gda.offer")
-        check_same_call(_UPDATE, tree, {"offer": self.run})
+        check_same_call(_UPDATE, tree, {"offer": self._versions.run})
 
         def held() -> HeldTree:
             after = _held(tree)
@@ -213,10 +206,6 @@ class Offer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        state = "closed" if self._versions.is_closed.is_set() else f"version {self.version}"
-        return f"<offer {self.name!r} at {self.address}: {state}>"
 
 
 def _step(*args: Any, **options: Any) -> Any:

@@ -25,7 +25,6 @@ from gda.exchange.catalog import catalog_of
 from gda.exchange.connection import Address, Deadline, check_token
 from gda.exchange.pieces import PulledPiece, needed_blocks, pulled_pieces, whole_array
 from gda.exchange.serving import ERRORS, MOST_SECONDS
-from gda.exchange.versions import OfferVersion
 from gda.layout.boundary import set_module
 from gda.mesh import MeshLike
 from gda.multihost.agreement import (
@@ -40,7 +39,6 @@ from gda.multihost.places import machine
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, check_count
 from gda.storage.tasks import groups_within
-from gda.trees.per_process import PerProcess
 from gda.trees.records.arrivals import Arrival
 from gda.trees.records.recorded_tree import ArrayLeaf, noting_path
 from gda.trees.records.requests import Request
@@ -66,8 +64,7 @@ def pull(
     pad: bool = False,
     plain: bool | None = None,
     partial: bool = False,
-    min_version: int | tuple[str, int] | None = None,
-    with_version: bool = False,
+    min_version: int | None = None,
     token: str | None = None,
     max_bytes: int = _MAX_BYTES,
     timeout: float = _SECONDS,
@@ -87,9 +84,8 @@ def pull(
         they are sent if that makes them smaller. The arrays of ``like`` must have it too. A value
         that the dtype cannot hold is an error.
       pad, plain, partial: as for ``gda.checkpoint.restore``.
-      min_version: wait until the offer has this version or a later one: its number, or the pair of
-        run and number. A program that is started again is another run, and counts from 1.
-      with_version: return the tree and its version, a named tuple of ``run`` and ``number``.
+      min_version: wait until the offer has the version of this number or a later one. A program
+        that is started again counts from 1.
       token: that of the offer.
       max_bytes: bound on host memory beyond the arrays, for blocks on their way to an accelerator;
         one array is always allowed. On CPU devices the bytes arrive in the memory of the arrays.
@@ -97,15 +93,14 @@ def pull(
         this program does not come, and 10 if its process 0 is stopped.
 
     Returns:
-      the tree; with ``with_version`` the tree and its version.
+      the tree.
 
     Raises, in every process:
       ConnectionError: no offer is there, it has ended or was closed, or something else listens at
         the address. The message names the process.
       TimeoutError: the offer, or one of its processes, did not answer or send in time.
       PermissionError: the token is not that of the offer.
-      LookupError: the offer has another name, it is another run than that of ``min_version``, or
-        there is nothing at ``at``.
+      LookupError: the offer has another name, or there is nothing at ``at``.
       ValueError, TypeError: the offered tree does not fit ``like``, ``specs`` or ``dtype``.
       DisagreementError, LateProcessError: a process asks for something else, or is late.
 
@@ -121,29 +116,22 @@ def pull(
             f"timeout must be above 0 and at most {MOST_SECONDS:g} seconds, not {timeout!r}"
         )
     check_token(token)
-    if not isinstance(name, str | None):
-        raise TypeError(f"name must be a text, not {name!r:.80}")
-    if any(isinstance(leaf, PerProcess) for leaf in jax.tree.leaves(like)):
-        raise TypeError(
-            "like has a PerProcess, and no offer has one; take it from a checkpoint, and omit it "
-            "here"
-        )
     cast = None if dtype is None else dtype_of_floats(dtype)
-    least = _checked_version(min_version)
+    if min_version is not None:
+        check_count(min_version, "min_version")
     begun = _Pull(
         offer=OfferToPull(Address.of(address), token, Deadline(timeout)),
         request=Request(like, mesh, specs, at, partial, pad, plain),
         name=name,
-        least=least,
+        least=min_version or 1,
         cast=cast,
         options=Options(max_bytes=max_bytes),
         meeting=Deadline(timeout + _GRACE),
     )
     arguments = {"address": address, "at": begun.request.at, "name": name, "dtype": cast}
-    arguments |= {"min_version": least, "timeout": timeout}
+    arguments |= {"min_version": min_version, "timeout": timeout}
     check_same_call(_NAME, None, arguments, timeout=begun.meeting.left())
-    tree = begun.tree()
-    return (tree, begun.version) if with_version else tree
+    return begun.tree()
 
 
 @dataclass
@@ -156,7 +144,7 @@ class _Pull:
     offer: OfferToPull
     request: Request
     name: str | None
-    least: OfferVersion | None
+    least: int  # version
     cast: np.dtype[Any] | None
     options: Options
     meeting: Deadline  # until which processes wait for each other
@@ -169,11 +157,6 @@ class _Pull:
             done_by_all(lambda: self._match(text), self._in_words, _NAME, timeout=seconds)
             self._done_by_all(self._receive)
         return self.wanted.tree()
-
-    @property
-    def version(self) -> OfferVersion:
-        """The version that was pulled."""
-        return OfferVersion(self.catalog.run, self.catalog.version)
 
     def _done_by_all(self, work: Callable[[], str | None]) -> Any:
         """Do the work of all processes, or raise in all; return the result of process 0."""
@@ -195,8 +178,7 @@ class _Pull:
     def _match(self, text: str) -> None:
         """Match the catalog with the request; arrays are cast before they are sent if smaller."""
         self.catalog = catalog = catalog_of(text, self.offer.peer(0), self.offer.deadline)
-        least = self.least
-        if self.name not in (None, catalog.name) or (least and least.number > catalog.version):
+        if self.name not in (None, catalog.name) or self.least > catalog.version:
             raise ConnectionError(
                 f"{self.offer.peer(0)} sent version {catalog.version} of {catalog.name!r:.80}, "
                 "which was not asked for"
@@ -217,7 +199,8 @@ class _Pull:
 
     def _in_words(self, _: None) -> Description:
         """Return what must be the same in all processes."""
-        return call_fields(self.wanted.layouts, {"version": tuple(self.version)})
+        version = self.catalog.run, self.catalog.version
+        return call_fields(self.wanted.layouts, {"version": version})
 
     def _receive(self) -> None:
         """Get the arrays of this process, as many at a time as the bound on memory allows."""
@@ -252,15 +235,3 @@ class _Pull:
             offer.pull(catalog, questions)
             for _, arrival in group:
                 arrival.finish()
-
-
-def _checked_version(least: Any) -> OfferVersion | None:
-    """Return the run and the number that a user gave; the run of a number alone is empty."""
-    if least is None:
-        return None
-    given: Any = least if isinstance(least, tuple) and len(least) == 2 else ("", least)
-    run, number = given
-    if not isinstance(run, str):
-        raise TypeError(f"min_version must be a number, or run and number, not {least!r:.80}")
-    check_count(number, "min_version")
-    return OfferVersion(run, int(number))

@@ -161,11 +161,7 @@ class OfferServer:
         self._socket = _listening(address)
         # Not by in_thread, which would listen in this thread if the system had no more.
         self._thread = threading.Thread(target=self._listen, name="gda-offer", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._socket.close()
-            raise
+        self._thread.start()
         # Before JAX's own, which was registered earlier and may wait for other processes.
         atexit.register(self.close)
         _servers.add(self)
@@ -224,11 +220,7 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        try:
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-        except RuntimeError:
-            self._end(connection)
-            raise
+        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
         try:
@@ -272,12 +264,10 @@ class OfferServer:
 
     def _tree(self, question: Any, asker: Connection, held: contextlib.ExitStack) -> _Answer:
         """Hold the current version until the puller ends the connection; return its catalog."""
-        if self._catalog is None:
-            raise LookupError("is not the first process of its program; ask that one")
+        assert self._catalog is not None  # in the first process, whose address pullers are given
         if question["name"] not in (None, self._name):
             raise LookupError(f"offers {self._name!r}, and not {question['name']!r:.80}")
-        least, deadline = int(question["least"] or 1), _sooner(asker.deadline)
-        pulled = self._versions.pulled(question["run"], least, deadline)
+        pulled = self._versions.pulled(int(question["least"]), _sooner(asker.deadline))
         return self._catalog(held.enter_context(pulled)), []
 
     def _pieces(self, question: Any, asker: Connection, held: object) -> _Answer:

@@ -12,20 +12,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from gda.exchange.connection import Deadline
 
 T = TypeVar("T")
 
 MOST_OLDER = 8
-
-
-class OfferVersion(NamedTuple):
-    """The run of the program that offers, and the number of a version in it."""
-
-    run: str
-    number: int
 
 
 class Versions(Generic[T]):
@@ -80,11 +73,10 @@ class Versions(Generic[T]):
         self._changed.notify_all()
 
     @contextmanager
-    def pulled(self, run: str | None, least: int, deadline: Deadline) -> Iterator[int]:
+    def pulled(self, least: int, deadline: Deadline) -> Iterator[int]:
         """Hold the current version, once it is ``least`` or later, for a pull; its number."""
 
         def is_here() -> bool:
-            self._check_run(run)
             return self.current >= least and not self._is_updating
 
         with self._changed:
@@ -101,14 +93,15 @@ class Versions(Generic[T]):
     def _state(self) -> str:
         return f"has version {self.current or None} and no later one"
 
-    def get(self, run: str | None, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
+    def get(self, run: str, number: int, deadline: Deadline) -> tuple[T, threading.Event]:
         """Return a version that a pull holds, and the event that is set when it is dropped.
 
         Waits until this process has that version too.
         """
 
         def is_here() -> bool:
-            self._check_run(run)
+            if self.current and run != self.run:
+                raise LookupError("was started again; pull again")
             if number not in self._held and number <= self.current:
                 raise ValueError(f"has no version {number} any more; pull again")
             return number in self._held
@@ -116,14 +109,6 @@ class Versions(Generic[T]):
         with self._changed:
             self._wait(is_here, deadline, lambda: f"has no version {number} yet")
             return self._held[number]
-
-    def _check_run(self, run: str | None) -> None:
-        """Raise ``LookupError`` unless this is the run that a puller means, if it means one."""
-        if self.current and run not in (None, self.run):
-            raise LookupError(
-                f"is another run of its program, {self.run}, and not {run!r:.80}: it was started "
-                "again, and counts its versions from 1; pull without min_version"
-            )
 
     def _wait(
         self, is_true: Callable[[], bool], deadline: Deadline, state: Callable[[], str]

@@ -15,8 +15,8 @@ meshes and processes.
 >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     save_file({'w': np.ones((8, 2), np.float32)}, os.path.join(folder, 'model.safetensors'))
-...     with gda.storage.open_safetensors(folder) as tensors:
-...         print(gda.load_tree(tensors, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
+...     tensors = gda.storage.open_safetensors(folder)
+...     print(gda.load_tree(tensors, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
 float32[8,2] P('x', 'y')
 """
 

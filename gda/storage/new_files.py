@@ -26,10 +26,6 @@ PART_BYTES = 4 * 1024 * 1024
 # Shorter runs of several processes share pages, which would be flushed more than once.
 _LONG_RUN = 2**20  # bytes
 
-# Of the file systems of Linux and macOS.
-MOST_NAME_BYTES = 255
-MOST_PATH_BYTES = 4095
-
 
 # Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
 # shared file system, one change may be lost; and a full disk ends the process.
@@ -111,22 +107,6 @@ def about(path: str | Path) -> Iterator[None]:
         raise
 
 
-def check_path(path: str, what: str, spare: int = 0) -> None:
-    """Raise ``ValueError`` unless files can have this path, with ``spare`` bytes added to it."""
-    try:
-        encoded = os.fsencode(path)
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{what} is {path!r:.80}, which is not a file name: {error.reason}"
-        ) from None
-    *folders, file = map(len, encoded.split(b"/"))
-    if max(*folders, file + spare, 0) > MOST_NAME_BYTES or len(encoded) + spare > MOST_PATH_BYTES:
-        raise ValueError(
-            f"{what} is {path!r:.80}..., which is too long; a name has at most "
-            f"{MOST_NAME_BYTES - spare} bytes, and a path {MOST_PATH_BYTES - spare}"
-        )
-
-
 def create(path: Path, head: bytes, nbytes: int) -> None:
     """Make a file of a size; durable, with its first bytes."""
     with about(path), open(path, "xb") as file:
@@ -136,9 +116,6 @@ def create(path: Path, head: bytes, nbytes: int) -> None:
         file.write(head)
         file.flush()
         os.fsync(file.fileno())
-
-
-SPARE_BYTES = len("..0123456789abcdef.partial")
 
 
 @contextlib.contextmanager

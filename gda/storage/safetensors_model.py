@@ -14,7 +14,7 @@ from gda.storage.safetensors import open_safetensors
 from gda.storage.safetensors_format import (
     FileLayout,
     Tensor,
-    excess_of,
+    check_header,
     file_of,
     read_object,
 )
@@ -47,8 +47,7 @@ def files_of_model(
         return [file_of(MODEL, groups[0], metadata)]
     names = _part_names(len(groups))
     files = [file_of(*each, metadata) for each in zip(names, groups, strict=True)]
-    if excess := excess_of(_index_of(files, _part_names(len(groups), "0" * 16))):
-        raise ValueError(f"{INDEX} would have {excess}; save a part of the tree in each folder")
+    check_header(_index_of(files, _part_names(len(groups), "0" * 16)), INDEX)
     return files
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
@@ -82,9 +82,9 @@ def slices(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__"))
 
 
-def is_group(value: object) -> bool:
-    """Return True if a value is a mapping that JAX takes for a leaf, such as ``zarr.Group``."""
-    if not (_is_mapping(value) and jax.tree_util.all_leaves([value])):
+def is_mapping(value: object) -> bool:
+    """Return True for a mapping that JAX takes for a leaf, such as open safetensors files."""
+    if not (isinstance(value, Mapping) and jax.tree_util.all_leaves([value])):
         return False
     _check_open(value)
     return True
@@ -95,15 +95,11 @@ def is_future(value: object) -> bool:
     return callable(getattr(value, "result", None))
 
 
-def _is_mapping(value: object) -> bool:
-    return all(hasattr(value, name) for name in ("keys", "__getitem__"))
-
-
 def _instead_of(value: object) -> str:
     if is_future(value):
         return "call .result() on it, and pass the result"
-    if _is_mapping(value):
-        return "pick one array of it by its name, or read all with gda.load_tree"
+    if hasattr(value, "keys"):
+        return "pick one array of it by its name, or pass a dict of them to gda.load_tree"
     return WHAT_IT_IS
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.storage.sources import chunks_of, is_a, is_future, is_group
+from gda.storage.sources import chunks_of, is_a, is_future
 
 
 class Target(NamedTuple):
@@ -64,8 +64,6 @@ def _of_anything(target: Any) -> Target:
 def _instead_of(target: Any) -> str:
     if is_future(target):
         return "call .result() on it, and pass the open TensorStore that it returns"
-    if is_group(target):
-        return "pick one array of it by its name, or write a tree with gda.store"
     return (
         "a target has shape, dtype and slice assignment, such as a numpy.memmap, a zarr.Array or "
         "an h5py.Dataset, or is an open TensorStore"

@@ -310,8 +310,6 @@ class _Crew:
                 self._later.append((due, attempt))
                 return
             error.add_note(f"gda: after attempt {attempt.count} of {retry.attempts}")
-        elif attempt.count > 1:
-            error.add_note(f"gda: attempt {attempt.count} failed with an error that is not retried")
         try:
             raise error
         finally:

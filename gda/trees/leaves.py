@@ -19,7 +19,7 @@ from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
 from gda.multihost.descriptions import leaf_path
-from gda.storage.sources import is_group, slices
+from gda.storage.sources import is_mapping, slices
 from gda.trees.per_process import PerProcess
 
 Keys = tuple[Any, ...]  # of JAX: the path of a leaf
@@ -79,10 +79,10 @@ def are_bare_keys(leaf: object) -> bool:
 
 
 def as_dicts(tree: Any) -> Any:
-    """Return the tree with dicts for mappings that JAX does not know, such as ``zarr.Group``."""
+    """Return the tree with dicts for mappings that JAX does not know, as ``h5py.Group``."""
 
     def opened(node: Any) -> Any:
-        if is_array(node) or is_value(node) or not is_group(node):
+        if is_array(node) or is_value(node) or not is_mapping(node):
             return node
         return as_dicts({name: node[name] for name in node})
 

@@ -76,10 +76,10 @@ def load_tree(
 
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
-        such as ``zarr.Group``, ``h5py.Group`` or the result of ``gda.storage.open_safetensors``, is
-        taken too, also inside a tree. Numbers and strings stay as they are. A ``jax.Array`` stays
-        of its weak type and in its kind of memory, unless a sharding names another, and one of PRNG
-        keys comes back as one.
+        such as ``h5py.Group`` or the result of ``gda.storage.open_safetensors``, is taken too, also
+        inside a tree. Numbers and strings stay as they are. A ``jax.Array`` stays of its weak type
+        and in its kind of memory, unless a sharding names another, and one of PRNG keys comes back
+        as one.
       mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function

@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from gda.layout.text import join_some
 from gda.mesh import MESHES, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
-from gda.storage.sources import is_group
 from gda.trees.leaves import (
     Keys,
     held_by,
@@ -49,17 +48,12 @@ def pairs_of(
 ) -> Iterator[Pair]:
     """Yield a pair for every leaf of ``tree``, in order, and for every surplus leaf of ``other``.
 
-    ``covers(node, value)`` is True if the value is for all leaves of the node. Surplus leaves in
-    mappings that JAX does not know are ignored.
+    ``covers(node, value)`` is True if the value is for all leaves of the node.
     """
     if covers(tree, other):
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
         return
-    children = _children(tree)
-    if is_group(other):
-        others = {name: ((), other[str(name)]) for name in children if str(name) in other}
-    else:
-        others = _children(other)
+    children, others = _children(tree), _children(other)
     parting = (keys, tree, other)
     for name, (below, child) in children.items():
         path = (*keys, *below)

@@ -274,7 +274,7 @@ def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
     write_orbax(tmp_path / "run" / "ema", {("w",): W + 1})
     (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
     path, new = tmp_path / "run", tmp_path / "new"
-    said = "has 2 items: 'ema'; 'state'; pass one of them, such as item='state', or the path of its"
+    said = "has 2 items: 'ema'; 'state'; pass the path of the folder of one, such as"
     assert said in run.refusal("inspect", path)
     assert run("inspect", path / "ema")[0] == 0
     assert run("convert", path / "ema", new)[0] == 0

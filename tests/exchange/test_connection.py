@@ -117,8 +117,6 @@ def catalog(**changes: Any) -> Any:
         (answers_with_length(2**32 - 1), "sent a message of 4294967295 bytes; expected are at mo"),
         (answers(b"{]"), "a catalog that is not valid"),
         (answers(catalog(version="1")), "it has no name, no run or no version"),
-        (answers(catalog(leaf={"dtype": "object"})), r"leaves\[0\].dtype is 'object'"),
-        (answers(catalog(leaf={"shape": [2**40, 2**40]})), r"leaves\[0\].shape"),
         (answers(catalog(structure={"dict": [["v", 0]]})), "a leaf in a wrong place"),
         (answers(catalog(meshes=[[[["process", 2**40]], [0]]])), "has 1 devices"),
         (answers(catalog(meshes=[[[["a", 2**40], ["b", [0]]], [0]]])), "whose size is no integer"),
@@ -126,11 +124,6 @@ def catalog(**changes: Any) -> Any:
         (answers(catalog(meshes=[[[["a", 2], ["a", 2]], [0] * 4]])), "but the mesh {'a': 2} has 2"),
         (answers(catalog(leaf={"array": None})), "has neither an array nor pieces"),
         (answers(catalog(servers=[["127.0.0.1", ""]])), "must be a text host:port"),
-        (answers(b"[" * 200_000), "it is nested too deeply"),
-        (
-            answers(catalog(meshes=[[[["process", 2**18]], [0] * 2**18]])),
-            "it has 262144 devices; expected are at most 131072",
-        ),
         (answers({"error": ["SystemExit", "hello"]}), "hello"),
         (answers({"error": 3}), "sent an error without a text: 3"),
         (answers(b'{"error"'), "sent a message that is not JSON"),
@@ -143,25 +136,11 @@ def test_something_else_that_listens_is_named(peer: Peer, message: str) -> None:
     assert f"the offer at {address}" in str(error.value)
 
 
-def drip(connection: socket.socket, count: int) -> None:
-    for _ in range(count):
-        connection.sendall(b" ")
-        time.sleep(0.05)
-
-
-def drips_a_catalog(_: Connection, given: socket.socket) -> None:
-    given.sendall((2000).to_bytes(4, "big"))
-    drip(given, 2000)
-
-
-@pytest.mark.parametrize("peer", [says(), asked(drips_a_catalog)], ids=["nothing", "drips"])
-def test_something_that_says_too_little_ends_in_time(peer: Peer) -> None:
-    begun = time.monotonic()
-    with listening(peer) as address:
+def test_something_that_says_nothing_ends_in_time() -> None:
+    with listening(says()) as address:
         said = rf"the offer at {address} did not send .* of the 1 s of timeout=.*no offer of gda"
         with pytest.raises(TimeoutError, match=said):
             gda.pull(address, timeout=SHORT)
-    assert time.monotonic() - begun < 60  # of the 100 s of the catalog
 
 
 def test_a_resolver_that_hangs_does_not_move_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,16 +267,6 @@ def test_a_pull_never_takes_itself_for_the_offer(
     assert made[0].fileno() == -1
 
 
-def test_a_piece_that_ends_too_early_is_an_error() -> None:
-    def serve(connection: Connection, given: socket.socket) -> None:
-        connection.send({"nbytes": 16})
-        given.sendall(bytes(7))
-
-    with listening(asked(serve)) as pieces, offering(pieces) as address:  # noqa: SIM117
-        with pytest.raises(ConnectionError, match="ended the connection: it has ended"):
-            gda.pull(address, timeout=60)
-
-
 def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
     def serve(_: Connection, given: socket.socket) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -309,7 +278,7 @@ def test_ctrl_c_ends_a_pull_and_its_threads() -> None:
             gda.pull(address)
     for thread in {*threading.enumerate()} - before:
         thread.join(60)
-    assert {*threading.enumerate()} == before
+    assert {*threading.enumerate()} <= before  # of which one may have ended
 
 
 # Pullers.
@@ -345,12 +314,10 @@ def connected_to(offer: gda.Offer, token: str | None = "secret") -> Connection:
         *[
             ({"ask": "pieces", "version": 1, "pieces": [piece]}, "ValueError", said)
             for piece, said in [
-                ([[2], [0, 0], [1, 1]], "wrong question: TypeError"),
                 ([[9], [0, 0], [1, 1], "float32"], "has no array 9"),
                 ([[1], [], [], "float32"], "has no array 1"),
                 ([[2], [2**61, 0], [1, 1], "float32"], "holds no block"),
                 ([[2], [-1, 0], [1, 1], "float32"], "got [(-1, 0), (1, 1)] as a piece of blocks"),
-                ([[2], [0], [1], "float32"], "got [(0,), (1,)] as a piece of blocks"),
                 ([[2], [0, 0], [1, 1], "object"], "wrong question: TypeError"),
                 ([[2], [0, 0], [1, 1], "int8"], "casts no float32 to int8"),
                 ([[0], [0], [1], "float32"], "casts no int64 to float32"),
@@ -363,32 +330,12 @@ def test_a_wrong_question_gets_an_error_and_the_offer_goes_on(
     offer: gda.Offer, question: Any, kind: str, said: str
 ) -> None:
     with closing(connected_to(offer)) as connection:
-        connection.send({"run": offer.run} | question)
+        connection.send({"run": offer._versions.run} | question)
         answer = json.loads(connection.text(2**20))
     assert [*answer] == ["error"]
     assert answer["error"][0] == kind
     assert said in answer["error"][1]
     np.testing.assert_array_equal(gda.pull(offer.address, token="secret")["w"], batch(8, 4))
-
-
-def test_an_offer_needs_a_thread_and_goes_on_when_there_are_no_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In place of listening, or answering, in a thread that has something else to do."""
-
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            gda.offer({"w": 1})
-    with gda.offer({"w": 1}) as offer:
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", start)
-            with pytest.raises(ConnectionError, match="ended the connection"):
-                gda.pull(offer.address, timeout=60)
-        assert gda.pull(offer.address, timeout=60) == {"w": 1}
 
 
 def test_nothing_is_served_without_the_token(offer: gda.Offer) -> None:
@@ -415,14 +362,14 @@ def test_a_message_that_is_too_large_ends_the_connection(offer: gda.Offer) -> No
             connection.message(2**20)
 
 
-def test_a_question_that_drips_ends_in_time(
+def test_a_question_without_an_end_ends_in_time(
     offer: gda.Offer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "_SECONDS_TO_ASK", 0.5)
     with closing(connected_to(offer)) as connection:
         connection._socket.sendall((100).to_bytes(4, "big"))
-        with pytest.raises(OSError, match="reset|[Bb]roken"):
-            drip(connection._socket, 1000)
+        with pytest.raises(ConnectionError, match="the offer ended the connection"):
+            connection.message(2**10)
 
 
 def test_many_pieces_are_pulled_by_several_questions(monkeypatch: pytest.MonkeyPatch) -> None:

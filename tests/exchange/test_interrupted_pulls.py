@@ -4,12 +4,10 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from trials import Trials, tried
@@ -30,70 +28,47 @@ class Fault(NamedTuple):
 
 
 class Relay:
-    """A relay between a puller and an offer; ``passed`` counts the bytes of each direction."""
+    """A relay to an offer, for one pull; ``passed`` counts the bytes of each direction."""
 
-    def __init__(self) -> None:
-        self.target: tuple[str, int] | None = None
-        self.begin(None)
+    def __init__(self, target: tuple[str, int], fault: Fault | None = None) -> None:
+        self._target, self._fault, self.passed = target, fault, Counter[str]()
+        self._guard, self._over = threading.Lock(), threading.Event()
         self._server = socket.create_server(("127.0.0.1", 0))
+        self._sockets = [self._server]
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def begin(self, fault: Fault | None) -> None:
-        """Begin a trial."""
-        self.fault, self.passed = fault, Counter[str]()
-        self._guard, self._over = threading.Lock(), threading.Event()
-        self._sockets: list[socket.socket] = []
-
-    def end(self) -> None:
+    def close(self) -> None:
         """End all connections."""
         self._over.set()
         for each in self._sockets:
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.end()
-        self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 puller, _ = self._server.accept()
-                if self._over.is_set():
-                    puller.close()
-                    continue
-                offer = socket.create_connection(self.target or ("", 0))
+                offer = socket.create_connection(self._target)
                 self._sockets += [puller, offer]
-                # A connection of one trial must not count in the next.
-                trial = self.fault, self.passed, self._over
                 for each in [(puller, offer, "to the offer"), (offer, puller, "from the offer")]:
-                    threading.Thread(target=self._relay, args=(*each, *trial), daemon=True).start()
+                    threading.Thread(target=self._relay, args=each, daemon=True).start()
 
-    def _relay(
-        self,
-        source: socket.socket,
-        sink: socket.socket,
-        direction: str,
-        fault: Fault | None,
-        passed: Counter[str],
-        over: threading.Event,
-    ) -> None:
+    def _relay(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
+        fault = self._fault
         with source, suppress(OSError):
             while data := bytearray(source.recv(2**16)):
                 with self._guard:
-                    at = -1 if fault is None else fault.byte - passed[direction]
-                    passed[direction] += len(data)
+                    at = -1 if fault is None else fault.byte - self.passed[direction]
+                    self.passed[direction] += len(data)
                 if fault is not None and direction == fault.direction and at < len(data):
-                    self._fail(fault, sink, data, at, over)
+                    self._fail(fault, sink, data, at)
                 else:
                     sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
 
-    def _fail(
-        self, fault: Fault, sink: socket.socket, data: bytearray, at: int, over: threading.Event
-    ) -> None:
+    def _fail(self, fault: Fault, sink: socket.socket, data: bytearray, at: int) -> None:
         """Send data in which the fault is, or before which it was if ``at`` is below 0."""
         if fault.kind == "flips a bit":
             if at >= 0:
@@ -102,20 +77,13 @@ class Relay:
             return
         sink.sendall(data[: max(at, 0)])
         if fault.kind == "dies":
-            if not over.is_set():
-                self.end()
+            self.close()
         elif fault.kind == "stops":
-            over.wait(120)
+            self._over.wait(120)
         else:
             for byte in data[max(at, 0) :]:
                 sink.sendall(bytes([byte]))
-                over.wait(0.02)
-
-
-@pytest.fixture
-def relay() -> Iterator[Relay]:
-    with closing(Relay()) as relay:
-        yield relay
+                self._over.wait(0.02)
 
 
 def tree() -> Any:
@@ -138,29 +106,24 @@ def outcome_of_pull(address: str, seconds: float) -> str:
 
 
 @tried("a connection of a pull dies, stops, drips or flips a bit", 24, 1000)
-def test_an_interrupted_pull_gives_right_values_or_an_error_in_time(
-    trials: Trials, relay: Relay
-) -> None:
+def test_an_interrupted_pull_gives_right_values_or_an_error_in_time(trials: Trials) -> None:
     with gda.offer(tree(), token="secret") as offer:
-        relay.target = offer._server.address
-        assert outcome_of_pull(relay.address, 60) == "whole"
-        passed = relay.passed
-        relay.end()
+        target = offer._server.address
+        with closing(Relay(target)) as relay:
+            assert outcome_of_pull(relay.address, 60) == "whole"
+            passed = relay.passed
         for number in range(trials.most):
             kind, direction = KINDS[number % 4], trials.chance.choice([*passed])
             byte, bit = trials.chance.randrange(passed[direction]), trials.chance.randrange(8)
-            relay.begin(Fault(kind, direction, byte, bit))
-            begun = time.monotonic()
-            outcome = outcome_of_pull(relay.address, SECONDS)
-            assert time.monotonic() - begun < SECONDS + 60, relay.fault
-            assert outcome in ("whole", "named", "found"), (outcome, relay.fault)
+            fault, begun = Fault(kind, direction, byte, bit), time.monotonic()
+            with closing(Relay(target, fault)) as relay:
+                outcome = outcome_of_pull(relay.address, SECONDS)
+            assert time.monotonic() - begun < SECONDS + 60, fault
+            assert outcome in ("whole", "named", "found"), (outcome, fault)
             was_reached = relay.passed[direction] > byte  # not every pull has as many bytes
-            assert kind != "dies" or not was_reached or outcome == "named", relay.fault
+            assert kind != "dies" or not was_reached or outcome == "named", fault
             trials.count(outcome)
-            relay.end()
-        relay.begin(None)
-        assert outcome_of_pull(relay.address, 60) == "whole"
-        relay.end()
+        assert outcome_of_pull(offer.address, 60) == "whole"
         limit = time.monotonic() + 60
         while offer._server._connections or offer._versions._pulls:
             assert time.monotonic() < limit, "the offer still has connections"

@@ -136,7 +136,7 @@ def test_offered_arrays_may_be_donated_and_written_to(mesh: Mesh) -> None:
 def test_a_pull_that_has_begun_gets_its_version_and_the_memory_is_free_afterwards() -> None:
     with gda.offer({"w": batch(8, 6)}) as offer:
         connection = connected_to(offer)
-        connection.send({"ask": "tree", "name": None, "run": None, "least": None, "timeout": 60})
+        connection.send({"ask": "tree", "name": None, "least": 1, "timeout": 60})
         catalog = catalog_of(connection.text(2**20), "offer", Deadline(60))
         offer.update({"w": batch(8, 6) + 1})
         held = weakref.ref(offer._versions._held[1][0])
@@ -169,7 +169,7 @@ def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.nda
     """Return the first two rows of the first array of a version."""
     rows = np.empty((2, *shape[1:]), np.float32)
     with contextlib.closing(connected_to(offer)) as connection:
-        question = {"ask": "pieces", "run": offer.run, "version": version, "timeout": 60}
+        question = {"ask": "pieces", "run": offer._versions.run, "version": version, "timeout": 60}
         connection.send(question | {"pieces": [[[0], [0] * rows.ndim, [*rows.shape], "float32"]]})
         answer = connection.message(2**20)
         if "error" in answer:
@@ -178,27 +178,21 @@ def first_rows(offer: gda.Offer, version: int, shape: tuple[int, ...]) -> np.nda
     return rows
 
 
-def test_run_and_version_come_with_the_tree() -> None:
+def test_a_version_that_does_not_come_and_a_pull_of_a_run_that_is_over() -> None:
     with gda.offer({"step": 1}) as offer:
         offer.update({"step": 2})
-        tree, version = gda.pull(offer.address, with_version=True)
-        assert (tree, version) == ({"step": 2}, (offer.run, 2))
-        assert gda.pull(offer.address, min_version=version) == {"step": 2}
+        assert gda.pull(offer.address, min_version=2) == {"step": 2}
         with pytest.raises(TimeoutError, match="has version 2 and no later one"):
-            gda.pull(offer.address, min_version=(version.run, 3), timeout=0.5)
-    # A trainer that is started again counts from 1, and would never have the later version.
-    with gda.offer({"step": 1}, offer.address) as again:
-        said = f"is another run of its program, {again.run}, and not '{offer.run}': it was started"
-        with pytest.raises(LookupError, match=said):
-            gda.pull(offer.address, min_version=(offer.run, 3))
-        assert gda.pull(offer.address) == {"step": 1}
+            gda.pull(offer.address, min_version=3, timeout=0.5)
+        with pytest.raises(LookupError, match="was started again; pull again"):
+            offer._versions.get("another run", 1, Deadline(60))
 
 
 def test_silent_pullers_hold_few_versions() -> None:
     with gda.offer({"w": batch(4)}) as offer, contextlib.ExitStack() as silent:
         for number in range(1, 13):
             catalogs = OfferToPull(Address.of(offer.address), None, Deadline(60))
-            catalogs.catalog(None, None, silent)
+            catalogs.catalog(None, 1, silent)
             offer.update({"w": batch(4) + number})
         assert [*offer._versions._held] == [*range(5, 14)]
         with pytest.raises(ValueError, match="has no version 4 any more; pull again"):
@@ -214,20 +208,15 @@ def test_pullers_that_take_nothing_do_not_hold_what_was_let_go() -> None:
         held = weakref.ref(block)
         with contextlib.closing(connected_to(offer)) as connection:
             pieces = [[[0], [0, 0], [2048, 2048], "float32"]]
-            connection.send(question | {"run": offer.run, "pieces": pieces})
+            connection.send(question | {"run": offer._versions.run, "pieces": pieces})
             assert connection.message(2**10) == {"nbytes": whole.nbytes}
             del block
             offer.update({"w": whole})
             assert_free(held)
 
 
-def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    do, decisions = offering.all_do, []
-
-    def lost(*given: Any, **options: Any) -> Any:
-        """As if process 0 had decided, and the decision did not reach the others."""
-        do(*given, **options)
-        raise ConnectionError("the decision is lost")
+def test_an_interrupted_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    decisions = []
 
     def interrupted(work: Any, *, share: Any, decide: Any, **options: Any) -> None:
         """As if processes met in a thread that goes on when the update was interrupted."""
@@ -236,11 +225,10 @@ def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     with gda.offer({"step": 1}) as offer:
-        for fails, error in [(lost, ConnectionError), (interrupted, KeyboardInterrupt)]:
-            with monkeypatch.context() as patch:
-                patch.setattr(offering, "all_do", fails)
-                with pytest.raises(error):
-                    offer.update({"step": 2})
+        with monkeypatch.context() as patch:
+            patch.setattr(offering, "all_do", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                offer.update({"step": 2})
         assert decisions[0]() == [2]
         assert offer.version == 1
         assert gda.pull(offer.address, timeout=60) == {"step": 1}
@@ -264,9 +252,7 @@ def test_an_update_may_have_other_layouts_and_leaves(mesh: Mesh) -> None:
 
 def test_a_closed_offer_is_not_there_and_a_pull_waits_for_a_later_one() -> None:
     offer = gda.offer({"w": batch(4)})
-    assert repr(offer) == f"<offer 'tree' at {offer.address}: version 1>"
     offer.close()
-    assert repr(offer) == f"<offer 'tree' at {offer.address}: closed>"
     with pytest.raises(ConnectionError, match="is not there: Connection refused for 0.5 s"):
         gda.pull(offer.address, timeout=0.5)
     with pytest.raises(ConnectionError, match="the offer 'tree' is closed; make another"):
@@ -316,7 +302,7 @@ def test_a_forked_process_has_no_port_of_the_offer_and_ends_its_own_before_other
 # Mistakes.
 
 
-@pytest.mark.parametrize("address", ["localhost", 7700, "trainer..local:7700"])
+@pytest.mark.parametrize("address", ["localhost", 7700])
 def test_addresses_that_are_none(address: Any) -> None:
     for call in (lambda: gda.pull(address), lambda: gda.offer({}, address)):
         with pytest.raises(ValueError, match="must be a text host:port"):
@@ -331,9 +317,7 @@ def test_addresses_that_are_none(address: Any) -> None:
         ({"specs": P("z")}, ValueError, "specs does not fit the offer"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),
-        ({"min_version": (1, 1)}, TypeError, "min_version must be a number, or run and number"),
         ({"name": "policy"}, LookupError, "offers 'tree', and not 'policy'"),
-        ({"name": 5}, TypeError, "name must be a text, not 5"),
         ({"token": b"secret"}, TypeError, "token must be a text, not bytes"),
     ],
     ids=lambda value: str(value)[:40],
@@ -353,7 +337,7 @@ def test_offers_that_cannot_be_made(tmp_path: Any) -> None:
             ({"w": gda.checkpoint.PerProcess(3)}, {}, TypeError, "a PerProcess cannot be offered"),
             ({}, {"token": ""}, ValueError, "token is empty"),
             ({}, {"token": b"secret"}, TypeError, "token must be a text, not bytes"),
-            ({}, {"name": 5}, TypeError, "name must be a text, not 5"),
+            ({}, {"address": "0.0.0.0:0"}, ValueError, "is every address of this machine"),
             ({}, {"address": offer.address}, OSError, "cannot listen on 127.0.0.1"),
             ({}, {"address": "[fe80::1%none]:7700"}, OSError, "cannot listen on .fe80::1%none.:77"),
         ]
@@ -361,15 +345,6 @@ def test_offers_that_cannot_be_made(tmp_path: Any) -> None:
             with pytest.raises(kind, match=message) as error:
                 gda.offer(tree, **options)
             assert not tree or error.value.__notes__ == ["gda: at w of the tree"]
-
-
-EVERY = ["0.0.0.0:0", "0:0", "0x0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:0:0]:0"]
-
-
-def test_every_address_of_the_machine_is_none_to_offer_at() -> None:
-    for address in EVERY:
-        with pytest.raises(ValueError, match="is every address of this machine; pass the one"):
-            gda.offer({}, address)
 
 
 def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> None:

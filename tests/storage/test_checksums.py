@@ -31,24 +31,19 @@ def test_crc_of_the_check_value_of_the_standard() -> None:
     assert crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
 
 
-def test_crc_of_every_size_at_every_alignment() -> None:
+def test_crc_of_two_parts_of_every_size_at_every_alignment() -> None:
     for start in range(64):
         crc = 0
         for size in range(300):
-            assert crc32c(DATA[start : start + size]) == crc, (start, size)
+            half = start + size // 2
+            before = crc32c(DATA[start:half])
+            assert crc32c(DATA[half : start + size], before) == crc, (start, size)
             crc = expected_crc(DATA[start + size : start + size + 1].tobytes(), crc)
-
-
-def test_crc_of_parts_that_follow_each_other() -> None:
-    whole = expected_crc(DATA.tobytes())
-    for cut in range(len(DATA) + 1):
-        assert crc32c(DATA[cut:], crc32c(DATA[:cut])) == whole
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64, ml_dtypes.bfloat16, np.bool_])
 @pytest.mark.parametrize("shape", [(), (0, 3), (3, 4)])
 def test_crc_of_arrays_of_any_dtype_and_shape(dtype: type, shape: tuple[int, ...]) -> None:
     data = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    for is_writable in (True, False):
-        data.flags.writeable = is_writable
-        assert crc32c(data) == expected_crc(data.tobytes())
+    data.flags.writeable = False
+    assert crc32c(data) == expected_crc(data.tobytes())

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import struct
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +60,10 @@ def test_every_dtype_of_the_package(name: str, tmp_path: Path) -> None:
 
 
 def test_numpy_and_jax_read_whole_tensors(tmp_path: Path) -> None:
-    data = {"w": DATA.astype(np.float32), "b": DATA[0].astype(ml_dtypes.bfloat16)}
-    save_file(data, tmp_path / "a")
+    save_file({"w": DATA.astype(ml_dtypes.bfloat16)}, tmp_path / "a")
     theirs, tensors = load_file(tmp_path / "a"), open_safetensors(tmp_path / "a")
-    np.testing.assert_array_equal(jnp.asarray(tensors["b"]), theirs["b"], strict=True)
-    in_double = np.asarray(tensors["b"], np.float64)
-    np.testing.assert_array_equal(in_double, theirs["b"].astype(np.float64), strict=True)
-    np.array(tensors["w"], copy=True)[...] = -1  # memory of its own
-    np.testing.assert_array_equal(tensors["w"], theirs["w"], strict=True)
-    message = r"SafetensorsTensor\('w', .*is read into a new array, which copy=False forbids; use"
-    with pytest.raises(ValueError, match=message):
+    np.testing.assert_array_equal(jnp.asarray(tensors["w"]), theirs["w"], strict=True)
+    with pytest.raises(ValueError, match="is read into a new array, which copy=False forbids; use"):
         np.asarray(tensors["w"], copy=False)
 
 
@@ -90,43 +82,15 @@ def test_dtypes_that_are_packed_are_refused_when_read(tmp_path: Path) -> None:
 def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"w": DATA, "b": DATA[0]}, path, metadata={"format": "np"})
-    with open_safetensors(str(path)) as tensors:
-        assert sorted(tensors) == ["b", "w"]
-        assert len(tensors) == 2
-        assert tensors.nbytes == DATA.nbytes + DATA[0].nbytes
-        assert repr(tensors) == "SafetensorsFiles(2 tensors, 216 bytes)"
-        assert repr(tensors["w"]) == (
-            f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
-        )
-        assert tensors["w"].path == path
-        with pytest.raises(KeyError, match=r"no tensor 'v' among the 2 of .*a\.safetensors\""):
-            tensors["v"]
-
-
-def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
-    tensors = open_safetensors(model)
-    with pytest.raises(KeyError, match="no tensor 'l.1.w' among the 3 of the 2 files of") as caught:
-        tensors["l.1.w"]
-    assert str(model) in str(caught.value)
-    other = tmp_path_factory.mktemp("other") / "b.safetensors"
-    names = ["l.0.w", "l.1.weight", "l.2.w", "l.3.w", "head"]
-    save_file(dict.fromkeys(names, DATA), other)
-    tensors = open_safetensors(other)
-    with pytest.raises(KeyError, match=r"the nearest names are ('l\.\d\.w'(, )?){3}\""):
-        tensors["l.1.w"]
-    with pytest.raises(KeyError, match=r"no tensor 3 among the 5 of .*b\.safetensors'$"):
-        tensors[3]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(KeyError, match=r"no tensor 'a' among the 0 of 0 files"):
-        open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
-
-
-def test_membership_needs_no_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("difflib.get_close_matches")
-    tensors = open_safetensors(model)
-    name = next(iter(tensors))
-    assert (name in tensors, "none" in tensors) == (True, False)
-    assert tensors.get(name) is tensors[name]
-    assert (tensors.get("none"), tensors.get("none", 3)) == (None, 3)
+    tensors = open_safetensors(str(path))
+    assert sorted(tensors) == ["b", "w"]
+    assert len(tensors) == 2
+    assert tensors.nbytes == DATA.nbytes + DATA[0].nbytes
+    assert repr(tensors) == "SafetensorsFiles(2 tensors, 216 bytes)"
+    said = f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
+    assert repr(tensors["w"]) == said
+    assert tensors["w"].path == path
+    assert ("w" in tensors, tensors.get("v")) == (True, None)
 
 
 INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]
@@ -190,30 +154,6 @@ def test_only_the_bytes_of_the_rows_are_read(
     monkeypatch.setattr(storage, "READ_BYTES", 200)
     tensor[8:16, 50:]
     assert read == [200] * 8
-
-
-def test_reads_into_given_memory(tmp_path: Path) -> None:
-    save_file({"w": DATA}, tmp_path / "a")
-    tensor = open_safetensors(tmp_path / "a")["w"]
-    out = np.zeros((2, 3), np.float32)
-    tensor.read_direct(out, (slice(2, 4), slice(3, 6)))
-    assert np.array_equal(out, DATA[2:4, 3:6])
-    for wrong in [out.T, out.astype(np.float64), np.zeros((2, 6), np.float32)[:, ::2]]:
-        with pytest.raises(ValueError, match=r"needs a C-contiguous array of shape \(2, 3\)"):
-            tensor.read_direct(wrong, (slice(2, 4), slice(3, 6)))
-
-
-def test_many_threads_read_one_file(tmp_path: Path) -> None:
-    values = {f"w{i}": batch(64, 64) + i for i in range(20)}
-    save_file(values, tmp_path / "a.safetensors")
-    mesh = mesh_of({"x": 4, "y": 2})
-    loaded = gda.load_tree(
-        open_safetensors(tmp_path), mesh, P("x", "y"), max_workers=8, max_bytes=20_000
-    )
-    assert loaded.keys() == values.keys()
-    for name, array in loaded.items():
-        assert np.array_equal(array, values[name])
-    assert not [t.name for t in threading.enumerate() if "reader" in t.name]
 
 
 # Several files.
@@ -290,7 +230,7 @@ def test_an_index_that_is_wrong(model: Path, change: Any, message: str) -> None:
 
 def test_an_index_that_is_broken(model: Path) -> None:
     index = model / "model.safetensors.index.json"
-    for text in ["", "[]", '{"weight_map": {"a": "b", "a": "c"}}', "[" * 100_000, "\xff"]:
+    for text in ["", "[]", "\xff"]:
         index.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match="index.json has a broken header"):
             open_safetensors(model)
@@ -360,30 +300,28 @@ def test_metadata_of_files(tmp_path: Path) -> None:
 
 
 TWICE = b'{"w":%b,"w":%b}' % ((json.dumps(entry([1], 0, 1)).encode(),) * 2)
+ENTRY = "tensor 'w' of .* has a broken entry in the header, .*; expected are a dtype of"
 BROKEN = {
     "empty": (b"", b"", "is truncated or not a safetensors file", 2),
     "header longer than the file": ({}, b"", "its length field gives the header 9223372", 2**63),
     "no JSON": (b"{", b"", "has a broken header, which is not JSON"),
     "no text": (b'{"\xff":3}', b"", "has a broken header, which is not JSON"),
-    "nested": (b"[" * 100_000, b"", "has a broken header"),
     "not an object": ([1], b"", "list is not a JSON object"),
-    "not a number": (b'{"w": NaN}', b"", "NaN is not a number of JSON"),
     "twice": (TWICE, b"1", "one object has these names twice: 'w'"),
-    "no entry": ({"w": 3}, b"", "tensor 'w' of .*: its entry in the header needs dtype"),
-    "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", "needs dtype, shape and data"),
-    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", "dtype 'U7' is unknown; expected is one"),
-    "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", "is unknown"),
-    "shape": ({"w": entry(3, 0, 3)}, b"123", "shape 3 is not a list of at most 64 sizes"),
-    "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", r"shape \[-1, -1\] is not a list"),
-    "size that is true": ({"w": entry([True], 0, 1)}, b"1", r"shape \[True\] is not a list"),
-    "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", "16 bytes, but data_offsets 0 to 1"),
+    "no entry": ({"w": 3}, b"", ENTRY),
+    "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", ENTRY),
+    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", ENTRY),
+    "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", ENTRY),
+    "shape": ({"w": entry(3, 0, 3)}, b"123", ENTRY),
+    "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", ENTRY),
+    "size that is true": ({"w": entry([True], 0, 1)}, b"1", ENTRY),
+    "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", ENTRY),
     "huge and consistent": ({"w": entry([2**40], 0, 2**40)}, b"1", "data, but the file has 1"),
-    "negative offset": ({"w": entry([2], -1, 1)}, b"12", r"data_offsets \[-1, 1\] are not"),
-    "backwards": ({"w": entry([1], 1, 0)}, b"1", r"data_offsets \[1, 0\] are not begin"),
+    "negative offset": ({"w": entry([2], -1, 1)}, b"12", ENTRY),
+    "backwards": ({"w": entry([1], 1, 0)}, b"1", ENTRY),
     "cut off": ({"w": entry([3], 0, 3)}, b"12", "ends at byte 3 .*; it is truncated"),
-    "overlap": ({"v": entry([2], 0, 2), "w": entry([2], 1, 3)}, b"123", "'w' .* overlaps .* 'v'"),
-    "gap": ({"v": entry([1], 0, 1), "w": entry([1], 2, 3)}, b"123", "'w' .* gap after tensor 'v'"),
-    "gap at the beginning": ({"w": entry([1], 1, 2)}, b"12", "leaves a gap after the header"),
+    "overlap": ({"v": entry([2], 0, 2), "w": entry([2], 1, 3)}, b"123", "at byte 1 .* end at 2"),
+    "gap": ({"v": entry([1], 0, 1), "w": entry([1], 2, 3)}, b"123", "at byte 2 .* end at 1"),
     "surplus": ({"w": entry([1], 0, 1)}, b"12", "has 1 bytes after its last tensor"),
 }
 
@@ -400,31 +338,13 @@ def test_broken_files(case: str, tmp_path: Path) -> None:
             pass
 
 
-@pytest.mark.parametrize(
-    "text",
-    [b'{"w":[' + b",".join([b"[]"] * 2_000_000) + b"]}", b'{"w":"' + b"w" * 32_000_000 + b'"}'],
-    ids=["values", "bytes"],
-)
 @pytest.mark.parametrize("name", ["a.safetensors", "model.safetensors.index.json"])
-def test_a_header_or_an_index_that_is_too_large_is_not_parsed(
-    text: bytes, name: str, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    head = b"" if name.endswith(".json") else struct.pack("<Q", len(text))
-    path.write_bytes(head + text)
-    message = rf"{re.escape(name)} has a header of \d+ (value|byte)s"
-    with little_memory(2.5 * len(text)), pytest.raises(ValueError, match=message):
-        open_safetensors(path)
-
-
-def test_an_index_with_a_long_file_name(tmp_path: Path) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    for file in ("x" * 5000, "x" * 256, "x/" * 2100 + "x", "\u00e9" * 200):
-        index.write_text(json.dumps({"weight_map": {"w": file}}))
-        with pytest.raises(
-            ValueError, match=r"index\.json: the file of tensor 'w' is .*too long; a"
-        ):
-            open_safetensors(index)
+def test_a_header_or_an_index_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    head = b"" if name.endswith(".json") else struct.pack("<Q", 10**8)
+    (tmp_path / name).write_bytes(head)
+    os.truncate(tmp_path / name, len(head) + 10**8)
+    with little_memory(2**24), pytest.raises(ValueError, match=rf"{name} has a header of 1000000"):
+        open_safetensors(tmp_path / name)
 
 
 def test_a_file_that_has_changed_is_not_read(tmp_path: Path) -> None:
@@ -477,19 +397,6 @@ def test_a_file_that_is_written_while_it_is_read(
         tensor[...]
 
 
-def names_of_readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the list to which every read of a file adds the name of its thread."""
-    names: list[str] = []
-    read = storage.SafetensorsTensor.read_direct
-
-    def counted(self: Any, *args: Any) -> None:
-        names.append(threading.current_thread().name)
-        read(self, *args)
-
-    monkeypatch.setattr(storage.SafetensorsTensor, "read_direct", counted)
-    return names
-
-
 @pytest.mark.parametrize("max_bytes", [None, 2**18])
 @pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (99, 32)])
 def test_as_many_threads_as_cores_read_large_tensors(
@@ -502,7 +409,6 @@ def test_as_many_threads_as_cores_read_large_tensors(
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     values = batch(1024, 1024).astype(np.float32)
     save_file({"w": values}, tmp_path / "model.safetensors")
-    names = names_of_readers(monkeypatch)
     tensors = open_safetensors(tmp_path)
     given = []
     run = from_sources.run
@@ -514,4 +420,3 @@ def test_as_many_threads_as_cores_read_large_tensors(
         loaded = gda.load_tree([source], mesh_of({"x": 8}), spec, max_bytes=max_bytes)
         assert np.array_equal(loaded[0], values)
     assert [options.max_workers or 1 for options in given] == [threads] * 2
-    assert (threading.current_thread().name in names) == (cores == 1)

@@ -1,12 +1,9 @@
 """The target of each leaf of a tree."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 import pytest
-import zarr
 
 from gda.trees.matching import targets_for
 
@@ -28,20 +25,6 @@ def test_targets_in_a_tree_of_the_same_structure() -> None:
     assert targets_for(np.zeros(2), "alone") == ["alone"]
     assert targets_for([], []) == targets_for({"a": None}, {"a": None}) == []
     assert targets_for({"a": None}, {}) == []
-
-
-def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "z", mode="w")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for path in [*PATHS, "more/of/it"]:
-            group.create_array(path, shape=(1,), dtype="f8")
-            file.create_dataset(path, (1,), "f8")
-        for targets in (group, file, {"w": group["w"], "moments": file["moments"]}):
-            names = [target.name for target in targets_for(TREE, targets)]
-            assert names == [f"/{path}" for path in PATHS]
-        del file["w/1"]
-        with pytest.raises(ValueError, match=r"targets has nothing for w/1$"):
-            targets_for(TREE, file)
 
 
 def test_trees_of_targets_that_do_not_match() -> None:

@@ -17,7 +17,6 @@ from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import index_at, start_of
 from gda.layout.spec import Index, Shape
-from gda.layout.text import typed_shape
 from gda.storage.sources import HasReader, Source, Unreadable
 from gda.storage.stores import checksums
 from gda.storage.stores.errors import CorruptionError
@@ -202,6 +201,3 @@ class SavedArray(HasReader, Source):
                 files.load(where, part.reshape(-1).view(np.uint8))
             else:
                 part[...] = files.checked(where)
-
-    def __repr__(self) -> str:
-        return f"{typed_shape(self.dtype.name, self.shape)} at {format_path(self.leaf.path)}"

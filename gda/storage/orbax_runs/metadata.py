@@ -27,7 +27,6 @@ EMPTY: dict[str, Callable[[], Any]] = {
 ARRAYS = ("jax.Array", "np.ndarray")
 
 _DEEPEST = 200
-_MOST_NAME_BYTES = 4095  # of a path in Linux
 _SEQUENCE, _MAPPING = 1, 2
 
 
@@ -146,12 +145,6 @@ def _key(given: Any) -> Key:
 
 def _check_name(name: str) -> None:
     """Raise ``ValueError`` for a name that is no path inside of the run."""
-    try:
-        nbytes = len(name.encode())
-    except UnicodeEncodeError:
-        raise ValueError(f"{name!r:.200} is not Unicode") from None
-    if nbytes > _MOST_NAME_BYTES:
-        raise ValueError(f"its name has {nbytes} bytes; expected are at most {_MOST_NAME_BYTES}")
     # Without a name is the array of a run that is no tree.
     if "\0" in name or (name and {"", ".", ".."} & {*name.split("/")}):
         raise ValueError(f"its data would be at {name!r:.200}, which may lead out of the run")

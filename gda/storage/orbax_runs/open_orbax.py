@@ -42,7 +42,7 @@ _OF_PYTHON = ("bool", "int64", "float64", "complex128")
 
 @set_module("gda.storage")
 @public
-def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | None = None) -> Any:
+def open_orbax(path: str | os.PathLike[str] | dict[str, Any]) -> Any:
     """Return the tree of an Orbax run, with sources that are read when they are sliced.
 
     Orbax is not imported. The metadata is read, and numbers, strings and PRNG keys; no other data.
@@ -52,9 +52,9 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
 
     Args:
       path: a run: the folder that ``StandardCheckpointer``, ``Checkpointer`` or ``save_pytree`` was
-        given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made. Also
-        a URL such as ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
-      item: the item to open if the run has several, such as ``'params'``.
+        given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made; if
+        the run has several items, the folder of one, such as ``run/100/params``. Also a URL such as
+        ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
 
     Returns:
       the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
@@ -66,8 +66,8 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
     Raises:
       FileNotFoundError, NotADirectoryError: the folder or the run is missing.
       ValueError: the folder is no Orbax run, or one that is unfinished or damaged, or with names
-        that lead out of it; it has several items, and ``item`` is not one of them; or it holds
-        several runs. The message has the files that were found.
+        that lead out of it; it has several items; or it holds several runs. The message has the
+        files that were found.
       OSError: a store cannot be reached.
       ImportError: TensorStore is not installed.
 
@@ -84,7 +84,7 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any], *, item: str | Non
     100 (8, 2) float32
     float32[8,2] P('x', 'y')
     """
-    folder = folder_of_tree(path, item)
+    folder = folder_of_tree(path)
     tree: Any = _parsed(folder, METADATA, parse_tree)
     values = _values_of(folder, tree)
     with _damage_named(folder, METADATA):
@@ -108,13 +108,10 @@ def _without_data(folder: OrbaxFolder, leaf: OrbaxLeaf) -> Any:
     """Return the value of a leaf without files of its own."""
     if leaf.kind in EMPTY:
         return EMPTY[leaf.kind]()
-    why = f"has the type {leaf.kind!r:.80}, which gda does not read; load the other leaves"
-    if not leaf.is_written:
-        why = (
-            "was not written, or Orbax before 0.6 has put it into one file with others: its entry "
-            "in _METADATA has skip_deserialize. Load the other leaves, or restore it with Orbax"
-        )
-    return Unreadable(f"leaf {leaf.name!r:.200} of {folder.url} {why}")
+    return Unreadable(
+        f"leaf {leaf.name!r:.200} of {folder.url}, of type {leaf.kind!r:.80}, was not written, or "
+        "in a way that gda does not read; load the other leaves, or restore it with Orbax"
+    )
 
 
 def _strings(folder: OrbaxFolder, leaves: Sequence[OrbaxLeaf]) -> dict[OrbaxLeaf, str]:

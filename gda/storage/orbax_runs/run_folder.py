@@ -27,8 +27,6 @@ _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a r
 STEP = re.compile(r"(.*[_-])?(\d+)")  # the name of the run of a step
 
 _TIMEOUT = 600.0  # seconds for each answer of an object store
-# Of TensorStore, which reads the arrays.
-_SOME_ATTEMPTS = {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}
 _OCDBT_CACHE_BYTES = 2**24  # of the nodes of an OCDBT database
 
 # Statuses of TensorStore that a damaged run has; others are of the store.
@@ -37,19 +35,15 @@ _DAMAGED = re.compile(
 )
 
 
-def folder_of_tree(path: Any, item: str | None) -> OrbaxFolder:
-    """Return the folder of the tree in a run or in its item; errors as ``open_orbax``."""
+def folder_of_tree(path: Any) -> OrbaxFolder:
+    """Return the folder of the tree in a run or in its only item; errors as ``open_orbax``."""
     folder = OrbaxFolder(open_store(path, _TIMEOUT))
     folder.check_finished()
-    if item is None and folder.has_tree():
-        return folder
-    return folder.within(_item(folder, item))
+    return folder if folder.has_tree() else folder.within(_item(folder))
 
 
-def _item(folder: OrbaxFolder, item: str | None) -> str:
-    """Return the item to open; ``ValueError`` says which there are, or the names in the folder."""
-    if item and PARTIAL not in item and folder.has_tree(item):
-        return item
+def _item(folder: OrbaxFolder) -> str:
+    """Return the only item of a run; ``ValueError`` says which there are, or what is there."""
     names = folder.entries()
     of_run = not {*_OF_RUN}.isdisjoint(names)
     items = [
@@ -57,18 +51,13 @@ def _item(folder: OrbaxFolder, item: str | None) -> str:
         for name in names
         if (of_run or not STEP.fullmatch(name)) and PARTIAL not in name and folder.has_tree(name)
     ]
-    if item is None and len(items) == 1:
+    if len(items) == 1:
         return items[0]
-    there = join_some([repr(name) for name in items])
-    if item is not None and items:
-        raise ValueError(f"{folder.url} has no item {item!r} with arrays; it has {there}")
     if items:
         raise ValueError(
-            f"{folder.url} has {len(items)} items: {there}; pass one of them, such as "
-            f"item={items[-1]!r}, or the path of its folder"
+            f"{folder.url} has {len(items)} items: {join_some([repr(name) for name in items])}; "
+            f"pass the path of the folder of one, such as {folder.url}{items[-1]}"
         )
-    if item is not None and folder.has_tree():
-        raise ValueError(f"{folder.url} has one tree and no items; omit item={item!r}")
     found = join_some([repr(name) for name in names]) or "no files"
     raise ValueError(
         f"{folder.url} is not an Orbax run, which has {METADATA}: it has {found}. Pass the folder "
@@ -145,7 +134,7 @@ class OrbaxFolder:
         """Return futures of the TensorStores of some arrays."""
         tensorstore = require_tensorstore("an Orbax run")
         cache = {"cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES}}
-        context = tensorstore.Context(dict.fromkeys(RETRIES, _SOME_ATTEMPTS) | cache)
+        context = tensorstore.Context(RETRIES | cache)
         base = self._store.spec()
         base["path"] = base.get("path", "") + self._within
         if in_ocdbt:

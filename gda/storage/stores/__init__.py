@@ -1,5 +1,5 @@
 """The places that hold the files of a checkpoint: directories and object stores.
 
-Read in this order: ``errors``, ``checksums``, ``directory``, ``object_store``, ``waiting``
-(requests that are repeated), ``opening`` (the store of a path).
+Read in this order: ``errors``, ``checksums``, ``directory``, ``object_store``, ``opening`` (the
+store of a path).
 """

@@ -46,8 +46,6 @@ class FileStore:
     def __init__(self, root: str) -> None:
         if not root:
             raise ValueError("the path of a checkpoint is empty; pass a directory or a URL")
-        if "\0" in root:
-            raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
         self._root = os.path.abspath(root)
         self._guard = threading.Lock()
@@ -190,11 +188,8 @@ class FileStore:
         except OSError:
             return 0
 
-    def entries(self, directory: str = "", known: str = "") -> list[str]:
-        """Return the names in a directory, by default at the top level.
-
-        An object store does not list the keys within ``known``, a directory that is there.
-        """
+    def entries(self, directory: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level."""
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
     def numbered(self) -> dict[str, list[str]]:

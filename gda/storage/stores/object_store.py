@@ -23,22 +23,25 @@ from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
-from gda.storage.stores.waiting import FEW_ATTEMPTS, Waiting
 
 _MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
-# The drivers whose requests TensorStore repeats.
-RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
+# TensorStore repeats a request for some 40 seconds. By default it would do so for 15 minutes, also
+# where no server is.
+_ATTEMPTS = {"max_retries": 9, "initial_delay": "100ms", "max_delay": "16s"}
+RETRIES = {f"{driver}_request_retries": _ATTEMPTS for driver in ("http", "s3", "gcs")}
+
+_TIMEOUT_AFTER_ONE = 10.0  # seconds
 
 
 class KvStore:
     """A prefix of an object store; ``FileStore`` describes the methods.
 
-    A request with a temporary failure, such as 503, is sent again until ``timeout``. TensorStore
-    repeats it instead for an open store, and for a spec with a number of retries, such as
-    ``{"driver": "s3", "bucket": "...", "path": "run/", "s3_request_retries": {"max_retries": 5,
-    "initial_delay": "1s", "max_delay": "8s"}}``. A silent connection fails after 120 seconds, or
-    after ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS``, an environment variable.
+    TensorStore sends a request with a temporary failure, such as 503, again: for some 40 seconds,
+    or as an open store or a spec says, such as ``{"driver": "s3", "bucket": "...", "path": "run/",
+    "s3_request_retries": {"max_retries": 20, "initial_delay": "1s", "max_delay": "30s"}}``. A
+    silent connection fails after 120 seconds, or after
+    ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS``, an environment variable.
     """
 
     is_remote = True
@@ -46,14 +49,12 @@ class KvStore:
     def __init__(self, where: Any, timeout: float) -> None:
         tensorstore = require_tensorstore("an object store")
         self._range = tensorstore.KvStore.KeyRange
-        repeats = not isinstance(where, tensorstore.KvStore)
-        if repeats:
-            spec = tensorstore.KvStore.Spec(where)
-            repeats = not any(name in str(spec) for name in RETRIES)
+        self._timeout = timeout
+        if not isinstance(where, tensorstore.KvStore):
             # A number of retries in the spec itself takes precedence.
-            context = tensorstore.Context(dict.fromkeys(RETRIES, FEW_ATTEMPTS))
+            context = tensorstore.Context(RETRIES)
+            spec = tensorstore.KvStore.Spec(where)
             where = tensorstore.KvStore.open(spec, context=context).result(timeout)
-        self._waiting = Waiting(timeout, repeats=repeats)
         if where.transaction is not None:
             raise ValueError(
                 "the key-value store is open in a transaction, so nothing would be durable when a "
@@ -63,16 +64,8 @@ class KvStore:
         self._kv = where if where.path.endswith("/") or not where.path else where + "/"
         self.url = _url_of(self._kv)
 
-    @property
-    def directory(self) -> str | None:
-        """The directory behind the driver of files; ``None`` for another driver."""
-        spec = self.spec()
-        return spec["path"] if spec["driver"] == "file" else None
-
     def spec(self) -> dict[str, Any]:
-        # With its context, such as credentials; but this object repeats requests itself.
-        spec = self._kv.spec(unbind_context=True).to_json()
-        return {name: value for name, value in spec.items() if value != FEW_ATTEMPTS}
+        return self._kv.spec(unbind_context=True).to_json()  # with its context, as credentials
 
     def join(self, name: str) -> str:
         return self.url + name
@@ -116,31 +109,26 @@ class KvStore:
             return False
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        try:
-            # Read the byte after the last allowed one: a file that is too large is not transferred.
-            self._found(name, slice(most_bytes, most_bytes + 1))
-        except _OutOfRangeError:
-            return self._found(name)
-        raise ValueError(f"has more than the allowed {most_bytes} bytes")
+        data = self._found(name)
+        if len(data) > most_bytes:
+            raise ValueError(f"has {len(data)} bytes; expected are at most {most_bytes}")
+        return data
 
     def head(self, name: str, nbytes: int) -> bytes:
         try:
             return self._found(name, slice(0, nbytes))
-        except _OutOfRangeError:
+        except OSError as error:
+            if "OUT_OF_RANGE" not in str(error):
+                raise
             return self._found(name)
 
     def read_into(self, name: str, payload: Bytes, tail: Bytes) -> tuple[int, int]:
-        size = payload.nbytes + tail.nbytes
-        if not size:
-            return len(self.read(name, 0)), 0
-        try:
-            # From its end: the last bytes of an object that is too large do not match.
-            data = np.frombuffer(self._found(name, slice(-size, None)), np.uint8)
-        except _OutOfRangeError:
-            return len(self.read(name, size)), 0
+        data = np.frombuffer(self._found(name), np.uint8)
+        if len(data) != payload.nbytes + tail.nbytes:
+            return len(data), 0
         payload[...] = data[: payload.nbytes]
         tail[...] = data[payload.nbytes :]
-        return size, crc32c(payload)
+        return len(data), crc32c(payload)
 
     def size(self, name: str) -> int | None:
         return None
@@ -148,17 +136,11 @@ class KvStore:
     def num_links(self, name: str) -> int:
         return 1
 
-    def entries(self, directory: str = "", known: str = "") -> list[str]:
+    def entries(self, directory: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
-        if directory:
-            keys = self._listed(directory, f"{directory}/", f"{directory}0")
-            names = [key.removeprefix(f"{directory}/") for key in keys]
-        elif known:
-            before, after = self._listed("", "", f"{known}/"), self._listed("", f"{known}0", "")
-            names = [*before, known, *after]
-        else:
-            names = self._listed("", "", "")
-        return sorted({name.partition("/")[0] for name in names})
+        ends = (f"{directory}/", f"{directory}0") if directory else ("", "")
+        keys = self._listed(directory, *ends)
+        return sorted({key.removeprefix(ends[0]).partition("/")[0] for key in keys})
 
     def _listed(self, name: str, first: str, end: str) -> list[str]:
         """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key."""
@@ -197,24 +179,24 @@ class KvStore:
 
     def _wait(self, name: str, send: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return the result of ``send(*args, **options)``; errors name the object."""
+        future = send(*args, **options)
         try:
-            return self._waiting.result(self.join(name), partial(send, *args, **options))
-        except OSError:
-            raise
+            return future.result(self._timeout)
+        except TimeoutError:
+            said = f"no answer within {self._timeout:g} s, retries included"
+            # Later requests, such as those to clean up, wait less for a store that is silent.
+            self._timeout = min(self._timeout, _TIMEOUT_AFTER_ONE)
+            raise TimeoutError(errno.ETIMEDOUT, said, self.join(name)) from None
         except NotImplementedError as error:
             raise io.UnsupportedOperation(f"{self.join(name)}: {error}") from None
         except Exception as error:
-            if isinstance(error, ValueError) and "OUT_OF_RANGE" in str(error):
-                raise _OutOfRangeError(str(error)) from None
             raise OSError(f"{self.join(name)}: {str(error)[:1000]}") from error
+        finally:
+            future.cancel()  # nothing waits for it any more
 
 
 def _text(key: bytes) -> str:
     return key.decode(errors="backslashreplace")  # names of other users may not be UTF-8
-
-
-class _OutOfRangeError(Exception):
-    """An object does not have the requested bytes."""
 
 
 def _url_of(kv: Any) -> str:

@@ -20,10 +20,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})")
 
 
 def open_store(path: Any, timeout: float) -> Store:
-    """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
-
-    A key-value store of the driver ``file`` is a directory, which has locks and is synchronized.
-    """
+    """Return the store of a path, a URL, a TensorStore key-value store or the spec of one."""
     if not isinstance(timeout, int | float) or not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if isinstance(path, os.PathLike):
@@ -31,9 +28,7 @@ def open_store(path: Any, timeout: float) -> Store:
     if isinstance(path, str):
         return _of_text(path, timeout)
     if names_store(path):
-        store = KvStore(path, timeout)
-        directory = store.directory
-        return store if directory is None else FileStore(directory)
+        return KvStore(path, timeout)
     raise TypeError(
         "the first argument must be the path of a checkpoint: a directory, a URL such as "
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "

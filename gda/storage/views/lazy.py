@@ -42,14 +42,14 @@ class LazyArray(HasReader):
     >>> import gda, numpy as np
     >>> view = gda.storage.lazy(np.arange(6).reshape(2, 3)).T[1:]
     >>> view
-    LazyArray(shape=(2, 2), dtype=int64, made_of=ndarray[2,3].T[1:])
+    LazyArray(shape=(2, 2), dtype=int64)
     >>> np.asarray(view)
     array([[1, 4],
            [2, 5]])
     """
 
-    def __init__(self, node: Mapped, origin: Any, steps: str = "") -> None:
-        self._node, self._origin, self._steps = node, origin, steps
+    def __init__(self, node: Mapped) -> None:
+        self._node = node
         self.shape: Shape = node.shape
         self.dtype: np.dtype[Any] = node.dtype
 
@@ -81,7 +81,7 @@ class LazyArray(HasReader):
     @property
     def T(self) -> LazyArray:
         """The view with its dimensions in reverse order."""
-        return self._then(".T", self._node.map.transposed(reversed(range(self.ndim))))
+        return self._then(self._node.map.transposed(reversed(range(self.ndim))))
 
     @public
     def transpose(self, *axes: int | Sequence[int]) -> LazyArray:
@@ -101,7 +101,7 @@ class LazyArray(HasReader):
         order = normalize_axis_tuple(given, self.ndim, "axes")
         if len(order) < self.ndim:
             raise ValueError(f"axes {given} for a view of shape {self.shape}; give each one once")
-        return self._then(f".transpose{given}", self._node.map.transposed(order))
+        return self._then(self._node.map.transposed(order))
 
     @public
     def reshape(self, *shape: int | Sequence[int]) -> LazyArray:
@@ -127,7 +127,7 @@ class LazyArray(HasReader):
                 "almost all of them. A reshape may split a dimension and merge neighbours; read "
                 "the array and reshape that, numpy.asarray(view).reshape(...)"
             )
-        return self._then(f".reshape{sizes}", view_map)
+        return self._then(view_map)
 
     @public
     def astype(self, dtype: npt.DTypeLike) -> LazyArray:
@@ -158,8 +158,7 @@ class LazyArray(HasReader):
             )
         is_cast = node.dtype != node.node.dtype
         below, view_map = (node, identity(self.shape)) if is_cast else (node.node, node.map)
-        cast = Mapped(below, view_map, wanted)
-        return LazyArray(cast, self._origin, f"{self._steps}.astype({wanted})")
+        return LazyArray(Mapped(below, view_map, wanted))
 
     @public
     def __getitem__(self, index: Any) -> LazyArray:
@@ -175,8 +174,7 @@ class LazyArray(HasReader):
             node = Mapped(node, identity(self.shape), node.dtype)
             view_map = node.map.indexed(items)
             assert view_map is not None
-        part = Mapped(node.node, view_map, node.dtype)
-        return LazyArray(part, self._origin, f"{self._steps}[{_text_of(index)}]")
+        return LazyArray(Mapped(node.node, view_map, node.dtype))
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
@@ -196,12 +194,10 @@ class LazyArray(HasReader):
         return np.asarray(block, dtype)
 
     def __repr__(self) -> str:
-        made_of = _text_of_origin(self._origin) + self._steps
-        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, made_of={made_of})"
+        return f"LazyArray(shape={self.shape}, dtype={self.dtype})"
 
-    def _then(self, step: str, view_map: ViewMap) -> LazyArray:
-        node = Mapped(self._node.node, view_map, self._node.dtype)
-        return LazyArray(node, self._origin, self._steps + step)
+    def _then(self, view_map: ViewMap) -> LazyArray:
+        return LazyArray(Mapped(self._node.node, view_map, self._node.dtype))
 
     def _sizes(self, given: Shape) -> Shape:
         """Return a shape that has all elements, with the size that -1 stands for."""
@@ -237,7 +233,7 @@ def lazy(source: Any) -> LazyArray:
     if isinstance(source, LazyArray):
         return source
     leaf = SourceNode(source, source_of(source))
-    return LazyArray(Mapped(leaf, identity(leaf.shape), leaf.dtype), source)
+    return LazyArray(Mapped(leaf, identity(leaf.shape), leaf.dtype))
 
 
 @set_module("gda.storage")
@@ -256,7 +252,7 @@ def stack(views: Iterable[Any], axis: int = 0) -> LazyArray:
     >>> import gda, numpy as np
     >>> layers = [np.zeros((4, 8), np.float32) for _ in range(3)]
     >>> gda.storage.stack([gda.storage.lazy(layer).T for layer in layers], axis=1)
-    LazyArray(shape=(8, 3, 4), dtype=float32, made_of=stack(3 views, axis=1))
+    LazyArray(shape=(8, 3, 4), dtype=float32)
     """
     parts = _parts(views, "stack")
     axis = normalize_axis_index(axis, parts[0].ndim + 1)
@@ -309,8 +305,7 @@ def _joined(name: str, given: list[LazyArray], parts: list[LazyArray], axis: int
                 f"one of them, such as view.astype('{first.dtype}')"
             )
     node = Joined([part._node for part in parts], axis)
-    mapped = Mapped(node, identity(node.shape), node.dtype)
-    return LazyArray(mapped, f"{name}({counted(len(given), 'view')}, axis={axis})")
+    return LazyArray(Mapped(node, identity(node.shape), node.dtype))
 
 
 # The arguments of methods.
@@ -343,27 +338,3 @@ def _items(index: Any, shape: Shape) -> list[Item]:
         given += [slice(None)] * (len(shape) - count)
     sizes = iter(shape)
     return [None if item is None else range(next(sizes))[item] for item in given]
-
-
-# The text of a view: its sources and steps.
-
-
-def _text_of_origin(origin: Any) -> str:
-    if isinstance(origin, str):  # the call that joined views
-        return origin
-    if isinstance(origin, np.ndarray | jax.Array):  # whose repr reads them
-        return f"{type(origin).__name__}[{','.join(map(str, origin.shape))}]"
-    text = " ".join(repr(origin).split())
-    return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def _text_of(index: Any) -> str:
-    items = index if isinstance(index, tuple) else (index,)
-    return ", ".join(map(_text_of_item, items)) or "()"
-
-
-def _text_of_item(item: Any) -> str:
-    if not isinstance(item, slice):
-        return "..." if item is Ellipsis else str(item)
-    start, stop = ("" if end is None else str(end) for end in (item.start, item.stop))
-    return f"{start}:{stop}" + ("" if item.step is None else f":{item.step}")

@@ -210,7 +210,6 @@ def planned_save(
     if "://" in path or not path:
         raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
     is_file = path.endswith(".safetensors")
-    new_files.check_path(path, "path", new_files.SPARE_BYTES if is_file else 0)
     metadata = _checked_metadata(metadata)
     tree = as_dicts(tree)
     leaves = _leaves_of(tree, options)

@@ -82,13 +82,10 @@ def store(
         every process. Of a ``PaddedArray`` the elements without the padding are written. Or
         sources, as in ``gda.checkpoint.save``: all processes of the program share their blocks out,
         which consist of whole chunks of the target.
-      targets: a target, or a tree of them of the same structure, or a mapping such as
-        ``zarr.Group`` or ``h5py.Group``. In a mapping that is not a pytree a leaf is found by the
-        text of its key, also if the tree has a list or a dataclass there; other entries of the
-        mapping are ignored. A target has the shape of the array, and its dtype or one that holds
-        each of its values exactly: anything with ``shape``, ``dtype`` and NumPy's slice assignment,
-        such as ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process
-        opens its own.
+      targets: a target, or a tree of them of the same structure. A target has the shape of the
+        array, and its dtype or one that holds each of its values exactly: anything with ``shape``,
+        ``dtype`` and NumPy's slice assignment, such as ``numpy.memmap``, ``zarr.Array`` or
+        ``h5py.Dataset``; or a TensorStore. Each process opens its own.
       max_workers: number of threads that write. By default the caller's thread alone writes block
         after block, because not every library is thread-safe. A TensorStore writes concurrently by
         itself.

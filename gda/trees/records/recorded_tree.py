@@ -211,10 +211,7 @@ _DEEPEST = 200
 
 
 def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
-    """Return the structure as JSON, and path and value of every leaf.
-
-    Mappings that JAX does not know, such as ``zarr.Group``, are dicts.
-    """
+    """Return the structure as JSON, and path and value of every leaf."""
     try:
         tree = as_dicts(tree)
         leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)

@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from safetensors.numpy import save_file
 from trials import often
 
 import gda
@@ -31,24 +30,6 @@ from gda.storage.views.mapping import identity
 
 def numbers(*shape: int, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     return np.arange(math.prod(shape), dtype=dtype).reshape(shape)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Any:
-    """A model of three layers, whose weights are [out, in]."""
-    tensors = {f"layers.{i}.up": numbers(16, 8) + 1000 * i for i in range(3)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    return gda.storage.open_safetensors(tmp_path)
-
-
-def test_layers_transposed_and_stacked_load_onto_a_mesh(model: Any, mesh: Mesh) -> None:
-    up = stack([lazy(tensor).T for tensor in model.values()], axis=1)
-    expected = np.stack([np.asarray(tensor).T for tensor in model.values()], axis=1)
-    loaded = gda.load_tree({"up": up}, mesh, P("x", None, "y"), max_workers=3)["up"]
-    assert (loaded.shape, loaded.spec) == ((8, 3, 16), P("x", None, "y"))
-    np.testing.assert_array_equal(np.asarray(loaded), expected)
-    np.testing.assert_array_equal(np.asarray(up), expected)
-    np.testing.assert_array_equal(np.asarray(up[..., 2:5][::-1]), expected[..., 2:5][::-1])
 
 
 def test_load_tree_narrows_pads_and_casts_a_view_as_any_source(auto_mesh: Mesh) -> None:
@@ -288,8 +269,10 @@ def shapes_of(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[int, ...]:
     return split
 
 
-def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray, Any]:
-    """Return a view and its array, both changed by one random operation."""
+def changed(
+    data: st.DataObject, view: LazyArray, array: Any, joins: list[int]
+) -> tuple[LazyArray, Any]:
+    """Return a view and its array, both changed by one random operation; note where they join."""
     names = ["transpose", "index", "index", "reshape", "reshape", "join"]
     name = data.draw(st.sampled_from(names))
     if name == "transpose":
@@ -308,6 +291,7 @@ def changed(data: st.DataObject, view: LazyArray, array: Any) -> tuple[LazyArray
     axis = data.draw(st.integers(0, array.ndim - 1))
     if array.size > 1000:
         return view, array
+    joins.append(axis)
     other = data.draw(st.sampled_from([view, array]))
     if data.draw(st.booleans()):
         return stack([view, other], axis), np.stack([array, array], axis)
@@ -328,9 +312,9 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reads, "READ_BYTES", 1 if is_exact else 32 * 1024)
         patch.setattr(reads, "PIECE_BYTES", data.draw(st.sampled_from([16, 4 * 2**20])))
-        view, array = lazy(source), source.data
+        view, array, joins = lazy(source), source.data, []
         for _ in range(data.draw(st.integers(0, 6))):
-            view, array = changed(data, view, array)
+            view, array = changed(data, view, array, joins)
         cast = data.draw(st.sampled_from([array.dtype, np.dtype("f2"), np.dtype("f8")]))
         view, array = view.astype(cast), array.astype(cast)
         assert (view.shape, view.dtype) == (array.shape, array.dtype)
@@ -341,7 +325,7 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
     needed = np.isin(source.data, array[index].astype(np.int32))
     if not is_exact and not has_chunks:
         assert len(source.asked) <= 1
-    if "2 views" not in repr(view):
+    if not joins:
         assert (source.counts <= 1).all()
         if is_exact and not has_chunks:
             assert not source.counts[~needed].any()
@@ -356,27 +340,21 @@ VIEW = lazy(numbers(6, 4))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: VIEW[0, 4], IndexError, "index 4 is out of bounds for axis 1 with size 4"),
         (lambda: VIEW[0, 0, 0], IndexError, "too many indices .* 2-dimensional, but 3"),
-        (lambda: VIEW[..., ...], IndexError, "single ellipsis"),
         *[
             (lambda index=index: VIEW[index], IndexError, "integers, slices, ... and None.*stack")
             for index in [[0, 2], True, np.True_, (0, [1]), "name", 1.5]
         ],
-        (lambda: VIEW[::0], ValueError, "step cannot be zero"),
         (lambda: VIEW.reshape(4, 6), ValueError, r"\(4, 6\): its rows .* different .*asarray"),
         (lambda: VIEW.reshape(5, -1), ValueError, r"of 24 elements, cannot be reshaped to \(5, -1"),
         (lambda: VIEW.reshape(2.0, 12), TypeError, "integer"),
-        (lambda: VIEW.transpose(0, 0), ValueError, "repeated axis in `axes`"),
         (lambda: VIEW.transpose(1), ValueError, r"axes \(1,\) .* give each one once"),
-        (lambda: VIEW.transpose(0, 2), ValueError, "axis 2 is out of bounds"),
         (lambda: VIEW.astype("flaot32"), TypeError, "'flaot32' is not a dtype; a dtype is"),
         (lambda: len(lazy(np.float32(1))), TypeError, r"has no len\(\); use view.size"),
         (lambda: stack([]), ValueError, "stack needs at least one"),
         (lambda: stack([VIEW, VIEW.T]), ValueError, r"view 1 of stack has shape \(4, 6\), the fir"),
         (lambda: concatenate([VIEW, VIEW[:, 1:]]), ValueError, "differ along axis 0 only"),
         (lambda: stack([VIEW, VIEW.astype("i1")]), TypeError, r"int8.*astype\('float32'\)"),
-        (lambda: stack([VIEW], axis=3), ValueError, "axis 3 is out of bounds for array of dimen"),
         (lambda: lazy([1, 2]), TypeError, "a list is not a source"),
         (lambda: np.array(VIEW, copy=False), ValueError, "copy=False forbids"),
     ],
@@ -404,16 +382,6 @@ def test_a_source_that_fails_or_gives_other_blocks_is_named(auto_mesh: Mesh) -> 
     assert np.asarray(lazy(scaled).astype("float64"))[5, 3] == 23
 
 
-def test_a_view_says_what_it_is_made_of(model: Any) -> None:
-    first = lazy(model["layers.0.up"]).T[:, 2:, None].astype("bf16").reshape(-1)
-    text = repr(first)
-    assert "SafetensorsTensor('layers.0.up', shape=(16, 8), dtype=F32" in text
-    assert text.endswith(").T[:, 2:, None].astype(bfloat16).reshape(112,))")
-    joined = stack([VIEW] * 3, axis=1)[0]
-    said = "LazyArray(shape=(3, 4), dtype=float32, made_of=stack(3 views, axis=1)[0])"
-    assert repr(joined) == said
-
-
 # Views of many views.
 
 
@@ -427,7 +395,6 @@ def test_a_chain_of_joined_views_of_any_length(auto_mesh: Mesh) -> None:
             view = concatenate([view.astype("f8"), part.astype("f8")]).astype("f4")
             data = np.concatenate([data, part])
     np.testing.assert_array_equal(np.asarray(view[-300::2]), data[-300::2])
-    assert len(repr(view)) < 1000
     loaded = gda.GlobalArray.from_source(view[-8:], auto_mesh, P("x"))
     np.testing.assert_array_equal(np.asarray(loaded), data[-8:])
 
@@ -437,7 +404,6 @@ def test_parts_that_are_shared_are_looked_at_once() -> None:
     for _ in range(50):
         view = concatenate([view, view])
     assert view.shape == (2**50,)
-    assert len(repr(view)) < 1000
     assert source_of(view).chunks == (1,)
     assert np.asarray(view[2**49 - 1 : 2**49 + 2]).tolist() == [0.0] * 3
 

@@ -217,14 +217,8 @@ def test_arrays_that_cannot_be_saved(auto_mesh: Mesh, tmp_path: Path) -> None:
 
 
 def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
-    too_long, x = r"path is 'x.*too long; a name has at most 2.. bytes", "x" * 5000
-    other = "is not a folder or file of a mounted file system"
-    for path, message in [
-        *[(long, too_long) for long in (x, f"{x}/a", f"{'x' * 230}.safetensors", "x/" * 2100)],
-        (tmp_path / "\ud800", r"path is .*, which is not a file name: surrogates not allo"),
-        *[(url, other) for url in ("", "gs://bucket/model", "s3://bucket/a.safetensors")],
-    ]:
-        with pytest.raises(ValueError, match=message):
+    for path in ("", "gs://bucket/model", "s3://bucket/a.safetensors"):
+        with pytest.raises(ValueError, match="is not a folder or file of a mounted file system"):
             save_safetensors(path, {"w": DATA})
     with pytest.raises(ValueError, match=r"has 512 bytes, more than max_file_bytes=100; pass a fo"):
         save_safetensors(tmp_path / "a.safetensors", {"w": DATA}, max_file_bytes=100)
