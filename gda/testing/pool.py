@@ -69,7 +69,6 @@ class Pool:
     ) -> None:
         self.num_processes = _check_positive("num_processes", num_processes)
         self.devices = _check_positive("devices", devices)
-        self.num_starts = 0
         self._prepare = prepare
         self._group: _RunningProcesses | None = None
 
@@ -119,7 +118,6 @@ class Pool:
             self.kill()
         if self._group is None:
             self._group = _RunningProcesses(self.num_processes, self.devices)
-            self.num_starts += 1
             try:
                 raise_first(self._gather(None, _START_TIMEOUT), f"the start of {self!r}")
                 if self._prepare is not None:
