@@ -77,7 +77,6 @@ from gda.compiled.report.advice import Advice as Advice
 
 # Test, and use other libraries.
 from gda import testing as testing
-from gda.multihost.fault_report import report as report
 from gda.trees.batches import compat as compat
 
 # The names of GlobalDeviceArray.
@@ -133,7 +132,6 @@ __all__ = [  # noqa: RUF022
     "assert_fits",
     # Test, and read code of others.
     "testing",
-    "report",
     # The names of GlobalDeviceArray.
     "get_shard_shape",
     "get_shard_indices",
