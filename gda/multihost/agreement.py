@@ -402,15 +402,6 @@ def _end() -> None:
         refuse_all(service)
 
 
-def _leave() -> None:
-    """Let a forked process end unheard: the others wait for the one that it was forked from."""
-    if coordination.service() is not None:  # otherwise it may join a program of its own
-        atexit.unregister(_end)
-
-
-os.register_at_fork(after_in_child=_leave)
-
-
 # The checks of constructors, and the timeout.
 
 
