@@ -2,7 +2,7 @@
 
     python examples/spmd_tour.py
 
-``docs/spmd_tour.ipynb`` has the same cells. Each cell asserts the facts of the text above it.
+Each cell asserts the facts of the text above it.
 """
 
 # In a notebook, the last expression of a cell is drawn.

@@ -84,7 +84,6 @@ _MODULE_OF = {
     "Advice": "gda.compiled.report.advice",
     # Test, and read code of others.
     "testing": "gda.testing",
-    "report": "gda.multihost.fault_report",
     "compat": "gda.trees.batches.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
@@ -123,8 +122,8 @@ _UNLISTED = {
 
 _MODULES = {"checkpoint", "compat", "launch", "show", "storage", "testing"}
 
-# Names that JAX had for the same in 2022, and former ones.
-_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit", "store_tree": "store"} | {
+# Names that JAX had for the same in 2022.
+_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"} | {
     name: f"compat.{name}"
     for name in ("host_local_array_to_global_array", "global_array_to_host_local_array")
 }

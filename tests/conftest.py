@@ -75,10 +75,7 @@ _COMPILERS = {
 }
 
 # Libraries that the extra `test` brings and `test-core` does not.
-_LIBRARIES = {
-    *("boto3", "einops", "equinox", "flax", "grain", "IPython", "moto", "nbclient", "nbformat"),
-    *("orbax", "sklearn"),
-}
+_LIBRARIES = {"boto3", "einops", "equinox", "flax", "grain", "moto", "orbax", "sklearn"}
 
 # Else each process parses all modules of gda and of the tests for constants to try, and a change of
 # any module gives other examples.

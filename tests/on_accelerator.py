@@ -6,7 +6,6 @@ so does that one with ``GDA_ACCELERATOR=cpu``.
 """
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,14 +51,3 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     is_on_the_way = FOLDER.is_relative_to(collection_path)
     return None if is_on_the_way or collection_path.is_relative_to(FOLDER) else True
-
-
-def seconds_of(run: Callable[[], Any], times: int = 3) -> float:
-    """Return the least seconds of a few runs, after one that compiles."""
-    jax.block_until_ready(run())
-    taken = []
-    for _ in range(times):
-        start = time.perf_counter()
-        jax.block_until_ready(run())
-        taken.append(time.perf_counter() - start)
-    return min(taken)

@@ -33,6 +33,13 @@ def accuracies(output: str) -> list[float]:
     return [float(percent) for percent in re.findall(r"^accuracy .* ([\d.]+)%$", output, re.M)]
 
 
+def test_the_tour_runs_in_a_narrow_terminal() -> None:
+    done = run("spmd_tour.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
 def test_train_digits_keeps_its_accuracy_on_the_way_through_files(tmp_path: Path) -> None:
     done = run("train_digits.py", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

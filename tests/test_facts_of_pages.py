@@ -42,5 +42,5 @@ def test_every_page_that_the_code_names_exists() -> None:
         for path in (ROOT / "gda").rglob("*.py")
         for name in re.findall(r"[\w./-]+\.md\b", path.read_text())
     }
-    assert "docs/works.md" in {name for _, name in named}
+    assert "docs/limits.md" in {name for _, name in named}
     assert [(path, name) for path, name in sorted(named) if not (ROOT / name).exists()] == []

@@ -67,7 +67,7 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
     in ``.array``. Operators, indexing, ``jnp`` functions and all methods and properties of
     ``jax.Array`` work on it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need
     ``g.array``; their error is "Triggering __jax_array__() during abstractification", and
-    docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
+    docs/limits.md has others. It is a pytree whose only leaf is that array, so ``jax.jit``,
     ``jax.grad``, ``jax.device_put`` and optimisers take and return it.
 
     A tree function puts its results into containers, which have no layout around something that is

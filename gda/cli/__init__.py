@@ -3,13 +3,13 @@
 ``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
 ``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint, safetensors
 files or an Orbax run; ``diff`` compares two checkpoints; ``verify`` reads one; ``convert`` makes
-one of another. ``report`` prints versions and devices. ``python -m gda`` is the same command.
+one of another. ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands``; ``plans``; ``rehearsals`` with ``rehearsal_processes`` and
-``rehearsal_program``; ``checkpoints``; ``convert``; ``versions``; ``functions`` (of the user). What
+``rehearsal_program``; ``checkpoints``; ``convert``; ``functions`` (of the user). What
 they print is computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts
 of options.
 """
@@ -29,14 +29,13 @@ from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
-from gda.cli.versions import add_report
 from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
 _COMMANDS = (
     *(add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),
-    *(add_rollback, add_hold, add_report),
+    *(add_rollback, add_hold),
 )
 
 _EPILOG = """\

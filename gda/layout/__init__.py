@@ -8,7 +8,3 @@ between grids), ``padding``, ``sharing`` (reads that processes share). All packa
 ``boundary`` (tracebacks without gda's inner frames) and ``distribution`` (the commands that install
 extras).
 """
-
-# It fails if the files of the package are mixed with those of another project. Then gda/__init__.py
-# may be one of that project.
-import gda.layout.distribution  # noqa: F401

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import warnings
 from collections.abc import Callable, Collection
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, get_type_hints
@@ -87,16 +86,6 @@ def frame_of_caller() -> tuple[FrameType | None, int]:
     while frame is not None and _package_of(frame) in _NOT_OF_CALLER:
         frame, level = frame.f_back, level + 1
     return frame, level
-
-
-def warn_deprecated(old: str, new: str) -> None:
-    """Warn the caller of a stable name that a later minor release will not have.
-
-    Args:
-      old, new: the name, and its successor, such as ``the argument specs=``.
-    """
-    message = f"{old} is deprecated, and a later minor release will not have it; use {new}"
-    warnings.warn(message, DeprecationWarning, stacklevel=frame_of_caller()[1])
 
 
 def below(files: Collection[str], entry: TracebackType | None) -> TracebackType | None:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
-from jax.stages import Lowered
 
 from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, set_module
 from gda.layout.text import (
@@ -133,28 +132,20 @@ def check_processes_agree(  # pyright: ignore[reportOverlappingOverload]
 ) -> AbstractContextManager[None]: ...
 @overload
 def check_processes_agree(
-    tree: Any = ...,
-    *,
-    program: Lowered | None = None,
-    name: str = "tree",
-    timeout: float | None = None,
+    tree: Any, *, name: str = "tree", timeout: float | None = None
 ) -> None: ...
 @set_module("gda")
-@communicates("check {name!r}", lambda given: None if _is_context(**given) else ())
+@communicates("check {name!r}", lambda given: None if given["tree"] is _NO_TREE else ())
 def check_processes_agree(
-    tree: Any = _NO_TREE,
-    *,
-    program: Lowered | None = None,
-    name: str = "tree",
-    timeout: float | None = None,
+    tree: Any = _NO_TREE, *, name: str = "tree", timeout: float | None = None
 ) -> AbstractContextManager[None] | None:
-    """Check that every process has the same tree, and the same program.
+    """Check that every process has the same tree.
 
-    Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
-    communicates through JAX's coordination service, so that a disagreement never hangs, in a few
-    milliseconds. Every process must call it, in the same order of checks.
+    It compares structure, shapes, dtypes, meshes and specs, and no values. It communicates through
+    JAX's coordination service, so that a disagreement never hangs, in a few milliseconds. Every
+    process must call it, in the same order of checks.
 
-    With neither it is a context: inside ``with gda.check_processes_agree():`` every
+    Without a tree it is a context: inside ``with gda.check_processes_agree():`` every
     constructor checks. One with a callback compares shape, dtype, mesh and spec over the processes
     of the mesh before it reads. After building, all constructors but ``from_array`` compare their
     results, so that all processes hear of a failure in one at once. Functions that communicate
@@ -166,48 +157,29 @@ def check_processes_agree(
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared with their order of devices.
-      program: a lowered function, ``jax.jit(step).lower(*args)``, whose text is compared, with
-        every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes, slow reads included; by default the
         environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
-      DisagreementError: the processes differ. It names the processes in the minority, the first
-        paths and fields, and of programs the first line.
+      DisagreementError: the processes differ. It names the processes in the minority, and the
+        first paths and fields.
       LateProcessError: a process did not come in time. It names that process, its last check and
         the check where the others wait.
       ConnectionError: process 0, which runs the service, has ended.
-      TypeError: ``program`` is not lowered.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
-    >>> step = jax.jit(lambda w: w - 0.1 * w).lower(np.ones(8))
-    >>> gda.check_processes_agree(program=step)
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> with gda.check_processes_agree(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    if _is_context(tree, program):
+    if tree is _NO_TREE:
         return checking_agreement(timeout=timeout)
-    if not isinstance(program, Lowered | None):
-        raise TypeError(
-            f"program is a {type(program).__name__}; pass a lowered function, as "
-            "program=jax.jit(step).lower(*args)"
-        )
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
-
-    def described(_: None) -> Description:
-        fields = {} if tree is _NO_TREE else describe(tree)
-        return fields | ({("program", "text"): program.as_text()} if program else {})
-
-    done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))
+    done_by_all(lambda: None, lambda _: describe(tree), "check", timeout=seconds, label=repr(name))
     return None
-
-
-def _is_context(tree: Any, program: Any, **_: Any) -> bool:
-    return tree is _NO_TREE and program is None
 
 
 def checking_agreement(
@@ -428,15 +400,6 @@ def _end() -> None:
         from gda.multihost.meeting import refuse_all
 
         refuse_all(service)
-
-
-def _leave() -> None:
-    """Let a forked process end unheard: the others wait for the one that it was forked from."""
-    if coordination.service() is not None:  # otherwise it may join a program of its own
-        atexit.unregister(_end)
-
-
-os.register_at_fork(after_in_child=_leave)
 
 
 # The checks of constructors, and the timeout.

@@ -36,7 +36,8 @@ def __getattr__(name: str) -> Any:
     if name == "strategies":
         return import_module("gda.testing.strategies")
     if name in __all__:
-        return getattr(import_module("gda.testing.pool"), name)
+        module = "gda.testing.pool" if name == "Pool" else "gda.testing.answer"
+        return getattr(import_module(module), name)
     raise AttributeError(f"module 'gda.testing' has no attribute {name!r}")
 
 

@@ -94,7 +94,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if not marker.is_marked(item) or _is_in_process(item.config):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _pools(item.session).run_test(item, nextitem):
+    for report in _pools(item.session).run_test(item):
         item.ihook.pytest_runtest_logreport(report=report)
     _tear_down_unshared(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

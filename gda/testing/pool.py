@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from gda.launch.children import Children, Port, environment
 from gda.layout.boundary import set_module
 from gda.layout.text import signal_name
-from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
+from gda.testing.answer import GRACE, Answer, raise_first, trim_stacks
 from gda.testing.forking import Forked
 
 T = TypeVar("T")
@@ -69,7 +69,6 @@ class Pool:
     ) -> None:
         self.num_processes = _check_positive("num_processes", num_processes)
         self.devices = _check_positive("devices", devices)
-        self.num_starts = 0
         self._prepare = prepare
         self._group: _RunningProcesses | None = None
 
@@ -106,7 +105,7 @@ class Pool:
             ) from error
         answers = self.ask(("call", reference, arguments), timeout)
         raise_first(answers, f"{name} with timeout={timeout:g}")
-        return [_unpickle(answer) for answer in answers]
+        return [pickle.loads(answer.value) for answer in answers]
 
     def ask(self, command: tuple[Any, ...], timeout: float) -> list[Answer]:
         """Send a command of ``gda.testing.channel`` to all processes and return their answers."""
@@ -119,7 +118,6 @@ class Pool:
             self.kill()
         if self._group is None:
             self._group = _RunningProcesses(self.num_processes, self.devices)
-            self.num_starts += 1
             try:
                 raise_first(self._gather(None, _START_TIMEOUT), f"the start of {self!r}")
                 if self._prepare is not None:
@@ -328,38 +326,18 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     # JAX's own caches, such as jax.process_count, have no name, but the wrapped function has.
     wrapped = getattr(function, "__wrapped__", None)
     named = function if hasattr(function, "__qualname__") else wrapped
-    module_name = getattr(named, "__module__", None)
-    name = getattr(named, "__qualname__", None)
-    module = sys.modules.get(module_name) if isinstance(module_name, str) else None
-    if module is None or module_name is None or not isinstance(name, str):
-        raise TypeError(f"the processes find a function by its name, but {function!r} has none")
-    if "<" in name:
-        raise TypeError(
-            "the processes find a function by its name, so it must stand at the top of a module or "
-            f"in a class: {name} of {module_name} does not; move it, and pass values as arguments"
-        )
+    module = sys.modules.get(getattr(named, "__module__", ""))
+    name = getattr(named, "__qualname__", "")
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not function:
-        raise TypeError(
-            f"the processes find a function by its name, and {module_name}.{name} is "
-            f"{found!r}, not {function!r}"
-        )
     file = getattr(module, "__file__", None)
-    if module_name == "__main__" and file is None:
-        raise TypeError(f"the processes cannot find {name}, which has no file; put it into one")
-    return module_name, name, None if file is None else os.path.abspath(file)
-
-
-def _unpickle(answer: Answer) -> Any:
-    try:
-        return pickle.loads(answer.value)
-    except Exception as error:
-        raise ProcessError(
-            answer.process,
-            f"{answer.label}: its result cannot be unpickled: {type(error).__name__}: {error}",
-        ) from error
+    if module is None or found is not function or (module.__name__ == "__main__" and not file):
+        raise TypeError(
+            "the processes find a function by its name, so it must stand at the top of a module or "
+            f"in a class, in a file: {function!r} does not; move it, and pass values as arguments"
+        )
+    return module.__name__, name, None if file is None else os.path.abspath(file)
 
 
 def _status(process: Forked) -> str:

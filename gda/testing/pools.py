@@ -6,10 +6,8 @@ import itertools
 import re
 import sys
 import tempfile
-from collections import defaultdict
 from contextlib import ExitStack
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,7 +39,6 @@ class Pools:
         self._session = session
         self._config = session.config
         self._pools: dict[_Size, Pool] = {}
-        self._promises: dict[_Size, tuple[int, pytest.Item | None]] = {}
         self._numbers = itertools.count()
         self._ending = ExitStack()
 
@@ -57,21 +54,14 @@ class Pools:
             other.close()
         return pool
 
-    def run_test(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+    def run_test(self, item: pytest.Item) -> list[pytest.TestReport]:
         """Run a test in all processes of its pool, and return its merged reports."""
         try:
             processes = wanted(item)
             pool = self.get(*processes.size)
-            following = self._following(item, processes.size, nextitem)
-            self._promise(pool, item, following)
-            files = [str(each.path) for each in (item, following) if each is not None]
-            raise_first(pool.ask(("collect", files), _SESSION_TIMEOUT), f"the import of {files[0]}")
-            command = (
-                "test",
-                address_of(item),
-                None if following is None else address_of(following),
-                self._shared_directory(item),
-            )
+            answers = pool.ask(("collect", str(item.path)), _SESSION_TIMEOUT)
+            raise_first(answers, f"the import of {item.path}")
+            command = "test", address_of(item), self._shared_directory(item)
             answers = pool.ask(command, processes.timeout)
         except (ValueError, ProcessError) as error:
             return failed_setup(item, str(error))
@@ -91,38 +81,6 @@ class Pools:
                 pool.kill()
             self._ending.close()
 
-    def _promise(self, pool: Pool, item: pytest.Item, following: pytest.Item | None) -> None:
-        """Start new processes if they kept fixtures for another test than this; remember the next.
-
-        After a test they keep the fixtures that the next one shares, which pytest must know before.
-        """
-        size = (pool.num_processes, pool.devices)
-        start, promised = self._promises.get(size, (0, None))
-        if promised is not None and promised is not item and start == pool.num_starts:
-            pool.close()
-        pool.start()
-        self._promises[size] = (pool.num_starts, following)
-
-    def _following(
-        self, item: pytest.Item, size: _Size, nextitem: pytest.Item | None
-    ) -> pytest.Item | None:
-        """Return the next test of the same pool, if it is certain."""
-        if hasattr(self._config, "workerinput"):  # a worker of xdist knows the next test only
-            return nextitem if nextitem is not None and size_of(nextitem) == size else None
-        return self._next_of.get(item)
-
-    @cached_property
-    def _items_of(self) -> dict[_Size | None, list[pytest.Item]]:
-        """The tests of each size, in their order."""
-        items: dict[_Size | None, list[pytest.Item]] = defaultdict(list)
-        for item in self._session.items:
-            items[size_of(item)].append(item)
-        return items
-
-    @cached_property
-    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
-        return {item: after for each in self._items_of.values() for item, after in pairwise(each)}
-
     def _start_session(self, pool: Pool) -> None:
         config = self._config
         arguments = [*map(str, config.invocation_params.args), *_OVERRIDES]
@@ -130,7 +88,8 @@ class Pools:
             arguments.append("-n0")
         if hasattr(config.option, "no_cov"):  # of pytest-cov
             arguments.append("--no-cov")
-        items = self._items_of[pool.num_processes, pool.devices]
+        size = pool.num_processes, pool.devices
+        items = [item for item in self._session.items if size_of(item) == size]
         plan = SessionPlan(
             arguments=tuple(arguments),
             directory=str(config.invocation_params.dir),

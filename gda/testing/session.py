@@ -10,7 +10,6 @@ import io
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,32 +173,28 @@ class _ProcessPlugin:
         data = {name: value for name, value in data.items() if isinstance(value, _SENT)}
         self._channel.answer("trouble" if has_trouble else "report", data)
 
-    def collect(self, files: Sequence[str]) -> None:
-        """Import the tests of these files, unless they were, and answer."""
+    def collect(self, file: str) -> None:
+        """Import the tests of a file, unless they were, and answer."""
         session = self._session
         assert session is not None
         config = session.config
-        for file in files:
-            if modules := self._modules.pop(file, ()):
-                items = [item for each in modules for item in session.genitems(each)]
-                config.hook.pytest_collection_modifyitems(
-                    session=session, config=config, items=items
-                )
-                self._items.update({address_of(item): item for item in items})
+        if modules := self._modules.pop(file, ()):
+            items = [item for each in modules for item in session.genitems(each)]
+            config.hook.pytest_collection_modifyitems(session=session, config=config, items=items)
+            self._items.update({address_of(item): item for item in items})
         self._channel.answer("returned", b"")
 
-    def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:
-        """Run one test and answer; ``next_address`` is the next test of this process."""
+    def run_test(self, address: Address, shared: Path) -> None:
+        """Run one test with fixtures of its own, and answer."""
         item = self._items.get(address)
         if item is None:
             line = f"this process did not find {'::'.join(address[1])} in {address[0]}"
             self._channel.answer("raised", (line, "\n".join(self._collection_failures)))
             return
-        next_item = None if next_address is None else self._items.get(next_address)
         item.config.stash[shared_directory_key] = shared
         self._reports.clear()
         try:
-            item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
         except BaseException as error:  # pytest.exit and KeyboardInterrupt get this far
             line = f"{type(error).__name__}: {error}"
             self._channel.answer("raised", (line, line))

@@ -26,10 +26,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
-from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 try:
     from hypothesis import note
@@ -152,43 +150,13 @@ def _mesh_shapes(draw: st.DrawFn, names: tuple[str, ...], max_devices: int) -> d
     return dict(zip(names, sizes, strict=False))
 
 
-def meshes(
-    shapes: st.SearchStrategy[dict[str, int]] | MeshShape | None = None,
-) -> st.SearchStrategy[Mesh]:
-    """Return a strategy for ``jax.sharding.Mesh``es over any of ``jax.devices()``, in any order.
-
-    All axes of one mesh are Auto, or all are Explicit.
-
-    Args:
-      shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most the
-        number of devices.
-
-    Shrinks to small meshes of Auto axes over the first devices, in order.
-
-    Raises:
-      ValueError: a mesh shape needs more devices than exist.
-
-    >>> from hypothesis import find
-    >>> find(meshes({'data': 2, 'model': 2}), lambda mesh: True).devices.shape
-    (2, 2)
-    """
-    if isinstance(shapes, Mapping):
-        shapes = st.just(check_mesh_shape(shapes))
-    return _meshes(shapes)
-
-
 @st.composite
-def _meshes(draw: st.DrawFn, shapes: st.SearchStrategy[dict[str, int]] | None) -> Mesh:
+def _meshes(draw: st.DrawFn) -> Mesh:
     available = jax.devices()
-    shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
-    num_devices = math.prod(shape.values())
-    if num_devices > len(available):
-        raise ValueError(
-            f"a mesh {shape} needs {num_devices} devices, but there are {len(available)}; "
-            "give mesh_shapes a smaller max_devices"
-        )
+    shape = draw(mesh_shapes(max_devices=len(available)))
     if draw(st.booleans()):
         available = draw(st.permutations(available))
+    num_devices = math.prod(shape.values())
     chosen = np.empty(num_devices, object)
     chosen[:] = available[:num_devices]
     kind = draw(st.sampled_from((AxisType.Auto, AxisType.Explicit)))
@@ -197,8 +165,22 @@ def _meshes(draw: st.DrawFn, shapes: st.SearchStrategy[dict[str, int]] | None) -
     )
 
 
+def meshes() -> st.SearchStrategy[Mesh]:
+    """Return a strategy for ``jax.sharding.Mesh``es over any of ``jax.devices()``, in any order.
+
+    All axes of one mesh are Auto, or all are Explicit.
+
+    Shrinks to small meshes of Auto axes over the first devices, in order.
+
+    >>> from hypothesis import find
+    >>> find(meshes(), lambda mesh: mesh.size == 4).devices.shape
+    (4,)
+    """
+    return _meshes()
+
+
 def partition_specs(
-    mesh: Mesh | AbstractMesh | MeshShape, *, max_entries: int = _MAX_DIMS
+    mesh: Mesh | MeshShape, *, max_entries: int = _MAX_DIMS
 ) -> st.SearchStrategy[PartitionSpec]:
     """Return a strategy for the specs of a mesh.
 
@@ -261,13 +243,13 @@ def _global_shapes(
 
 
 def sharded_cases(
-    mesh: st.SearchStrategy[MeshT] | MeshT | None = None, *, max_dims: int = _MAX_DIMS
+    mesh: st.SearchStrategy[MeshT] | None = None, *, max_dims: int = _MAX_DIMS
 ) -> st.SearchStrategy[ShardedCase[Any]]:
     """Return a strategy for a mesh, a spec of it and a global shape that it shards evenly.
 
     Args:
-      mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
-        ``mesh_shapes()`` the cases need no devices.
+      mesh: a strategy for meshes or mesh shapes; by default ``meshes()``. With ``mesh_shapes()``
+        the cases need no devices.
       max_dims: most dimensions. Now and then one has the size 0; else blocks have 1 to 3 elements
         along each.
 
@@ -279,7 +261,7 @@ def sharded_cases(
     >>> find(sharded_cases(mesh_shapes(max_devices=512)), lambda case: case.grid.num_shards > 1)
     ShardedCase((2,), {'x': 2}, P('x'))
     """
-    drawn = meshes() if mesh is None else _as_strategy(mesh)
+    drawn: st.SearchStrategy[Any] = meshes() if mesh is None else mesh
 
     @st.composite
     def cases(draw: st.DrawFn) -> ShardedCase[Any]:
@@ -291,67 +273,34 @@ def sharded_cases(
     return cases()
 
 
-def global_arrays(
-    cases: st.SearchStrategy[ShardedCase[Mesh]] | ShardedCase[Mesh] | None = None,
-    *,
-    dtype: npt.DTypeLike | st.SearchStrategy[Any] | None = None,
-    elements: st.SearchStrategy[Any] | None = None,
-) -> st.SearchStrategy[GlobalArray]:
-    """Return a strategy for ``GlobalArray``s with content.
+def global_arrays() -> st.SearchStrategy[GlobalArray]:
+    """Return a strategy for ``GlobalArray``s with content, of the cases of ``sharded_cases()``.
 
-    A failing example is printed with the order of its devices and the content of the whole array.
-
-    Args:
-      cases: shape, mesh and spec, or a strategy for them; by default ``sharded_cases()``.
-      dtype: a dtype, or a strategy for dtypes; by default one of float32, int32, bool, complex64,
-        uint8 and bfloat16. 64-bit types become 32-bit ones unless ``jax_enable_x64`` is set.
-      elements: strategy for the values, as for ``hypothesis.extra.numpy.arrays``; they must be
-        representable in the dtype. By default any value of the dtype, NaN included; for types
-        that NumPy lacks, such as bfloat16, any finite value.
+    The dtype is float32, int32, bool, complex64, uint8 or bfloat16; values may be NaN. A failing
+    example is printed with the order of its devices and the content of the whole array.
 
     Shrinks to a small case, float32, full of zeros.
 
-    >>> from hypothesis import given, settings
-    >>> @settings(max_examples=20, deadline=None)
-    ... @given(global_arrays(dtype='float32', elements=st.integers(0, 9)))
-    ... def test_digits_stay_digits(g):
-    ...     assert set(np.asarray(g).flat) <= set(range(10))
-    >>> test_digits_stay_digits()
+    >>> from hypothesis import find
+    >>> g = find(global_arrays(), lambda g: g.size == 2)
+    >>> g.dtype.name, np.asarray(g).ravel().tolist()
+    ('float32', [0.0, 0.0])
     """
-    drawn = sharded_cases() if cases is None else _as_strategy(cases)
-    dtypes = st.sampled_from(_DTYPES) if dtype is None else _as_strategy(dtype)
-
-    @st.composite
-    def arrays(draw: st.DrawFn) -> GlobalArray:
-        case = draw(drawn)
-        kind = jax.dtypes.canonicalize_dtype(draw(dtypes))
-        data = draw(_data(case.global_shape, kind, elements))
-        # The repr of a GlobalArray never moves data, so it omits the values of a failing example.
-        note(f"GlobalArray of {case} with {data!r}")
-        return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
-
-    return arrays()
+    return _global_arrays()
 
 
-def _data(
-    shape: Shape, dtype: np.dtype[Any], elements: st.SearchStrategy[Any] | None
-) -> st.SearchStrategy[np.ndarray[Any, Any]]:
+@st.composite
+def _global_arrays(draw: st.DrawFn) -> GlobalArray:
+    case = draw(sharded_cases())
+    dtype = np.dtype(draw(st.sampled_from(_DTYPES)))
     if dtype.isbuiltin == 1:
-        return hnp.arrays(dtype, shape, elements=elements)
-    # Hypothesis draws no values for the dtypes that ml_dtypes adds to NumPy.
-    if jnp.issubdtype(dtype, jnp.integer):
-        wide, limits = np.int32, jnp.iinfo(dtype)
-        values = st.integers(int(limits.min), int(limits.max))
-    else:
-        wide, limits = np.float32, jnp.finfo(dtype)
-        values = st.floats(float(limits.min), float(limits.max), width=32)
-    return hnp.arrays(wide, shape, elements=values if elements is None else elements).map(
-        lambda data: data.astype(dtype)
-    )
-
-
-def _as_strategy(given: Any) -> st.SearchStrategy[Any]:
-    return given if isinstance(given, st.SearchStrategy) else st.just(given)
+        data = draw(hnp.arrays(dtype, case.global_shape))
+    else:  # hypothesis draws no values for the dtypes that ml_dtypes adds to NumPy
+        values = hnp.arrays(np.float32, case.global_shape, elements=st.floats(width=16))
+        data = draw(values).astype(dtype)
+    # The repr of a GlobalArray never moves data, so it omits the values of a failing example.
+    note(f"GlobalArray of {case} with {data!r}")
+    return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
 
 
 def _more(draw: st.DrawFn) -> bool:
@@ -363,14 +312,8 @@ def _more(draw: st.DrawFn) -> bool:
     return draw(st.integers(0, 2)) > 0
 
 
-def _mesh_shape_of(mesh: Mesh | AbstractMesh | MeshShape) -> dict[str, int]:
-    mesh_shape = mesh if isinstance(mesh, Mapping) else getattr(mesh, "shape", None)
-    if not isinstance(mesh_shape, Mapping):
-        raise TypeError(
-            "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as "
-            f"{{'x': 4, 'y': 2}}, not {mesh!r}"
-        )
-    return check_mesh_shape(mesh_shape)
+def _mesh_shape_of(mesh: Mesh | MeshShape) -> dict[str, int]:
+    return check_mesh_shape(mesh.shape if isinstance(mesh, Mesh) else mesh)
 
 
 def _format_mesh(mesh: Mesh) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 
 import jax
 import numpy as np
@@ -20,10 +19,8 @@ meshes = {
 told = {"platform": card.platform}
 trees = {}
 for name, mesh in meshes.items():
-    start = time.perf_counter()
-    tree = jax.block_until_ready(gda.pull(sys.argv[1], mesh, P("x"), plain=True))
+    tree = gda.pull(sys.argv[1], mesh, P("x"), plain=True)
     told[name] = {
-        "seconds": time.perf_counter() - start,
         "fingerprints": gda.fingerprint(tree),
         "devices": sorted(str(device) for device in tree["w"].devices()),
     }

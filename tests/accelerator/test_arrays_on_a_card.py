@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import DTYPES, bits, normal, random_bits
-from on_accelerator import Measured, seconds_of
 
 import gda
 
@@ -141,24 +139,3 @@ def test_a_picture_and_the_layouts_name_the_card(one_mesh: Mesh, card: Any) -> N
     (row,) = gda.layouts(tree).arrays
     assert (row.num_devices, row.nbytes_per_device) == (1, tree["w"].nbytes)
     assert row.memory_kind is None  # that of the device itself
-
-
-def test_time_to_build_from_memory(one_mesh: Mesh, on_card: bool, measured: Measured) -> None:
-    side = 8192 if on_card else 256
-    data = normal((side, side))
-    sharding = NamedSharding(one_mesh, SPEC)
-    ways = {
-        "device_put": lambda: jax.device_put(data, sharding),
-        "from_callback": lambda: (
-            gda.GlobalArray.from_callback(
-                data.shape, one_mesh, SPEC, lambda index: data[index]
-            ).array
-        ),
-        "from_process_local": lambda: (
-            gda.GlobalArray.from_process_local(data, one_mesh, SPEC).array
-        ),
-        "load_tree": lambda: gda.load_tree({"w": data}, one_mesh, SPEC, plain=True),
-    }
-    for name, run in ways.items():
-        measured(f"{name}, GB/s", data.nbytes / seconds_of(run) / 1e9)
-        assert jnp.array_equal(jax.tree.leaves(run())[0], data)

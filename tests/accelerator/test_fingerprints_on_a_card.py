@@ -8,7 +8,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import DTYPES, normal, random_bits
-from on_accelerator import Measured, seconds_of
 
 import gda
 from gda.arrays.fingerprints.fingerprint import SMALL
@@ -62,20 +61,3 @@ def test_replicas_are_compared_beside_arrays_on_the_card(one_mesh: Mesh, cpu_mes
     )
     with pytest.raises(gda.ReplicaMismatchError, match="cpu"):
         gda.check_replicas_agree(tree)
-
-
-def test_speed_of_fingerprints_beside_a_read_of_the_memory(
-    one_mesh: Mesh, cpu_mesh: Mesh, on_card: bool, measured: Measured
-) -> None:
-    side = 16384 if on_card else 512
-    data = jax.device_put(normal((side, side)), NamedSharding(one_mesh, P("x", "y")))
-    read = jax.jit(lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32).sum(dtype=jnp.uint32))
-    ways = {
-        "a read of the memory": lambda: read(data),
-        "fingerprint": lambda: gda.fingerprint(data),
-        "check_replicas_agree": lambda: gda.check_replicas_agree({"w": data}),
-    }
-    for name, run in ways.items():
-        measured(f"{name}, GB/s", data.nbytes / seconds_of(run) / 1e9)
-    on_cpu = jax.device_put(np.asarray(data), NamedSharding(cpu_mesh, P("x", "y")))
-    assert gda.fingerprint(data) == gda.fingerprint(on_cpu)

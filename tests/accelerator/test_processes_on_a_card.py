@@ -64,7 +64,7 @@ def lines_of(process: subprocess.Popen[Any]) -> Iterator[str]:
 
 
 def test_two_programs_on_one_card_exchange_a_tree(
-    children: Children, one_mesh: Mesh, on_card: bool, measured: Measured, tmp_path: Path
+    children: Children, one_mesh: Mesh, on_card: bool, tmp_path: Path
 ) -> None:
     side = 4096 if on_card else 256
     sharding = NamedSharding(one_mesh, P("x"))
@@ -72,7 +72,6 @@ def test_two_programs_on_one_card_exchange_a_tree(
         "w": jax.device_put(normal((side, side)), sharding),
         "narrow": jax.device_put(random_bits((64, 64), "bfloat16"), sharding),
     }
-    nbytes = sum(array.nbytes for array in tree.values())
     expected = gda.fingerprint(tree)
     with gda.offer(tree) as offer, (tmp_path / "errors").open("w+") as errors:
         process = children.start(
@@ -86,14 +85,10 @@ def test_two_programs_on_one_card_exchange_a_tree(
             told = json.loads(next(lines_of(process), "null"))
             assert told, (tmp_path / "errors").read_text()
             for name in ("the card", "CPU devices"):
-                measured(f"pull onto {name}, GB/s", nbytes / told[name]["seconds"] / 1e9)
                 assert told[name]["fingerprints"] == expected
             assert told["platform"] == next(iter(tree["w"].devices())).platform
             assert len(told["CPU devices"]["devices"]) == 4
-            start = time.perf_counter()
             back = gda.pull(told["address"], one_mesh, P("x"), plain=True)
-            jax.block_until_ready(back)
-            measured("pull back, GB/s", nbytes / (time.perf_counter() - start) / 1e9)
             assert gda.fingerprint(back) == expected
         assert process.returncode == 0, (tmp_path / "errors").read_text()
 

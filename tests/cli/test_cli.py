@@ -152,7 +152,7 @@ def test_help_and_version(run: Run) -> None:
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
     words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
     words |= {"diff": "exit code", "convert": "--map", "rehearse": "'v5e:4x4; h100:8' --price"}
-    words |= {"rollback": "STEP", "hold": "STEP", "report": "versions"}
+    words |= {"rollback": "STEP", "hold": "STEP"}
     for command, word in words.items():
         out = run.printed(command, "--help")
         assert word in out

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
-from gda.layout.boundary import public, warn_deprecated
+from gda.layout.boundary import public
 from gda.multihost.agreement import communicates
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -96,26 +96,6 @@ def test_frames_of_a_callback_are_shown(mesh: Mesh) -> None:
         assert caught.value.__notes__[0].startswith("gda: while reading index")
 
 
-def test_cause_context_notes_and_type_stay() -> None:
-    cause = OSError("disk")
-
-    @public
-    def fail() -> None:
-        try:
-            raise KeyError("w")
-        except KeyError:
-            error = ValueError("message")
-            error.add_note("note")
-            raise error from cause
-
-    with pytest.raises(ValueError, match="^message") as caught:
-        fail()
-    error = caught.value
-    assert error.__cause__ is cause
-    assert isinstance(error.__context__, KeyError)
-    assert error.__notes__ == ["note"]
-
-
 def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
     class Block(np.ndarray):
         pass
@@ -143,12 +123,3 @@ def test_every_public_function_hides_its_own_frames(module: Any) -> None:
     codes = [wrapper.__code__ for wrapper in wrappers]
     lacking = [name for name, function in functions.items() if function.__code__ not in codes]
     assert not lacking, f"these lack @public or @communicates: {', '.join(lacking)}"
-
-
-def test_a_deprecation_names_the_new_way_at_the_line_of_the_caller() -> None:
-    of_gda: dict[str, Any] = {"__name__": "gda.example", "warn_deprecated": warn_deprecated}
-    exec("def old(): warn_deprecated('gda.old()', 'gda.new()')", of_gda)
-    message = r"^gda.old\(\) is deprecated, and a later .* not have it; use gda.new\(\)$"
-    with pytest.warns(DeprecationWarning, match=message) as caught:
-        of_gda["old"]()
-    assert [warning.filename for warning in caught] == [__file__]

@@ -1,4 +1,4 @@
-"""The name of the distribution, the commands that install extras, and another project's gda."""
+"""The name of the distribution, the commands that install extras."""
 
 import importlib.metadata
 import importlib.util
@@ -25,11 +25,6 @@ def installed(folder: Path) -> Path:
     for path in (ROOT / "gda").iterdir():
         (site / "gda" / path.name).symlink_to(path)
     return site
-
-
-def with_other_project(site: Path, record: str) -> None:
-    (site / "gda-0.24.1.dist-info").mkdir()
-    (site / "gda-0.24.1.dist-info" / "RECORD").write_text(record)
 
 
 def run_in(site: Path, code: str) -> subprocess.CompletedProcess[str]:
@@ -67,33 +62,3 @@ def test_the_version_is_that_of_the_distribution(monkeypatch: pytest.MonkeyPatch
     assert gda.__version__ == importlib.metadata.version("jax-gda")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"of {name}")
     assert gda.__version__ == f"of {DISTRIBUTION}"
-
-
-# The other project.
-
-
-@pytest.mark.parametrize(
-    ("is_ours", "code"), [(True, "import gda"), (False, "from gda.cli import main")]
-)
-def test_mixed_files_of_two_distributions_are_an_error(
-    tmp_path: Path, is_ours: bool, code: str
-) -> None:
-    site = installed(tmp_path)
-    with_other_project(site, "gda/__init__.py,sha256=0,0\n")
-    if not is_ours:  # which was installed last
-        (site / "gda" / "__init__.py").unlink()
-        (site / "gda" / "__init__.py").touch()
-    last = run_in(site, code).stderr.splitlines()[-1]
-    assert last == (
-        f"ImportError: {site} has the distributions jax-gda and gda 0.24.1, and each has "
-        f"overwritten files of the other in {site / 'gda'}. gda on the package index is another "
-        "project: use one environment for each of them. Here, run: pip uninstall gda jax-gda, and "
-        "then install jax-gda again"
-    )
-
-
-def test_another_gda_that_installs_other_files_is_no_error(tmp_path: Path) -> None:
-    site = installed(tmp_path)
-    with_other_project(site, "godot_gda/__init__.py,sha256=0,0\n../../../bin/gda,sha256=0,0\n")
-    (site / "gda-notes").mkdir()
-    assert run_in(site, "import gda").stderr == ""

@@ -57,24 +57,6 @@ def by_definition(
 # Facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
 
 
-def test_facts_about_replicas_on_a_mesh_of_two_axes() -> None:
-    for spec, shard_shape, replica_ids in [
-        (P("x", "y"), (2, 1), [0, 0, 0, 0, 0, 0, 0, 0]),
-        (P("x"), (2, 2), [0, 1, 0, 1, 0, 1, 0, 1]),
-        (P("y"), (4, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
-        (P(None, "y"), (8, 1), [0, 0, 1, 1, 2, 2, 3, 3]),
-        (P(("x", "y")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
-        (P(("y", "x")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
-        (P(), (8, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
-    ]:
-        grid = ShardGrid((8, 2), XY, spec)
-        assert grid.shard_shape == shard_shape
-        assert grid.replica_ids.tolist() == replica_ids
-        assert grid.num_replicas == max(replica_ids) + 1
-        assert grid.num_shards == 8 // grid.num_replicas
-        assert grid.num_devices == 8
-
-
 def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
     grid = ShardGrid((2, 0), XY, P("y", "x"))
     assert grid.indices() == [(slice(0, 1), slice(0, 0)), (slice(1, 2), slice(0, 0))] * 4
@@ -233,19 +215,6 @@ def test_an_element_is_located_where_a_search_finds_it(
     assert grid.replica_ids[located].tolist() == list(range(grid.num_replicas))
 
 
-@given(small_cases, small_cases)
-def test_copies_are_equal_and_others_are_not(
-    case: ShardedCase[dict[str, int]], other: ShardedCase[dict[str, int]]
-) -> None:
-    grid = case.grid
-    for same in (pickle.loads(pickle.dumps(grid)), copy.copy(grid), copy.deepcopy(grid)):
-        assert same == grid
-        assert hash(same) == hash(grid)
-        assert repr(same) == repr(grid)
-        assert same.indices() == grid.indices()
-    assert (grid == other.grid) == (repr(grid) == repr(other.grid))
-
-
 @given(small_cases)
 def test_the_shortest_spec_makes_the_same_grid(case: ShardedCase[dict[str, int]]) -> None:
     assert ShardGrid(case.global_shape, case.mesh, case.grid.spec) == case.grid
@@ -255,19 +224,6 @@ def test_the_shortest_spec_makes_the_same_grid(case: ShardedCase[dict[str, int]]
 
 
 # Sizes that the mesh does not divide.
-
-
-def test_facts_about_padding() -> None:
-    grid = ShardGrid((5, 2), XY, ("x", "y"), pad=True)
-    assert (grid.padded_shape, grid.shard_shape, grid.parts) == ((8, 2), (2, 1), (4, 2))
-    assert [grid.index((x, 0))[0] for x in range(4)] == [
-        slice(0, 2),
-        slice(2, 4),
-        slice(4, 5),
-        slice(5, 5),
-    ]
-    assert grid.locate((4, 1)).tolist() == [5]
-    assert repr(grid) == "ShardGrid((5, 2), {'x': 4, 'y': 2}, P('x', 'y'), pad=True)"
 
 
 @given(small_cases, st.data())

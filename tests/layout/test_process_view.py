@@ -20,41 +20,6 @@ TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
 WHOLE = slice(None)
 
 
-# Two hosts of four devices each, on the mesh (4, 2) of axes x and y.
-
-
-def test_facts_about_the_second_of_two_hosts() -> None:
-    for spec, rows, local_shape, num_blocks in [
-        (P("x", "y"), [slice(4, 8)], (4, 2), 4),
-        (P("x"), [slice(4, 8)], (4, 2), 2),
-        (P("y"), [slice(0, 8)], (8, 2), 2),
-        (P(None, "y"), [slice(0, 8)], (8, 2), 2),
-        (P(("x", "y")), [slice(4, 8)], (4, 2), 4),
-        (P(("y", "x")), [slice(2, 4), slice(6, 8)], (4, 2), 4),
-        (P(), [slice(0, 8)], (8, 2), 1),
-    ]:
-        view = ShardGrid((8, 2), XY, spec, process_of=TWO_HOSTS).view(1)
-        assert view.positions.tolist() == [4, 5, 6, 7]
-        assert list(view.rows) == rows
-        assert view.local_shape == local_shape
-        assert len(view.block_ids) == len(view.indices) == num_blocks
-        assert view.size == math.prod(local_shape)
-
-
-def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None:
-    grid = ShardGrid((8,), XY, P(), process_of=TWO_HOSTS)
-    for leaf in range(4):
-        assert grid.view(leaf % 2).written_blocks(turn=leaf) == (0,)
-        assert grid.view(1 - leaf % 2).written_blocks(turn=leaf) == ()
-
-
-def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
-    assert not SCATTERED.view(0).is_regular
-    inside = [(slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))]
-    inside += [(slice(i, i + 2), slice(0, 2)) for i in (2, 4)]
-    assert SCATTERED.view(0).indices_within((8, 4)) == inside
-
-
 def test_a_process_without_devices_has_nothing_to_do() -> None:
     view = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS).view(5)
     assert view.positions.tolist() == []
@@ -255,8 +220,6 @@ NOT_REGULAR = (
 )
 GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
 CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
-# Process 0 holds rows 0 to 2 of column 0, and row 0 of column 1.
-SCATTERED = ShardGrid((8, 4), XY, P("x", "y"), process_of=[0, 0, 0, 1, 0, 1, 1, 1])
 NOT_AN_INTEGER = "'str' object cannot be interpreted as an integer"
 
 

@@ -33,15 +33,6 @@ def writers(layout: Layout, process_of: Any, turn: int = 0) -> list[int]:
 # Usual cases.
 
 
-def test_a_process_has_its_devices_in_device_order() -> None:
-    processes = Processes([1, 0, 1, 7, 0])
-    assert processes.numbers == (0, 1, 7)
-    assert processes.positions(1).tolist() == [0, 2]
-    assert processes.positions(2).tolist() == []
-    assert processes.ranks.tolist() == [1, 0, 1, 2, 0]
-    assert repr(processes) == "Processes(3 processes of 5 devices)"
-
-
 def test_the_processes_of_a_mesh_come_flat_or_in_its_shape() -> None:
     flat = check_process_of([0, 0, 0, 0, 1, 1, 1, 1], layout(("x",)))
     assert check_process_of(np.array([[0, 0], [0, 0], [1, 1], [1, 1]]), layout(("x",))) == flat
@@ -203,8 +194,3 @@ def test_process_of_must_name_one_process_a_device() -> None:
         with pytest.raises(error) as info:
             check_process_of(process_of, layout(("x",)))
         assert str(info.value) == message
-
-
-def test_a_mesh_of_one_axis_has_one_shape() -> None:
-    with pytest.raises(ValueError, match=r"device order, of shape \(2,\)$"):
-        check_process_of([0], layout(("x",), (("x", 2),)))

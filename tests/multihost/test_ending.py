@@ -54,16 +54,13 @@ def train(
     others: tuple[int, ...] = (),
     after_save: int | None = None,
     late: int | None = None,
-    thief: bool = False,
-) -> tuple[Found, list[str], list[int]]:
-    """Call ``check`` until an end, and return what was found, the log, and a thief's signals.
+) -> tuple[Found, list[str]]:
+    """Call ``check`` until an end, and return what was found, and the log.
 
     Each process sends itself its ``signals`` at its third call. The process ``late`` makes its
-    first call after that of the others, and ``after_save`` sends itself SIGTERM after a save. A
-    ``thief`` replaces the handlers at the second call.
+    first call after that of the others, and ``after_save`` sends itself SIGTERM after a save.
     """
     found: Found = []
-    stolen: list[int] = []
     me, call = jax.process_index(), 0
     actions = [ending._Action(number) for number in (TERM, USR1, USR2)]
     before = [action._address.value for action in actions]
@@ -76,14 +73,10 @@ def train(
             service.get(key, 60)
         while not waits.is_ending:
             call += 1
-            if call == 2 and thief:
-                signal.signal(TERM, lambda number, _: stolen.append(number))
             if call == 3:
                 for number in signals.get(me, ()):
                     kill(number)
                     service.put(key, b"")
-            if thief:
-                gda.check_processes_agree(call)
             if waits.check():
                 found.append((call, waits.is_ending, waits.reason))
                 if not waits.is_ending and me == after_save:
@@ -92,17 +85,14 @@ def train(
         kill(TERM)  # again, which does nothing
         assert waits.check()
         waits.close()
-    if thief:
-        signal.signal(TERM, signal.SIG_DFL)
-        actions[0].write()
     assert [action.read() for action in actions] == before
-    return found, messages, stolen
+    return found, messages
 
 
 def agreed(pools: Pools, processes: int, *args: Any, **options: Any) -> Found:
     """Return what all processes found alike."""
-    (first, *_), *others = pools(processes).run(train, *args, **options)
-    assert all(found == first for found, *_ in others)
+    (first, _), *others = pools(processes).run(train, *args, **options)
+    assert all(found == first for found, _ in others)
     assert [is_ending for _, is_ending, _ in first] == [False] * (len(first) - 1) + [True]
     return first
 
@@ -131,25 +121,9 @@ def test_all_save_once_and_go_on(process_pool: Pools) -> None:
 def test_a_signal_to_one_process_ends_all_at_one_call_and_is_logged(process_pool: Pools) -> None:
     results = process_pool(4, devices=2).run(train, {1: (TERM,)})
     line = "process 1 got SIGTERM: all save and end"
-    assert [messages for _, messages, _ in results] == [[line], [line], [], []]
+    assert [messages for _, messages in results] == [[line], [line], [], []]
     ((call, *_),) = results[0][0]
-    assert all(found == [(call, True, "process 1 got SIGTERM")] for found, *_ in results)
-
-
-def test_a_handler_that_is_replaced_later_is_named_once_and_called_too(
-    process_pool: Pools,
-) -> None:
-    results = process_pool(2, devices=4).run(train, {1: (TERM,)}, thief=True)
-    assert results[0][0] == results[1][0]
-    for _, messages, stolen in results:
-        replaced, ended = messages
-        assert replaced.endswith(
-            "test_ending.train.<locals>.<lambda> has replaced gda's handler of SIGTERM. A signal "
-            "that came before this call may be lost; from now on gda hears it again, and calls "
-            "that handler too"
-        )
-        assert ended == "process 1 got SIGTERM: all save and end"
-        assert set(stolen) == {TERM}
+    assert all(found == [(call, True, "process 1 got SIGTERM")] for found, _ in results)
 
 
 def call_without(process: int) -> str:

@@ -105,19 +105,3 @@ def test_a_stopped_process_0_is_named_soon_after_the_timeout() -> None:
     assert done.stdout.startswith("(0,) check"), done.stderr
     assert "process 0 did not answer within 1 s" in done.stdout
     assert "timeout must be" in done.stdout
-
-
-FORKED = """
-import gda, os, warnings
-from gda.multihost import coordination
-coordination.service = object
-coordination.has_backends = lambda: print("process", os.getpid() == pid)
-pid = os.getpid()
-warnings.simplefilter("ignore")  # of JAX, which has threads
-if os.fork():
-    os.wait()
-"""
-
-
-def test_a_forked_process_that_exits_says_nothing_in_the_name_of_the_other() -> None:
-    assert python("-c", FORKED).stdout == "process True\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import USUAL, is_running, python, wait_until_gone
+from running import USUAL, is_running, wait_until_gone
 
 from gda.testing import forking
 from gda.testing.forking import Forked
@@ -25,19 +25,6 @@ def files(tmp_path: Path) -> Iterator[dict[str, Any]]:
             "stdout": out.fileno(),
             "stderr": out.fileno(),
         }
-
-
-def test_exit_codes_are_those_of_subprocess() -> None:
-    codes = {"sys.exit(3)": 3, "raise ValueError": 1, "os.kill(os.getpid(), 9)": -9}
-    for end, code in codes.items():
-        assert python("-c", f"import os, sys; {end}").returncode == code
-
-
-def test_a_process_has_its_own_variables_and_devices() -> None:
-    program = "import os, jax; print(os.environ['GDA_TESTING_X'], jax.device_count(), "
-    program += "'JAX_NUM_PROCESSES' in os.environ)"
-    flags = "--xla_force_host_platform_device_count=3"
-    assert python("-c", program, XLA_FLAGS=flags, GDA_TESTING_X="1").stdout == "1 3 False\n"
 
 
 def test_a_process_runs_until_it_is_killed(files: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,12 +171,6 @@ class ReshardPlan:
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
         )
         return Flow(self.source, self.target, homes_of(source_ids, target_ids))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        # The cached flow is not pickled.
-        options = {"source_ids": self.source_ids, "target_ids": self.target_ids}
-        make = partial(ReshardPlan, itemsize=self.itemsize, **options)
-        return make, (self.source, self.target)
 
     def __repr__(self) -> str:
         source, target = (

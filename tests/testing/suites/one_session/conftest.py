@@ -16,14 +16,6 @@ def scale(request):
     return request.config.getoption("--scale")
 
 
-@pytest.fixture(scope="session")
-def once(tmp_path_factory):
-    file = tmp_path_factory.getbasetemp() / "once"
-    file.write_text(file.read_text() + "x" if file.exists() else "x")
-    yield file
-    assert file.read_text() == "x"
-
-
 def pytest_runtest_setup(item):
     # If all fail, one may be late; one that waits is to be seen soon.
     gda.testing.pool.GRACE = 3 if item.module.__name__ == "test_deaths" else 30

@@ -37,7 +37,7 @@ def test_parameters_and_options(value, scale, monkeypatch, capsys):
 
 
 class TestClass:
-    def test_method(self, once, record_property):
+    def test_method(self, record_property):
         record_property("answer", 42)
 
     def test_skip(self):

@@ -10,7 +10,7 @@ def test_here(shared_tmp_path, tmp_path, process_pool):
 
 
 @pytest.mark.processes(2, devices=2)
-def test_there(once):
+def test_there():
     assert jax.process_count() == 2
 
 
