@@ -76,9 +76,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     Args:
       global_shape, mesh, spec: as in ``from_callback``.
-      device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
-        kind, one per device of ``mesh.local_devices``, in that order. They become the shards
-        without a copy: deleting or donating one deletes the shard. On CPU, an array that
+      device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, in the memory
+        kind of the sharding, one per device of ``mesh.local_devices``, in that order. They become
+        the shards without a copy: deleting or donating one deletes the shard. On CPU, an array that
         ``jax.device_put`` made without ``may_alias=False`` may share memory with a NumPy array.
       dtype: that of the buffers. Needed where no device of the mesh is, and no buffers.
 

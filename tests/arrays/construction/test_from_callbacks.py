@@ -807,7 +807,6 @@ def test_a_sharding_stands_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> N
     assert is_in(make.from_source(DATA, sharding), sharding)
     assert is_in(make.from_source(DATA, sharding, max_workers=2), sharding)
     assert is_in(make(DATA.shape, sharding, single_buffers(sharding)), sharding)
-    assert is_in(make(DATA.shape, mesh, P("x"), single_buffers(sharding)), sharding)
 
 
 @KINDS
@@ -856,22 +855,6 @@ def test_a_spec_is_given_once(mesh: Mesh) -> None:
         make((8, 2), sharding, P("x"), np.zeros)
     with pytest.raises(TypeError, match="data_callback must be a function, not NoneType"):
         make((8, 2), sharding)
-
-
-def test_device_buffers_are_in_one_kind_of_memory(mesh: Mesh) -> None:
-    sharding = NamedSharding(mesh, P("x"))
-    pinned = sharding.with_memory_kind("pinned_host")
-    buffers = single_buffers(pinned)
-    text = (
-        r"device_buffers for \S*3\S* is in 'device' memory, and this array is in 'pinned_host' "
-        r"memory; put it there with jax.device_put\(buffer, SingleDeviceSharding\(device, "
-        r"memory_kind='pinned_host'\)\)"
-    )
-    buffers[3] = single_buffers(sharding)[3]
-    with pytest.raises(ValueError, match=text):
-        gda.GlobalArray(DATA.shape, mesh, P("x"), buffers)
-    with pytest.raises(ValueError, match="is in 'device' memory, and .* in 'pinned_host' memory"):
-        gda.GlobalArray(DATA.shape, pinned, single_buffers(sharding))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
