@@ -354,8 +354,7 @@ class Container:
             one may share blocks that stay, and are then deleted or donated together.
 
         Raises:
-          ValueError: the spec does not fit, ``max_bytes`` is below 1, or the processes have devices
-            of several platforms.
+          ValueError: the spec does not fit, or ``max_bytes`` is below 1.
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or one failed,
             died or did not come within half an hour; in each process.

@@ -23,7 +23,7 @@ import numpy as np
 
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
-from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, objects_error, requested_dtype
+from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
 from gda.arrays.liveness import data_callbacks, deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
@@ -258,7 +258,11 @@ class BlockReader:
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
         wanted = self.wanted_dtype or native(value.dtype)
         if self.wanted_dtype is None and wanted.hasobject and wanted.names is None:
-            raise objects_error(value, index)
+            raise TypeError(
+                f"the block at index {format_index(index)} is no array of numbers; return one, a "
+                "number or a list of them, or convert it, such as with block.astype('float32') or "
+                "dtype="
+            )
         if is_extended(wanted):
             raise self._keys_error(index, value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:

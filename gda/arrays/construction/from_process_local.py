@@ -252,10 +252,6 @@ def _plan_for(
 ) -> _LocalPlan:
     shape = None
     if global_shape is not None:
-        if isinstance(global_shape, tuple | list) and None in global_shape:
-            raise ValueError(
-                f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
-            )
         shape = check_shape(global_shape)
     if isinstance(mesh, Mesh) and isinstance(spec, PartitionSpec):
         return _cached_plan(local.shape, mesh, spec, None, shape)
