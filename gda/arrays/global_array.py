@@ -238,8 +238,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
         Args:
           local_data: a ``jax.Array`` of this process, or anything that ``numpy.asarray`` takes. If
-            the shards of a ``jax.Array`` are the blocks, on the right devices, they are used, on
-            CPU only with ``copy=False``, and deleted or donated together. Any other is copied.
+            the shards of a ``jax.Array`` on accelerators are the blocks, on the right devices, they
+            are used, and deleted or donated together. Any other is copied.
           mesh, spec, dtype: as in ``from_callback``.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
             whole of a dimension, gda takes the blocks from it. A process without a device of the

@@ -217,7 +217,7 @@ class BlockReader:
         """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's."""
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.wanted_dtype or value.dtype):
-            raise self._keys_error(index, value.dtype)
+            raise self.keys_error(index, value.dtype)
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
@@ -248,7 +248,7 @@ class BlockReader:
             return padded(value, self.shape, 0 if is_key else fill_of(self._fill, value.dtype))
         return jax.device_put(value, value.sharding, may_alias=False)
 
-    def _keys_error(self, index: Index, dtype: Any) -> TypeError:
+    def keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(
             f"dtype={self.wanted_dtype} was asked for, but the block at index "
             f"{format_index(index)} has dtype {dtype}; keys are made of numbers by "
@@ -264,7 +264,7 @@ class BlockReader:
                 "dtype="
             )
         if is_extended(wanted):
-            raise self._keys_error(index, value.dtype)
+            raise self.keys_error(index, value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
         final = jax_dtype(wanted, index)

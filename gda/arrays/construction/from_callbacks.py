@@ -12,15 +12,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import LARGE_BYTES, Block, is_on_cpu
+from gda.arrays.construction.blocks import LARGE_BYTES, Block
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
-from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import data_callbacks
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
-from gda.mesh import Device, MeshLike, is_tracer
+from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
@@ -175,30 +174,18 @@ def _plan_of(
 
 
 def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
-    """Raise ``ValueError`` if the memory of one NumPy array is the block of several indices."""
-    known: dict[int, tuple[Any, int]] = {}
+    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
+    block_of: dict[int, int] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):
-        if isinstance(array, np.ndarray):
-            memory = id(array)
-        elif _may_be_of_numpy(array):
-            memory = np.asarray(array).ctypes.data
-        else:
+        if not isinstance(array, np.ndarray):
             continue
-        other, number = known.setdefault(memory, (array, block))
-        if number != block and not (array is other and isinstance(array, jax.Array)):
+        number = block_of.setdefault(id(array), block)
+        if number != block:
             first, second = (format_index(plan.distinct[each]) for each in (number, block))
             raise ValueError(
                 f"the callback returned one buffer for the indices {first} and {second}; a buffer "
                 "that is filled again and again holds only the last block. Return array.copy()"
             )
-
-
-def _may_be_of_numpy(array: Any) -> bool:
-    """Return True for a block of JAX in whose memory NumPy may write."""
-    is_block = isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted()
-    if not is_block or is_extended(array.dtype) or not array.size:
-        return False
-    return len(array.devices()) == 1 and is_on_cpu(array)
 
 
 def _as_list(returned: Any, count: int, per: str) -> list[Any]:
