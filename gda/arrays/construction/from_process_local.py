@@ -229,7 +229,7 @@ def _from_pieces(
 
 
 def _from_key_data(
-    keys: jax.Array, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+    keys: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> jax.Array:
     data = np.asarray(jax.random.key_data(keys))
     shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
