@@ -205,10 +205,9 @@ def check_mesh(mesh: object, kinds: tuple[type, ...] = (Mesh,)) -> None:
 
 
 def _no_mesh_error(mesh: object, otherwise: str = "") -> TypeError:
-    needed = "a spec needs the mesh of its axes; " if mesh is None else ""
     return TypeError(
-        f"mesh must be a jax.sharding.Mesh{otherwise}, not {mesh!r:.80}; {needed}without devices "
-        "use gda.ShardGrid"
+        f"mesh must be a jax.sharding.Mesh{otherwise}, not {mesh!r:.80}; without devices use "
+        "gda.ShardGrid"
     )
 
 
@@ -338,18 +337,12 @@ def view_of_array(array: jax.Array) -> ProcessView:
 def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
-    if AxisType.Manual in mesh.axis_types:
-        raise LayoutUnknownError(
-            "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
-            "read them outside"
-        )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
         raise LayoutUnknownError(
             "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
-            f"{' and '.join(kinds)} axes: JAX chooses the layout when it compiles. Read them "
-            "outside jit and pass them in, make the mesh with Explicit axes, or set a layout with "
-            "gda.constrain"
+            f"{' and '.join(kinds)} axes. Read them outside and pass them in, make the mesh with "
+            "Explicit axes, or set a layout with gda.constrain"
         )
     return sharding
 

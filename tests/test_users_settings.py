@@ -32,7 +32,6 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: gda.GlobalArray.from_process_local(DATA, MESH, P("x")),
     lambda g, p: gda.GlobalArray.from_process_local(g.array, MESH, P("y"), dtype="bf16"),
     lambda g, p: gda.PaddedArray.from_callback((5, 4), MESH, P("x"), ODD.__getitem__),
-    lambda g, p: gda.PaddedArray.from_process_local(ODD, MESH, P("x"), (5, 4)),
     lambda g, p: (p.mask(), p.filled(1), p.fingerprint(), p.reshard(P("y")), p.gather()),
     lambda g, p: [np.asarray(shard.data) for each in (g, p) for shard in each.local_shards],
     lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_bytes=1)),

@@ -16,7 +16,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.liveness import (
     OUTSIDE,
-    attribute_error,
     deleted_error,
     describe,
     is_array_or_shape,
@@ -283,7 +282,7 @@ class Container:
 
     def _shards(self, slot: str) -> Any:
         try:
-            return object.__getattribute__(self, slot)
+            return getattr(self, slot)
         except AttributeError:
             pass  # not in the handler: an error of what follows has another cause
         shards = shards_of(
@@ -355,8 +354,7 @@ class Container:
             one may share blocks that stay, and are then deleted or donated together.
 
         Raises:
-          ValueError: the spec does not fit, ``max_bytes`` is below 1, or the processes have devices
-            of several platforms.
+          ValueError: the spec does not fit, or ``max_bytes`` is below 1.
           TypeError: the array is being traced.
           DisagreementError, LateProcessError: the processes ask for different moves, or one failed,
             died or did not come within half an hour; in each process.
@@ -424,11 +422,6 @@ class Container:
         from gda.arrays.fingerprints.fingerprint import fingerprint_of
 
         return fingerprint_of(self._live(), self.grid)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise attribute_error(self, name)
 
     # As a Python object.
 

@@ -84,19 +84,6 @@ def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     return fill
 
 
-def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
-    """Return the error for a block that NumPy did not turn into numbers."""
-    where = f"the block at index {format_index(index)}"
-    if any(isinstance(item, int) and not -(2**63) <= item < 2**64 for item in value.flat):
-        from gda.storage.casts import DoesNotFitError
-
-        return DoesNotFitError(f"{where} has an integer that 64 bits cannot hold")
-    return TypeError(
-        f"{where} is no array of numbers; return one, a number or a list of them, or convert it, "
-        "such as with block.astype('float32') or dtype="
-    )
-
-
 def requested_dtype(dtype: Any) -> Any:
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
     is_key = not isinstance(dtype, str) and is_extended(dtype)

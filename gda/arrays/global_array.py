@@ -76,9 +76,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     Args:
       global_shape, mesh, spec: as in ``from_callback``.
-      device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
-        kind, one per device of ``mesh.local_devices``, in that order. They become the shards
-        without a copy: deleting or donating one deletes the shard. On CPU, an array that
+      device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, in the memory
+        kind of the sharding, one per device of ``mesh.local_devices``, in that order. They become
+        the shards without a copy: deleting or donating one deletes the shard. On CPU, an array that
         ``jax.device_put`` made without ``may_alias=False`` may share memory with a NumPy array.
       dtype: that of the buffers. Needed where no device of the mesh is, and no buffers.
 
@@ -238,8 +238,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
         Args:
           local_data: a ``jax.Array`` of this process, or anything that ``numpy.asarray`` takes. If
-            the shards of a ``jax.Array`` are the blocks, on the right devices, they are used, on
-            CPU only with ``copy=False``, and deleted or donated together. Any other is copied.
+            the shards of a ``jax.Array`` on accelerators are the blocks, on the right devices, they
+            are used, and deleted or donated together. Any other is copied.
           mesh, spec, dtype: as in ``from_callback``.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
             whole of a dimension, gda takes the blocks from it. A process without a device of the

@@ -14,7 +14,7 @@ from jax.errors import UnexpectedTracerError
 
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import typed_shape
-from gda.mesh import LayoutUnknownError, is_tracer, not_an_array_error, processes_of, sharding_of
+from gda.mesh import is_tracer, not_an_array_error, processes_of, sharding_of
 
 OUTSIDE = "call this outside jit and other transformations"
 
@@ -87,22 +87,6 @@ def deleted_error(
         f"{describe(array, kind, shape)} was deleted, by delete() or by donating it to a jitted "
         "function"
     )
-
-
-def attribute_error(container: Any, name: str) -> AttributeError:
-    """Return the error of an attribute that a container lacks, or lacks for what it holds."""
-    problem = f"{type(container).__name__} has no attribute {name!r}"
-    attribute = getattr(type(container), name, None)
-    if isinstance(attribute, property):  # its AttributeError has lost its message
-        try:
-            attribute.__get__(container)
-        except LayoutUnknownError as error:
-            return error
-        except AttributeError as error:
-            content = container.array
-            is_known = is_array_or_shape(content)
-            problem += f" here: {error if is_known else not_an_array_error(content)}"
-    return AttributeError(problem)
 
 
 def check_held(array: jax.Array, name: str) -> None:

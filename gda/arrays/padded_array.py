@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
-import numpy.typing as npt
 from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.container import Container
@@ -22,11 +21,9 @@ from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.indices import start_of
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
-from gda.mesh import MeshLike, after_spec, grid_of, is_tracer, named_sharding
-from gda.multihost.agreement import communicates, if_checked, together
-from gda.multihost.descriptions import describe_wanted, leaf_fields
+from gda.layout.spec import Shape, SpecLike, check_shape, format_spec
+from gda.mesh import MeshLike, grid_of, is_tracer, named_sharding
+from gda.multihost.agreement import communicates, if_checked
 from gda.multihost.settings import own_settings
 
 
@@ -89,61 +86,6 @@ class PaddedArray(Container):
     @classmethod
     def _padding(cls, fill: object) -> dict[str, Any]:
         return {"pad": True, "fill": 0 if fill is None else fill}
-
-    @classmethod
-    @communicates("PaddedArray.from_process_local", if_checked())
-    def from_process_local(
-        cls,
-        local_data: Any,
-        mesh: MeshLike,
-        spec: SpecLike | Iterable[int] | None = None,
-        global_shape: Iterable[int] | None = None,
-        *,
-        fill: object = 0,
-        dtype: npt.DTypeLike | None = None,
-    ) -> Self:
-        """Build an array from the part that each process has, such as its rows of a last batch.
-
-        The data of a process is its blocks without padding, side by side:
-        ``ShardGrid(..., pad=True).view(process).local_shape`` is its shape. If it has the whole
-        global size in a dimension, the blocks of this process are taken from it.
-
-        Args:
-          local_data: a NumPy array, or anything that ``numpy.asarray`` takes.
-          global_shape: sizes without padding; required, because the parts of the processes differ.
-          mesh, spec, fill, dtype: as in ``from_callback``, and the errors.
-        """
-        from gda.arrays.construction.blocks import as_one_block
-        from gda.arrays.construction.placing import hashable_over
-
-        entries, sizes = after_spec(mesh, spec, global_shape)
-        if sizes is None:
-            raise TypeError("from_process_local needs global_shape, the sizes without padding")
-        shape = check_shape(sizes)
-        request = {"global_shape": shape, "mesh": mesh, "spec": entries, "dtype": dtype}
-
-        def work(_: object) -> Self:
-            # All at once, because no block tells the dtype where a process has padding alone.
-            local = as_one_block(np.asarray(local_data), dtype, copy=False)
-            over = hashable_over(mesh, entries, shape)
-            view = grid_of(shape, over.mesh, over.spec, True).view(jax.process_index())
-            places = view.indices_within(local.shape) if view.block_ids else []
-            place_at = dict(zip(map(start_of, view.indices), places, strict=True))
-
-            def read(index: Index) -> np.ndarray[Any, Any]:
-                return local[place_at[start_of(index)]]
-
-            made = cls.from_callback(shape, mesh, entries, read, fill=fill, dtype=local.dtype)
-            is_kept = dtype is None and is_weak(local_data)
-            return cls(weakly_typed(made.array), shape) if is_kept else made
-
-        return together(
-            "PaddedArray.from_process_local",
-            mesh,
-            work,
-            partial(leaf_fields, ""),
-            request=lambda _: describe_wanted({**request, "pad": True, "fill": fill}),
-        )
 
     @classmethod
     @communicates("PaddedArray.from_source", if_checked())

@@ -10,8 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from gda.arrays.bits import without_padding
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -20,11 +19,9 @@ from gda.layout.indices import shape_at
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
     Device,
-    grid_of,
     grid_of_array,
     local_positions,
     named_sharding,
-    processes_of,
     sharding_of,
     view_of,
     view_of_array,
@@ -93,7 +90,8 @@ def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
 def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
-    ``ValueError`` if the blocks of this process do not form a regular grid, or if it has none.
+    ``ValueError`` if the devices of this process form no subcube of the mesh, or their blocks no
+    regular grid, or if it has none.
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)
@@ -109,33 +107,10 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
 def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
     """Return the sharding of the local array of this process, each block where it is.
 
-    If this process's devices form a subcube of the mesh, it is that spec over ``mesh.local_mesh``.
-    Else it is over a mesh of those devices with an axis ``'dim0'`` for dimension 0 if it is
-    sharded, and so on, and an axis ``'replica'``. If more of them hold some of the blocks than
-    others, those devices are omitted. Raises as ``local_array_of``.
+    Raises as ``local_array_of``.
     """
-    grid, view = grid_of(global_shape, mesh, spec), view_of(global_shape, mesh, spec)
-    view.check_regular()
-    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
-    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
-    if mine[tuple(bounds)].all():
-        return named_sharding(global_shape, mesh.local_mesh, spec)
-    holders: dict[int, list[Device]] = {}
-    for device, position in local_positions(mesh).items():
-        holders.setdefault(grid.block_id(position), []).append(device)
-    sharded = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
-    extents = [len(view.coordinates[dimension]) for dimension in sharded]
-    replicas = min(map(len, holders.values()))
-    # By number, blocks are in row-major order of their coordinates.
-    devices = [device for block in sorted(holders) for device in holders[block][:replicas]]
-    is_explicit = set(mesh.axis_types) == {AxisType.Explicit}
-    local_mesh = Mesh(
-        np.array(devices).reshape(*extents, replicas),
-        (*(f"dim{dimension}" for dimension in sharded), "replica"),
-        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(sharded) + 1),
-    )
-    entries = [f"dim{d}" if d in sharded else None for d in range(len(grid.spec))]
-    return named_sharding(global_shape, local_mesh, entries)
+    view_of(global_shape, mesh, spec).check_regular()
+    return named_sharding(global_shape, mesh.local_mesh, spec)
 
 
 def data_by_device(array: jax.Array) -> dict[Any, jax.Array]:

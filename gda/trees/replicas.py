@@ -139,12 +139,12 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
 
     Every device sums up its own blocks as ``fingerprint`` does, and 8 bytes of each block are
     compared. A change of one element is always found, any other change but for a chance of 2**-62.
-    NaNs are compared by their bits, keys by their numbers. Padding of a ``PaddedArray`` does not
-    count.
+    NaNs are compared by their bits, keys by their numbers. Padding of a ``PaddedArray``
+    counts too.
 
     If several processes hold parts of an array, all of these must call it with the same tree; it
     communicates once for the whole tree. It copies small blocks for a moment, at most 32 MiB of
-    them at a time, larger blocks with padding, and on CPU floats below 32 bits.
+    them at a time, and on CPU floats below 32 bits.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,
@@ -236,7 +236,7 @@ class ReplicaCheck:
         """Start the sums, unless they were started, and let go of the arrays."""
         if self._sums is None:
             arrays: Any = with_paths(self._numbers, _live_array, self._leaves)
-            self._sums = begin_replicas([(arrays[each.number], each.grid) for each in self._arrays])
+            self._sums = begin_replicas([arrays[each.number] for each in self._arrays])
             self._leaves = []
         return self._sums
 

@@ -110,7 +110,6 @@ def test_arrays_of_jax_arrays_keep_bits(data: np.ndarray, uneven: Mesh) -> None:
         make.from_source(put(data, over), uneven, spec),
         make.from_callback(shape, uneven, spec, lambda index: put(data[index]), fill=1),
         make.from_callback(shape, uneven, spec, lambda index: put(data[index], pair)),
-        make.from_process_local(put(data), uneven, spec, shape),
         gda.load_tree({"w": put(data)}, uneven, spec, pad=True)["w"],
     ):
         assert is_right(p, data)

@@ -6,7 +6,6 @@ from typing import Any
 
 import einops
 import einops.array_api
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ import optax
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, plain, quick_key
+from meshes import batch, cut, plain
 
 import gda
 
@@ -160,18 +159,3 @@ def test_layers_of_linen(auto_mesh: Mesh) -> None:
     wanted = centred / np.sqrt(centred.var(1, keepdims=True) + 1e-6) * batch(4) + batch(4)
     # Outside jit, where every operation is a program.
     assert_close(nn.LayerNorm().apply(variables, x), jnp.asarray(wanted))
-
-
-def test_layers_of_equinox(auto_mesh: Mesh) -> None:
-    norms = [eqx.nn.GroupNorm(2, 4), eqx.nn.LayerNorm((4, 8, 8))]
-    conv = eqx.nn.Conv2d(4, 2, 3, key=quick_key())
-    x = cut(batch(4, 8, 8), auto_mesh, P("x"))
-
-    def apply(layers: Any, x: Any) -> list[Any]:
-        return [layer(x) for layer in layers]
-
-    assert_same_program(lambda x: apply([*norms, conv], x), x)
-    assert_same_program(apply, wrapped(norms, auto_mesh), x)
-    # Conv2d gives its weight to a primitive of jax.lax, which takes nothing but arrays.
-    jitted = gda.jit(apply)(wrapped([conv], auto_mesh), x)
-    assert_close(jitted, eqx.filter_jit(lambda x: apply([conv], x))(x))

@@ -92,29 +92,3 @@ def test_each_distinct_block_is_read_once_in_each_process() -> None:
         process_of = [device.process_index for device in mesh.devices.flat]
         grid = ShardGrid(DATA.shape, mesh.shape, spec, process_of=process_of)
         assert reads == grid.view(jax.process_index()).indices
-
-
-# Computing across processes.
-
-
-@pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize(
-    "kind", [AxisType.Explicit, pytest.param(AxisType.Auto, marks=pytest.mark.torture)]
-)
-def test_jit_shard_map_and_grad(kind: AxisType) -> None:
-    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, kind)
-    g = cut(DATA, mesh, P("x", "y"))
-
-    squares = gda.jit(lambda x: x @ x.T, out_specs=P("x", "y"))(g)
-    np.testing.assert_array_equal(squares.gather(), DATA @ DATA.T)
-
-    def total(block: jax.Array) -> jax.Array:
-        assert block.shape == (4, 4)
-        return jax.lax.psum(block.sum(), ("x", "y"))
-
-    summed = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x", "y"), out_specs=P()))(g.array)
-    assert float(summed.addressable_data(0)) == DATA.sum()
-
-    gradient = jax.jit(jax.grad(lambda tree: (tree["w"] ** 2).sum()))({"w": g})
-    assert isinstance(gradient["w"], gda.GlobalArray)
-    np.testing.assert_array_equal(gradient["w"].gather(), 2 * DATA)

@@ -95,32 +95,6 @@ def test_a_dtype_of_no_data_and_of_narrow_data(mesh: Mesh) -> None:
     np.testing.assert_array_equal(np.asarray(p).astype(np.float32), batch(5))
 
 
-def test_rows_of_a_last_batch(mesh: Mesh) -> None:
-    data = batch(10, 3)
-    p = PaddedArray.from_process_local(data, mesh, P(("x", "y")), (10, 3), fill=-1)
-    np.testing.assert_array_equal(p, data)
-    sharding = jax.sharding.NamedSharding(mesh, P(("x", "y")))
-    np.testing.assert_array_equal(PaddedArray.from_process_local(data, sharding, (10, 3)), data)
-    with pytest.raises(ValueError, match="dimension 0 has local size 9; expected is 10"):
-        PaddedArray.from_process_local(data[:9], mesh, P(("x", "y")), (10, 3))
-    with pytest.raises(TypeError, match="needs global_shape"):
-        PaddedArray.from_process_local(data, mesh, P("x"))
-
-
-@pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("size", [3, 6, 10])
-def test_processes_bring_their_rows(size: int) -> None:
-    mesh = mesh_of({"x": 8})
-    data = batch(size, 2)
-    rows = ShardGrid((size, 2), {"x": 8}, ("x",), pad=True, process_of=[0] * 4 + [1] * 4)
-    (mine,) = rows.view(jax.process_index()).rows
-    p = PaddedArray.from_process_local(data[mine], mesh, P("x"), (size, 2))
-    np.testing.assert_array_equal(p.gather(), data)
-    assert p.fingerprint() == gda.fingerprint(data)
-    with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole"):
-        np.asarray(p)
-
-
 @pytest.mark.processes(4, devices=2)
 def test_processes_that_ask_for_different_arrays_are_named() -> None:
     mesh = mesh_of({"x": 8})
@@ -128,11 +102,6 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
 
     def build(size: int, fill: int = 0) -> PaddedArray:
         return PaddedArray.from_source(data[:size], mesh, P("x"), fill=fill)
-
-    def build_of_rows(size: int) -> PaddedArray:
-        grid = ShardGrid((size,), {"x": 8}, ("x",), pad=True, process_of=[0, 0, 1, 1, 2, 2, 3, 3])
-        rows = data[grid.view(jax.process_index()).rows[0]]
-        return PaddedArray.from_process_local(rows, mesh, P("x"), (size,))
 
     def refused(build: Any, *arguments: Any) -> str:
         with gda.check_processes_agree(timeout=50), pytest.raises(gda.DisagreementError) as caught:
@@ -143,7 +112,6 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
     wanted = "process 1: shape (12,), padded with 0, processes 0, 2, 3: (10,), padded with 0"
     size = 12 if is_me else 10
     assert refused(build, size).endswith(wanted)
-    assert refused(build_of_rows, size).endswith(wanted)
     message = refused(padded, data[:size], mesh, P("x"))
     assert message.startswith("PaddedArray.from_callback (test_padded_array.py:")
     assert message.endswith(wanted)
@@ -157,17 +125,6 @@ def test_processes_that_ask_for_different_arrays_are_named() -> None:
     for use in (p.gather, p.fingerprint):
         assert refused(use).endswith("process 1: shape (12,), processes 0, 2, 3: (10,)")
     np.testing.assert_array_equal(build(10).gather(), data[:10])
-
-
-@pytest.mark.processes(4, devices=2)
-def test_wrong_rows_of_one_process_are_known_to_all() -> None:
-    kind = ValueError if jax.process_index() == 1 else gda.DisagreementError
-    rows = np.zeros([4, 5, 4, 3][jax.process_index()])  # of 15
-    with (
-        gda.check_processes_agree(timeout=50),
-        pytest.raises(kind, match="local size 5; expected is"),
-    ):
-        PaddedArray.from_process_local(rows, mesh_of({"x": 8}), P("x"), (15,))
 
 
 # Computing.

@@ -151,14 +151,6 @@ def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
     }
 
 
-def test_padding_does_not_count(way: str, mesh: Mesh) -> None:
-    dtype = "float32" if way == "together" else "float8_e5m2"
-    p = gda.PaddedArray.from_array(batch(5, 2).astype(dtype), mesh, P("x"))
-    # Devices 4 and 5 have one row and one of padding, 6 and 7 padding alone.
-    assert differences([flipped(p, 5, 2), flipped(p, 7, 0)]) == {}
-    assert differences([p, flipped(p, 5, 1, 3)]) == {("1", (4, 0)): ((4,), (5,))}
-
-
 def test_every_bit_of_every_kind_of_number(way: str) -> None:
     """NaNs too, which XLA changes in some moves."""
     mesh, tree = mesh_of({"x": 2, "y": 2}), {}

@@ -23,7 +23,7 @@ import numpy as np
 
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
-from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, objects_error, requested_dtype
+from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
 from gda.arrays.liveness import data_callbacks, deleted_error, traced_error
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
@@ -143,13 +143,6 @@ class BlockReader:
         if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
             error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
 
-    def check_unused(self, index: Index, value: Any) -> None:
-        """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
-        if not hasattr(value, "shape"):
-            stands_for = getattr(value, "__jax_array__", None)
-            value = stands_for() if stands_for else as_numpy(value, index)
-        self.check_shape(index, value.shape)
-
     def fill(
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
     ) -> list[Block]:
@@ -224,7 +217,7 @@ class BlockReader:
         """Return an array of one device, of the dtype asked for; of one on CPU perhaps NumPy's."""
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.wanted_dtype or value.dtype):
-            raise self._keys_error(index, value.dtype)
+            raise self.keys_error(index, value.dtype)
         if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
@@ -255,7 +248,7 @@ class BlockReader:
             return padded(value, self.shape, 0 if is_key else fill_of(self._fill, value.dtype))
         return jax.device_put(value, value.sharding, may_alias=False)
 
-    def _keys_error(self, index: Index, dtype: Any) -> TypeError:
+    def keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(
             f"dtype={self.wanted_dtype} was asked for, but the block at index "
             f"{format_index(index)} has dtype {dtype}; keys are made of numbers by "
@@ -265,9 +258,13 @@ class BlockReader:
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
         wanted = self.wanted_dtype or native(value.dtype)
         if self.wanted_dtype is None and wanted.hasobject and wanted.names is None:
-            raise objects_error(value, index)
+            raise TypeError(
+                f"the block at index {format_index(index)} is no array of numbers; return one, a "
+                "number or a list of them, or convert it, such as with block.astype('float32') or "
+                "dtype="
+            )
         if is_extended(wanted):
-            raise self._keys_error(index, value.dtype)
+            raise self.keys_error(index, value.dtype)
         if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
         final = jax_dtype(wanted, index)

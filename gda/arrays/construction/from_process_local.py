@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.blocks import Block, BlockReader, as_one_block, is_on_cpu
-from gda.arrays.construction.placing import hashable_over, local_blocks_over
+from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.process_local import local_sharding
@@ -59,7 +60,9 @@ def array_from_process_local(
     reader = whole.reader(dtype, copy)
     if not whole.devices:
         return whole.place([], reader.dtype)
-    if isinstance(local, jax.Array) and plan.sharding is None and is_extended(local.dtype):
+    if is_extended(local.dtype):
+        if reader.wanted_dtype not in (None, local.dtype):
+            raise reader.keys_error(whole.indices[0], local.dtype)
         return _from_key_data(local, mesh, spec, global_shape)
     array = _placed(local, plan, reader, batch)
     return weakly_typed(array) if dtype is None and is_weak(local) else array
@@ -70,8 +73,8 @@ def _placed(
 ) -> jax.Array:
     whole = plan.whole
     if isinstance(local, jax.Array):
-        if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
-            return _from_pieces(local, plan, reader)
+        if plan.sharding is not None and _stays_on_devices(local):
+            return _from_pieces(local, plan.sharding, whole, reader)
         # On the CPU this is the memory of the array, which is not for others to keep.
         local, reader.copy = np.asarray(local), reader.copy or None
     if reader.wanted_dtype is None and type(local) is np.ndarray:
@@ -134,11 +137,10 @@ class _LocalPlan:
         self._may_be_copied_by_jax = is_near and self.is_in_rows and is_one_each
         self.sharding: NamedSharding | None = None
         if view.is_regular and view.local_shape == local_shape:
-            sharding = local_sharding(global_shape, mesh, spec)
-            if memory_kind is not None:
-                sharding = sharding.with_memory_kind(memory_kind)
-            if len(sharding.device_set) == len(self.whole.devices):
-                self.sharding = sharding
+            with suppress(ValueError):  # the devices form no subcube of the mesh
+                self.sharding = local_sharding(global_shape, mesh, spec)
+        if self.sharding is not None and memory_kind is not None:
+            self.sharding = self.sharding.with_memory_kind(memory_kind)
 
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
         """Return True if JAX copies every block, by several threads, until the array is ready."""
@@ -208,37 +210,26 @@ def as_array(local_data: Any) -> Any:
     return local_data if isinstance(local_data, np.ndarray) else np.asarray(local_data)
 
 
-def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
+def _stays_on_devices(local: jax.Array) -> bool:
     """Return True if an array is moved from device to device, and not through the host."""
-    if is_extended(local.dtype):
-        return True
-    if jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype:
-        return False  # made with x64, which is off now: its values must be looked at
-    # Between CPU devices JAX takes 8 times as long as through NumPy.
-    on_cpu = all(device.platform == "cpu" for device in local.devices())
-    return not on_cpu or local.sharding.is_equivalent_to(sharding, local.ndim)
+    # Values made with x64, which is off now, must be looked at. Between CPU devices JAX takes 8
+    # times as long as through NumPy.
+    is_narrowed = jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype
+    return not (is_narrowed or is_on_cpu(local))
 
 
-def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax.Array:
-    sharding: Any = plan.sharding
+def _from_pieces(
+    local: jax.Array, sharding: NamedSharding, whole: LocalBlocks, reader: BlockReader
+) -> jax.Array:
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         local = jax.device_put(local, sharding)
-    if is_on_cpu(local) and reader.copy is not False:  # it may have the memory of a NumPy array
-        local = jax.device_put(local, sharding, may_alias=False).block_until_ready()
-        reader.copy = None
     pieces = {shard.device: shard.data for shard in local.addressable_shards}
-    whole = plan.whole
     buffers = [pieces[device] for device in whole.devices]
-    if reader.wanted_dtype is None and not reader.copy:
-        return jax.make_array_from_single_device_arrays(
-            whole.grid.global_shape, whole.sharding, buffers
-        )
-    order = "mesh.local_devices"
-    return whole.assemble(buffers, whole.devices, reader, "the local data", order)
+    return whole.assemble(buffers, whole.devices, reader, "the local data", "mesh.local_devices")
 
 
 def _from_key_data(
-    keys: jax.Array, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+    keys: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> jax.Array:
     data = np.asarray(jax.random.key_data(keys))
     shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
@@ -252,10 +243,6 @@ def _plan_for(
 ) -> _LocalPlan:
     shape = None
     if global_shape is not None:
-        if isinstance(global_shape, tuple | list) and None in global_shape:
-            raise ValueError(
-                f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
-            )
         shape = check_shape(global_shape)
     if isinstance(mesh, Mesh) and isinstance(spec, PartitionSpec):
         return _cached_plan(local.shape, mesh, spec, None, shape)

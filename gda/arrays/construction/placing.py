@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.liveness import deleted_error, traced_error
@@ -202,41 +202,15 @@ class LocalBlocks:
     ) -> jax.Array:
         """Put single-device arrays together; messages name them ``what``, devices ``order``."""
         index_of = dict(zip(self.devices, self.indices, strict=True))
-        on_device: dict[Device, jax.Array] = {}
-        dtype = None
-        for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
-            array = _array_on(device, buffer, f"{what}[{i}]", order)
-            reader.check_shape(index_of[device], array.shape)
-            dtype = array.dtype if dtype is None else dtype
-            if reader.wanted_dtype is None and array.dtype != dtype:
-                raise TypeError(
-                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; give all one "
-                    "dtype with .astype"
-                )
-            on_device[device] = array
+        given = {
+            device: _array_on(device, buffer, f"{what}[{i}]", order)
+            for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True))
+        }
         arrays: dict[Device, Any] = {
             device: reader.settle_jax(index_of[device], array, is_sole=True)
-            for device, array in on_device.items()
+            for device, array in given.items()
         }
-        return jax.make_array_from_single_device_arrays(
-            self.shape,
-            self._sharding_of(arrays, what),
-            [arrays[device] for device in self.devices],
-            dtype=reader.dtype,
-        )
-
-    def _sharding_of(self, arrays: Mapping[Device, jax.Array], what: str) -> NamedSharding:
-        device_of = {array.sharding.memory_kind: device for device, array in arrays.items()}
-        wanted = self.memory_kind or next(iter(device_of), None)
-        if other := next((kind for kind in device_of if kind != wanted), None):
-            raise ValueError(
-                f"{what} for {device_of[other]} is in {other!r} memory, and this array is in "
-                f"{wanted!r} memory; put it there with jax.device_put(buffer, "
-                f"SingleDeviceSharding(device, memory_kind={wanted!r}))"
-            )
-        if wanted == self.sharding.memory_kind:
-            return self.sharding
-        return self.sharding.with_memory_kind(wanted)  # pyright: ignore[reportArgumentType]
+        return self.joined(arrays, reader.dtype)
 
 
 def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:

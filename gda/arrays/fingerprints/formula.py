@@ -79,15 +79,9 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     start = tuple(map(operator.index, start)) or (0,) * array.ndim
     if not array.size:
         return add([])  # its other sizes may be too large for the keys of all positions
-    # Two dimensions are added below, and NumPy has 64 at most; one of size 1 adds a constant.
-    kept = [axis for axis, size in enumerate(array.shape) if size != 1]
-    origin = key_at(constants_of(ORIGIN), 1)
-    for axis in set(range(array.ndim)) - set(kept):
-        origin = origin + key_at(constants_of(axis), start[axis])
-    array = array.reshape([array.shape[axis] for axis in kept])
     return add(
-        _sums_of_words(words[None], _keys_of(words.shape, kept, first, origin))[0]
-        for piece, first in _pieces(array, tuple([start[axis] for axis in kept]))
+        _sums_of_words(words[None], _keys_of(words.shape, first))[0]
+        for piece, first in _pieces(array, start)
         for words in [_words_of_numpy(piece)]
     )
 
@@ -100,8 +94,7 @@ def sums_of_each(parts: Sequence[AnyNDArray], start: Sequence[int]) -> Words:
     if parts[0].size > AT_A_TIME:
         return np.stack([sums_of_numpy(part, start) for part in parts])
     sizes = _words_of_numpy(parts[0]).shape
-    origin = key_at(constants_of(ORIGIN), 1)
-    keys = [*_keys_of(sizes, range(len(start)), start, origin)]
+    keys = [*_keys_of(sizes, start)]
     step = max(1, AT_A_TIME // max(parts[0].size, 1))
     stacks = (np.stack(parts[first : first + step]) for first in range(0, len(parts), step))
     return np.concatenate([_sums_of_words(_words_of_numpy(stack), keys) for stack in stacks])
@@ -126,22 +119,19 @@ def _words_of_numpy(piece: AnyNDArray) -> Words:
     return words if bits >= 8 else words & np.uint32((1 << bits) - 1)
 
 
-def _keys_of(
-    sizes: Shape, dimensions: Sequence[int], start: Sequence[int], origin: Words
-) -> Iterator[Words]:
+def _keys_of(sizes: Shape, start: Sequence[int]) -> Iterator[Words]:
     """Yield, for each lane, the keys of the words of a part, whose last size is their number.
 
-    ``dimensions`` says which one of the whole each of the other ``sizes`` is, and ``start`` where
-    the part begins in it. ``origin`` is the key of what all positions share: uint32 ``[LANES, 1]``.
+    ``start`` is where the part begins in the whole.
     """
-    rank = len(dimensions)
+    rank = len(start)
     sides = [
         keys_from(constants_of(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))
         for axis, (dimension, first, size) in enumerate(
-            zip((*dimensions, WORD), (*start, 0), sizes, strict=True)
+            zip((*range(rank), WORD), (*start, 0), sizes, strict=True)
         )
     ]
-    for lane, shared in enumerate(origin[:, 0]):
+    for lane, shared in enumerate(key_at(constants_of(ORIGIN), 1)[:, 0]):
         keys: Any = sum((side[lane] for side in sides), start=shared)
         yield keys
 

@@ -1,21 +1,20 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
-Each block is summed up as an array of its own, with 0 for its padding. One program takes all
-small blocks as one line of words; a large block has a program of its own, which does not copy it.
+Each block is summed up as an array of its own, with its padding. One program takes all small blocks
+as one line of words; a large block has a program of its own, which does not copy it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.bits import as_unsigned
@@ -33,8 +32,6 @@ from gda.arrays.fingerprints.on_devices import (
 )
 from gda.arrays.process_local import shards_by_position
 from gda.layout.dtype_names import width_of
-from gda.layout.grid import ShardGrid
-from gda.layout.indices import shape_at
 from gda.layout.spec import Shape
 from gda.mesh import local_positions, sharding_of
 from gda.multihost.settings import own_settings
@@ -72,22 +69,21 @@ class PendingReplicas(NamedTuple):
         return found
 
 
-def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingReplicas:
+def begin_replicas(arrays: Sequence[jax.Array]) -> PendingReplicas:
     """Start the sums over all blocks that this process holds, replicas too; never communicates.
 
-    Waits only for elements of 1 or 6 bits. Afterwards arrays may be donated or deleted. An array
-    comes with its grid, or the padded one without the padding. PRNG keys count by their numbers.
+    Waits only for elements of 1 or 6 bits. Afterwards arrays may be donated or deleted. PRNG keys
+    count by their numbers.
     """
     sizes: list[int] = []
     bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
     rows: Counter[Mesh] = Counter()
     with own_settings():
-        for number, (array, grid) in enumerate(arrays):
-            positions = local_positions(_mesh_of(array)).values()
-            sizes.append(len(positions))
-            if not positions or not array.size:
+        for number, array in enumerate(arrays):
+            sizes.append(len(local_positions(_mesh_of(array))))
+            if not sizes[-1] or not array.size:
                 continue
-            taken = _taken(number, array, grid, positions)
+            taken = _taken(number, array)
             mesh = _mesh_of(taken.array)
             if math.prod(taken.block) <= SMALL:
                 bundles[mesh, rows[mesh] // _MOST_ROWS].append(taken)
@@ -106,25 +102,18 @@ class _Taken(NamedTuple):
     array: jax.Array
     block: Shape  # of a block
     rows: int  # that a block has in a line of words
-    sizes: jax.Array | None  # of each block, if there is padding: int32 [devices, rank]
 
 
-def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[int]) -> _Taken:
+def _taken(number: int, array: jax.Array) -> _Taken:
     """Return an array, or its blocks in this process as one, with bits that XLA can sum up."""
     whole, are_keys = array, is_extended(array.dtype)
     is_odd = are_keys or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
     if is_odd or not array.is_fully_addressable:
         blocks = shards_by_position(array).values()
         whole = side_by_side([jax.random.key_data(x) if are_keys else x for x in blocks], False)
-    sizes = None
-    if array.shape != grid.global_shape:
-        indices = [grid.index(position) for position in positions]
-        shapes = np.array([shape_at(index, grid.shard_shape) for index in indices], np.int32)
-        mesh = _mesh_of(whole)
-        sizes = jax.device_put(shapes, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
     block = whole.sharding.shard_shape(whole.shape)
     rows = -(-math.prod(block) * width_of(whole.dtype)[1] >> _BITS_OF_ROW)
-    return _Taken(number, whole, block, rows, sizes)
+    return _Taken(number, whole, block, rows)
 
 
 def _mesh_of(array: jax.Array) -> Mesh:
@@ -140,21 +129,20 @@ def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
         keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
     run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
     with jax.set_mesh(mesh):
-        sums = run(keys, [taken.array for taken in bundle], [taken.sizes for taken in bundle])
+        sums = run(keys, [taken.array for taken in bundle])
     sums.copy_to_host_async()
     return sums
 
 
 @lru_cache(maxsize=256)
 def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec, ...]) -> Any:
-    """Return the program from keys, arrays and sizes to uint32 ``[devices * arrays, LANES]``.
+    """Return the program from keys and arrays to uint32 ``[devices * arrays, LANES]``.
 
     ``folding`` is that of one large block, and ``None`` for many small ones.
     """
     by_device = PartitionSpec(mesh.axis_names)
 
-    def sums(keys: Any, blocks: list[jax.Array], sizes: list[jax.Array | None]) -> jax.Array:
-        blocks = [_without_padding(*each) for each in zip(blocks, sizes, strict=True)]
+    def sums(keys: Any, blocks: list[jax.Array]) -> jax.Array:
         if folding is None:
             return _sums_in_line(keys, blocks)
         is_on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -165,22 +153,11 @@ def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec,
         jax.shard_map(
             sums,
             mesh=mesh,
-            in_specs=(of_keys, list(specs), by_device),
+            in_specs=(of_keys, list(specs)),
             out_specs=by_device,
             check_vma=False,
         )
     )
-
-
-def _without_padding(block: jax.Array, sizes: jax.Array | None) -> jax.Array:
-    """Return a block with 0 in its padding, as integers if it has any."""
-    if sizes is None:
-        return block
-    block = as_unsigned(block)
-    for axis in range(sizes.shape[1]):
-        inside = lax.broadcasted_iota(jnp.int32, block.shape, axis) < sizes[0, axis]
-        block = jnp.where(inside, block, jnp.zeros_like(block))
-    return block
 
 
 # Many small blocks at once. Their words stand in one line, each block in rows of its own, and have

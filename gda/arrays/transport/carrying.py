@@ -121,12 +121,6 @@ def carry(
         with own_settings(), jax.enable_x64(True):
             return [leaf.result() for leaf in leaves]
     processes = tuple(sorted({device.process_index for device in devices}))
-    platforms = sorted({device.platform for device in devices})
-    if platforms[1:] and processes[1:]:
-        raise ValueError(
-            f"the devices are of the platforms {' and '.join(platforms)}; an array moves between "
-            "processes within one platform"
-        )
     results: dict[int, jax.Array] = {}
     # Without 64 bits, JAX would narrow the blocks that have them.
     with watching(name, processes) as watch, own_settings(), jax.enable_x64(True):

@@ -76,18 +76,18 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
     Each is the distinct blocks of this process side by side, over ``global_mesh.local_mesh``;
-    nothing is copied. If the devices of this process form no subcube of the mesh, it is over a mesh
-    of them with an axis ``'dim0'`` for a sharded dimension 0, and so on, and an axis ``'replica'``.
-    An array that only this process holds is returned unchanged. One with another layout is first
-    moved by ``GlobalArray.reshard``, which communicates: all processes of the mesh must call this.
+    nothing is copied. An array that only this process holds is returned unchanged. One with another
+    layout is first moved by ``GlobalArray.reshard``, which communicates: all processes of the mesh
+    must call this.
 
     Args:
       global_inputs: a pytree of ``GlobalArray``s and ``jax.Array``s, PRNG keys too.
-      global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
+      global_mesh: ``jax.sharding.Mesh``.
       pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``global_inputs``.
 
     Raises:
-      ValueError: as ``host_local_array_to_global_array``.
+      ValueError: as ``host_local_array_to_global_array``; or the devices of this process form no
+        contiguous subcube of the mesh.
       TypeError: a leaf is a ``PaddedArray`` or no array, or something is not a spec.
 
     >>> import gda, jax, numpy as np

@@ -166,14 +166,6 @@ def test_one_process_reads_as_always(mesh: Any) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_processes_that_want_different_arrays_are_told() -> None:
-    mesh = ordered_mesh(range(8), {"x": 8})
-    spec = P("x") if jax.process_index() else P()
-    with pytest.raises(gda.DisagreementError, match=r"from_source .*spec"):
-        gda.GlobalArray.from_source(batch(8), mesh, spec, read_once=True)
-
-
-@pytest.mark.processes(2, devices=4)
 def test_different_sources_of_processes_are_an_error() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
     me = jax.process_index()

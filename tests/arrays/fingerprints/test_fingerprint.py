@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from meshes import batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
@@ -26,7 +26,6 @@ from gda.arrays.fingerprints.formula import (
     sums_of_numpy,
 )
 from gda.layout.grid import ShardGrid
-from gda.multihost.agreement import checking_agreement
 from gda.testing.strategies import (
     mesh_shapes,
     sharded_cases,
@@ -288,35 +287,6 @@ def test_a_numpy_array_has_the_fingerprint_of_the_sharded_one(auto_mesh: Mesh) -
 
 
 # Many processes.
-
-
-@pytest.mark.processes(4, devices=2)
-def test_all_processes_find_the_same() -> None:
-    data = batch(16, 8)
-    expected = fingerprint_of_numpy(data)
-    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, AxisType.Explicit)
-    for spec in (P(), P(("y", "x")), P(None, "y")):
-        assert cut(data, mesh, spec).fingerprint() == expected
-    assert fingerprint(jnp.asarray(data)) == expected
-
-
-@pytest.mark.processes(4, devices=2)
-def test_processes_without_devices_of_the_mesh_take_part() -> None:
-    data = batch(16, 8)
-    g = cut(data, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))
-    assert g.fingerprint() == fingerprint_of_numpy(data)
-
-
-@pytest.mark.processes(4, devices=2)
-def test_processes_that_bring_different_arrays_are_told() -> None:
-    mesh = ordered_mesh(range(8), {"x": 8})
-    with checking_agreement(False):
-        g = cut(batch(8 + 8 * jax.process_index()), mesh, P("x"))
-    with (
-        gda.check_processes_agree(timeout=50),
-        pytest.raises(gda.DisagreementError, match=r"GlobalArray.fingerprint .*shape"),
-    ):
-        g.fingerprint()
 
 
 def fingerprint_everywhere(grid: ShardGrid, order: list[int], expected: str) -> None:

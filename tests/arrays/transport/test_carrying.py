@@ -1,10 +1,6 @@
 """Arrays that go between any devices of several processes arrive as NumPy has them, bit by bit."""
 
 import random
-import signal
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,17 +10,14 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import batch, cut, is_right, ordered_mesh
-from running import python
 from trials import Trials, tried
 
 import gda
 from gda.arrays.transport import carrying, staging
-from gda.launch.children import Port
 from gda.layout.reshard import lanes
 from gda.testing import Pool
 
 P = PartitionSpec
-PROGRAM = Path(__file__).parents[2] / "reshard_program.py"
 DATA = batch(16, 6)
 DTYPES = [
     *map(np.dtype, ("float32", "int8", "bool", "complex64", "int64", "float16")),
@@ -344,23 +337,3 @@ def test_a_failure_in_one_process_ends_all() -> None:
     for each in said:
         assert each.startswith("DisagreementError: reshard (test_carrying.py:")
         assert each.endswith("process 2 failed: MemoryError: no memory for a buffer")
-
-
-def test_a_process_that_dies_on_another_machine_is_named_by_all_others(tmp_path: Path) -> None:
-    port = Port()  # kept until the end: no other program may take it meanwhile
-    address, flags = f"127.0.0.1:{port.number}", "--xla_force_host_platform_device_count=2"
-
-    def run(process: int) -> subprocess.CompletedProcess[str]:
-        return python(PROGRAM, process, address, tmp_path, timeout=200, XLA_FLAGS=flags)
-
-    with ThreadPoolExecutor(4) as pool:
-        ended = [*pool.map(run, range(4))]
-    port.close()
-    for process, done in enumerate(ended):
-        if process == 1:
-            assert done.returncode == -signal.SIGKILL
-            continue
-        # Gloo writes lines of its own, from several threads and in pieces.
-        (line,) = [line for line in done.stdout.splitlines() if "reshard" in line]
-        assert line.startswith("(1,) reshard (reshard_program.py:"), done.stderr
-        assert "process 1 did not answer for 10 s" in line

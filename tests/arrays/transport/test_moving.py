@@ -1,7 +1,6 @@
 """Moves of data to other layouts and to the hosts, over every order of devices."""
 
 import json
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from running import python
 from trials import rarely
 
 import gda
-from gda.arrays import buffers
 from gda.layout.grid import ShardGrid
 from gda.multihost.allgather import all_gather
 from gda.testing.strategies import mesh_shapes, sharded_cases
@@ -162,29 +160,6 @@ def test_gather_refuses_impossible_arguments(mesh: Mesh) -> None:
 
 
 # Many processes.
-
-
-@pytest.mark.processes(2, devices=4)
-def test_gather_gives_everybody_the_whole() -> None:
-    orders, kinds = cycle(ORDERS.values()), cycle([AxisType.Auto, AxisType.Explicit])
-    for spec in (P("x"), P(("y", "x")), P("x", "y"), P(None, "y"), P()):
-        g = cut(DATA, ordered_mesh(next(orders), {"x": 4, "y": 2}, next(kinds)), spec)
-        assert np.array_equal(g.gather(), DATA)
-        one = g.gather(process=1)
-        assert (one is not None) == (jax.process_index() == 1)
-        assert one is None or np.array_equal(one, DATA)
-
-
-@pytest.mark.processes(2, devices=4)
-def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
-    g = cut(DATA, ordered_mesh(ORDERS["shuffled"], {"x": 8}), P("x"))
-    memory = buffers.OwnedMemory
-    monkeypatch.setattr(buffers, "OwnedMemory", lambda n, dtype: memory(n and 2**60, dtype))
-    with pytest.raises(MemoryError) as caught:
-        g.gather()
-    assert caught.value.__notes__ == [
-        "gda: no memory for an array of shape (16, 6) and dtype float32, 384 B"
-    ]
 
 
 @pytest.mark.processes(2, devices=4)
