@@ -75,11 +75,16 @@ def sample(folder: Path) -> None:
     address = (folder / "address").read_text()
     mesh = jax.make_mesh((jax.device_count(),), ("model",))
     specs = {"weights": P(None, "model"), "step": P()}
-    options = {"name": "policy", "dtype": "bfloat16"}
     number, error = 0, 1.0
     while number < STEPS:
-        # Version 1 has the weights before the first step.
-        tree = gda.pull(address, mesh, specs, min_version=number + 2, **options)
+        tree = gda.pull(
+            address,
+            mesh,
+            specs,
+            name="policy",
+            dtype="bfloat16",
+            min_version=number + 2,  # version 1 has the weights before the first step
+        )
         number, weights = tree["step"], tree["weights"]
         error = float(abs(weights.gather() - np.eye(SIZE)).max())
         if jax.process_index() == 0:

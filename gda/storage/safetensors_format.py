@@ -5,6 +5,7 @@ A file that is laid out here is equal, byte for byte, to what the safetensors pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -118,19 +119,16 @@ def check_header(text: bytes, name: str) -> None:
 
 
 def _entry(path: Path, name: str, fields: Any) -> Entry:
-    try:
+    with contextlib.suppress(KeyError, TypeError, ValueError):
         dtype, shape, (start, stop) = [fields[key] for key in ("dtype", "shape", "data_offsets")]
-        is_right = len(shape) <= 64 and all(map(_is_size, (*shape, start, stop)))
-        is_right = is_right and math.prod(shape) * _BITS[dtype] == (stop - start) * 8
-    except (KeyError, TypeError, ValueError):
-        is_right = False
-    if not is_right:
-        raise ValueError(
-            f"tensor {name!r} of {path} has a broken entry in the header, {str(fields)[:200]}; "
-            f"expected are a dtype of {', '.join(_BITS)}, a shape of at most 64 sizes, and "
-            "data_offsets with as many bytes"
-        )
-    return Entry(name, dtype, tuple(shape), start, stop)
+        are_sizes = len(shape) <= 64 and all(map(_is_size, (*shape, start, stop)))
+        if are_sizes and math.prod(shape) * _BITS[dtype] == (stop - start) * 8:
+            return Entry(name, dtype, tuple(shape), start, stop)
+    raise ValueError(
+        f"tensor {name!r} of {path} has a broken entry in the header, {str(fields)[:200]}; "
+        f"expected are a dtype of {', '.join(_BITS)}, a shape of at most 64 sizes, and "
+        "data_offsets with as many bytes"
+    )
 
 
 def _is_size(value: Any) -> bool:

@@ -366,7 +366,7 @@ class Busy(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_error(next(self.status, 404))
 
-    def log_message(self, *_: object) -> None: ...
+    def log_message(self, format: str, *_: object) -> None: ...  # noqa: A002
 
 
 def test_failures_that_pass_are_repeated_and_others_end(monkeypatch: pytest.MonkeyPatch) -> None:

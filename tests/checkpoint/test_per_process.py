@@ -80,8 +80,6 @@ def test_an_error_about_a_value_is_raised_in_all_processes() -> None:
     with pytest.raises(TypeError, match="a PerProcess cannot be offered"):
         gda.offer(state_here())
     state = state_here()
-    with pytest.raises(TypeError, match="like has a PerProcess, and no offer has one"):
-        gda.pull("127.0.0.1:1", like=state)
     if process == 1:
         state["data"] = 7
     with pytest.raises(gda.DisagreementError, match="process 1: type int"):

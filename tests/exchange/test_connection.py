@@ -58,11 +58,6 @@ def says(*data: bytes) -> Peer:
     return serve
 
 
-def closes_after_its_greeting(connection: socket.socket) -> None:
-    connection.sendall(GREETING + bytes(32))
-    connection.recv(2**10)
-
-
 def asked(then: Callable[[Connection, socket.socket], object]) -> Peer:
     """Return a peer that greets as an offer does, hears a question, and then does something."""
 
@@ -113,7 +108,6 @@ def catalog(**changes: Any) -> Any:
             "is not an offer of this version of gda: it sent b'SSH-2.0-Ope",
         ),
         (lambda _: None, "ended the connection"),
-        (closes_after_its_greeting, "ended the connection"),
         (answers_with_length(2**32 - 1), "sent a message of 4294967295 bytes; expected are at mo"),
         (answers(b"{]"), "a catalog that is not valid"),
         (answers(catalog(version="1")), "it has no name, no run or no version"),

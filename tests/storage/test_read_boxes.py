@@ -16,7 +16,6 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("shape", "chunks", "box"),
     [
-        ((4, 4), None, (4, 4)),  # small: whole
         ((), None, ()),
         ((32, 4096, 4096), None, (1, 512, 4096)),
         ((4096, 4096), (1024, 1024), (1024, 2048)),

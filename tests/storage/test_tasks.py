@@ -279,12 +279,10 @@ RETRY_ERRORS = partial(gda.Retry, OSError)
 @pytest.mark.parametrize(
     ("make", "name", "value", "message"),
     [
-        (gda.Retry, "errors", (), "errors must be an exception class"),
         (gda.Retry, "errors", KeyboardInterrupt, "errors must be an exception class"),
         (RETRY_ERRORS, "attempts", 0, "attempts must be a whole number"),
         (RETRY_ERRORS, "delay", -1, "delay must be from 0 to 86400 seconds, not -1"),
         (Options, "max_workers", 0, "max_workers must be a whole number, at least 1, not 0"),
-        (Options, "max_workers", True, "max_workers must be a whole number"),
         (Options, "max_bytes", 0, "max_bytes must be a whole number, at least 1, not 0"),
         (Options, "progress", 1, "progress must be True, False or a function"),
         (Options, "retry", OSError, r"retry must be a gda.Retry, such as gda.Retry\(OSError\)"),
