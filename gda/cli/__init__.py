@@ -42,7 +42,6 @@ _COMMANDS = (
 _EPILOG = """\
 examples:
   gda plan --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
-  gda plan --tree examples/transformer_7b.json --devices-per-process 8
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
   gda diff runs/a@100 runs/a@latest

@@ -21,9 +21,6 @@ OK, DAMAGED, DIFFERENT, INTERRUPTED = 0, 1, 1, 130
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
 
-# For commands that only calculate: any other ValueError is a bug in gda and keeps its traceback.
-CALCULATION_ERRORS = (OSError, ImportError, MemoryError, MistakesError)
-
 
 def add_command(
     commands: Any,
@@ -80,12 +77,6 @@ def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
         return parse(text)
     except MisreadError as error:
         raise MistakesError(*error.lines(name)) from None
-
-
-def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
-    """Return the value of the option ``--name``; None if it was not given."""
-    text = getattr(options, name.replace("-", "_"))
-    return None if text is None else read_option(f"--{name}", text, parse)
 
 
 def terminal_width() -> int:

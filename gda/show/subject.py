@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gda.layout.dtype_names import as_dtype
+from gda.layout.dtype_names import as_dtype, packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec, integers
@@ -71,7 +71,7 @@ class Subject:
         """Bytes of one block, which are the bytes on one device; None without a dtype."""
         if self.dtype is None:
             return None
-        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+        return packed_nbytes(math.prod(self.grid.shard_shape), self.dtype)
 
     @cached_property
     def holders(self) -> IntArray:

@@ -28,8 +28,8 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
+from gda.planning.better_spec import better_spec
 from gda.planning.device_kinds import is_on_host
-from gda.planning.model import better_spec
 from gda.planning.notation.name_ranges import alike_in_ranges
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.markup import report

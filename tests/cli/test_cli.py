@@ -128,13 +128,11 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     ("args", "message"),
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
-        (
-            ["plan", "--shap=8", "--dtyp", "f32"],
-            "arguments: --shap=8 --dtyp f32 (see",
-        ),
+        (["plan", "--shape", "8", "--mesh", "x=4"], "are required: --dtype, --spec (see --help)"),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify", "a", "b"], "gda: unrecognized arguments: b (see --h"),
         (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
+        (["verify", "a", "--timeou", "3"], "gda: unrecognized arguments: --timeou 3 (see --help"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],
 )
