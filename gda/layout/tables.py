@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections.abc import Container, Iterable, Iterator, Sequence
 
 from gda.layout.text import printable
@@ -32,7 +31,7 @@ def table(
         return []
     room = _NO_LIMIT if width is None else width - len(_GAP) * (len(cells[0]) - 1)
     to_right = [name in right for name in cells[0]]
-    columns = [[*map(text_width, column)] for column in zip(*cells, strict=True)]
+    columns = [[*map(len, column)] for column in zip(*cells, strict=True)]
     least = [
         max([_NARROWEST, *column[1:]] if is_right else [_NARROWEST])
         for column, is_right in zip(columns, to_right, strict=True)
@@ -41,13 +40,12 @@ def table(
     lines = []
     for row in cells:
         parts = itertools.zip_longest(*map(wrap, row, widths), fillvalue="")
-        lines += [_GAP.join(map(padded, line, widths, to_right)).rstrip() for line in parts]
+        lines += [_GAP.join(map(_aligned, line, widths, to_right)).rstrip() for line in parts]
     return lines
 
 
-def padded(text: str, width: int, is_right: bool = False) -> str:
-    space = " " * (width - text_width(text))
-    return space + text if is_right else text + space
+def _aligned(text: str, width: int, is_right: bool) -> str:
+    return text.rjust(width) if is_right else text.ljust(width)
 
 
 def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
@@ -67,51 +65,29 @@ def _fitting(widths: Sequence[int], least: Sequence[int], room: int) -> list[int
     return reduced(most)
 
 
-def text_width(text: str) -> int:
-    """Return the columns that a text takes: two for a wide character, none for a combining one."""
-    return len(text) if text.isascii() else sum(map(_width, text))
-
-
-def _width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
 # A line may end after spaces and commas, but within numbers and paths only if nothing else helps.
 _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+", r"[^./_]+[./_]*|[./_]+")
 
 
 def wrap(text: str, width: int) -> list[str]:
     """Return a text in lines of at most ``width`` columns."""
-    if text_width(text) <= width:
+    if len(text) <= width:
         return [text]
     lines, taken = [""], 0
     for piece in _pieces(text, width, _BREAKS):
-        if taken and taken + text_width(piece.rstrip()) > width:
+        if taken and taken + len(piece.rstrip()) > width:
             lines.append("")
             taken = 0
         lines[-1] += piece
-        taken += text_width(piece)
+        taken += len(piece)
     return [line.rstrip() for line in lines]
 
 
 def _pieces(text: str, width: int, breaks: Sequence[str]) -> Iterator[str]:
-    if text_width(text.rstrip()) <= width:
+    if len(text.rstrip()) <= width:
         yield text
     elif breaks:
         for piece in re.findall(breaks[0], text):
             yield from _pieces(piece, width, breaks[1:])
     else:
-        yield from _chopped(text, width)
-
-
-def _chopped(text: str, width: int) -> Iterator[str]:
-    """Yield parts of so many columns; a wide character counts as one where only one fits."""
-    start, taken = 0, 0
-    for at, columns in enumerate(map(_width, text)):
-        if taken + columns > width and at > start:
-            yield text[start:at]
-            start, taken = at, 0
-        taken += columns
-    yield text[start:]
+        yield from (text[start : start + width] for start in range(0, len(text), width))

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from gda.layout.indices import start_of
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index
-from gda.layout.tables import padded, text_width, wrap
+from gda.layout.tables import wrap
 from gda.layout.text import format_index, format_more, format_processes
 from gda.show.subject import Subject
 from gda.show.words import Gap, facts, fold, format_devices, padding_of, processes_at
@@ -85,7 +85,7 @@ def _below_each_other(subject: Subject, width: int) -> list[list[_Cell]]:
     count, room = subject.grid.num_shards, width - 4
     blocks = range(count) if 2 * count < _MOST_LINES else fold(count, _BLOCKS_LEFT)
     found = [each if isinstance(each, Gap) else _cell(subject, each) for each in blocks]
-    sizes = [[*map(text_width, cell)] for cell in found if not isinstance(cell, Gap)]
+    sizes = [[*map(len, cell)] for cell in found if not isinstance(cell, Gap)]
     fields = [*map(max, zip(*sizes, strict=True))]
     is_one_line = sum(fields) + len(_BETWEEN_FIELDS) * (len(fields) - 1) <= room
 
@@ -93,7 +93,7 @@ def _below_each_other(subject: Subject, width: int) -> list[list[_Cell]]:
         if isinstance(cell, Gap):
             return [format_more(cell.count)]
         if is_one_line:
-            return [_BETWEEN_FIELDS.join(map(padded, cell, fields))]
+            return [_BETWEEN_FIELDS.join(map(str.ljust, cell, fields))]
         return [part for line in cell for part in wrap(line, room)]
 
     return [[drawn(cell)] for cell in found]
@@ -127,9 +127,9 @@ def _box(rows: Sequence[Sequence[_Cell]]) -> list[str]:
     for number, row in enumerate(rows):
         lines += [f"├{'┼'.join(rules)}┤"] if number else []
         for texts in zip_longest(*row, fillvalue=""):
-            lines.append(f"│ {' │ '.join(padded(text, width) for text in texts)} │")
+            lines.append(f"│ {' │ '.join(text.ljust(width) for text in texts)} │")
     return [*lines, f"└{'┴'.join(rules)}┘"]
 
 
 def _widest(cells: Sequence[_Cell]) -> int:
-    return max(text_width(line) for cell in cells for line in cell)
+    return max(len(line) for cell in cells for line in cell)

@@ -2,9 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 
-from gda.layout.tables import table, text_width, wrap
+from gda.layout.tables import table, wrap
 
 
 def test_wrapped() -> None:
@@ -16,11 +15,6 @@ def test_wrapped() -> None:
         ("", [""]),
     ]:
         assert wrap(text, 12) == lines
-
-
-def test_columns_of_wide_characters_are_aligned() -> None:
-    rows = [["軸", "size"], ["data", "4"], ["モデル", "16"]]
-    assert table(rows, right={"size"}) == ["軸      size", "data       4", "モデル    16"]
 
 
 def test_a_table_that_is_too_wide_is_wrapped_in_its_widest_column() -> None:
@@ -53,13 +47,8 @@ def test_a_table_does_nothing_to_a_terminal() -> None:
 # Properties.
 
 
-@given(st.text("aé軸モ한→…\u0301"))
-def test_width_agrees_with_rich(text: str) -> None:
-    assert text_width(text) == cell_len(text)
-
-
-@given(st.text("ab,0 軸\u0301", max_size=40), st.integers(1, 20))
+@given(st.text("ab,0 é", max_size=40), st.integers(1, 20))
 def test_wrapping_keeps_all_but_spaces(text: str, width: int) -> None:
     lines = wrap(text, width)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert max(map(text_width, lines)) <= max(width, 2)
+    assert max(map(len, lines)) <= width

@@ -36,7 +36,7 @@ XY = {"x": 4, "y": 2}
 LAYOUTS = {
     "rectangle": subject((8, 2), XY, ("x", "y"), 8),
     "wide": subject((4096, 16384), {"data": 4, "model": 8}, ("data", "model"), 8),
-    "long_names": subject((8, 8), {"w" * 40: 2, "漢字" * 9: 4}, ("w" * 40, "漢字" * 9), 4),
+    "long_names": subject((8, 8), {"w" * 40: 2, "m" * 40: 4}, ("w" * 40, "m" * 40), 4),
     "replicated": subject((8, 2), XY, ("x",), 4),
     "in_several_processes": subject((512, 512), {"x": 4, "y": 4}, ("y",), 4),
     "padded": subject((50, 3), XY, ("x", "y"), 4),

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from trials import rarely
 
 import gda
@@ -149,13 +148,11 @@ def test_an_empty_mesh_and_axes_of_size_1() -> None:
     assert "│ :, :   device 0   process 3 │" not in ones  # of one process there is nothing to say
 
 
-def test_long_names_wide_characters_and_huge_sizes() -> None:
+def test_long_names_and_huge_sizes() -> None:
     name = "a_very_long_name_" * 10
     text = picture(gda.ShardGrid((8,), {name: 4}, (name,)), width=40)
     assert text.replace("\n        ", "").count(name) == 2
     assert max(map(len, text.splitlines())) == 40
-    wide = picture(gda.ShardGrid((8,), {"数据": 4}, ("数据",)), width=20)
-    assert max(map(cell_len, wide.splitlines())) <= 20
     beyond_int64 = picture(gda.ShardGrid((2**70,), {"x": 2}, ("x",)))
     assert f"{2**69}:{2**70}" in beyond_int64
 
@@ -233,7 +230,7 @@ def test_every_block_is_there_once_with_all_its_devices(grid: gda.ShardGrid) -> 
 def test_no_line_is_too_wide_and_no_index_wrong(grid: gda.ShardGrid, width: int) -> None:
     text = gda.show.text(grid, width=width, dtype="float32")
     lines = text.splitlines()
-    assert max(map(cell_len, lines)) <= width
+    assert max(map(len, lines)) <= width
     drawn = text.partition("\n\n")[2]
     assert len(drawn.splitlines()) <= 250  # of blocks below each other in 20 columns
     slices = {(0, 0)} | {
