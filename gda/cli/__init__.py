@@ -25,12 +25,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
-from gda.cli.commands import DAMAGED, INTERRUPTED, OK
+from gda.cli.commands import DAMAGED, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.cli.versions import add_report
-from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
@@ -132,7 +131,7 @@ class _PrintVersion(argparse.Action):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="gda",
         description="Plan layouts, rehearse programs, inspect, compare and convert checkpoints.",
         epilog=_EPILOG,

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from gda.launch.arguments import Parser
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 
 T = TypeVar("T")
 
-OK, DAMAGED, DIFFERENT, INTERRUPTED = 0, 1, 1, 130
+OK, DAMAGED, DIFFERENT, WRONG, INTERRUPTED = 0, 1, 1, 2, 130
 
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
@@ -29,7 +28,7 @@ def add_command(
     *,
     epilog: str | None = None,
     errors: tuple[type[Exception], ...] = ERRORS,
-) -> Parser:
+) -> argparse.ArgumentParser:
     """Add the subcommand of a function, by its name; return its parser.
 
     ``description`` is one line, ``errors`` are the exceptions that mean a mistake of the user.

