@@ -87,20 +87,6 @@ def test_many_blocks_are_folded() -> None:
     )
 
 
-def test_rows_and_columns_without_room_for_indices() -> None:
-    grid = gda.ShardGrid((1024, 1024), {"x": 16, "y": 4}, ("x", "y"))
-    assert picture(grid, width=50).endswith(
-        """
-├───────────┼───────────┼───────────┼───────────┤
-│ device 60 │ device 61 │ device 62 │ device 63 │
-└───────────┴───────────┴───────────┴───────────┘
-"""
-    )
-    assert "│ 960:1024, 768:1024   device 63 │\n" in picture(grid, width=45)
-    few = gda.ShardGrid((1024, 1024), {"x": 2, "y": 4}, ("x", "y"))
-    assert "│ 512:1024, 768:1024   device 7 │\n" in picture(few, width=50)
-
-
 def test_blocks_of_three_dimensions_are_below_each_other() -> None:
     grid = gda.ShardGrid((4, 4, 16), {"a": 2, "b": 2, "c": 2}, ("c", "b", "a"))
     lines = picture(grid).splitlines()
@@ -283,5 +269,3 @@ def test_a_million_devices() -> None:
 def test_a_width_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"width=19 is too narrow .* give 20 columns or more"):
         gda.show.text((8,), {"x": 4}, ("x",), width=19)
-    with pytest.raises(TypeError, match=r"width must be an integer, .*, not 80\.5"):
-        gda.show.text((8,), {"x": 4}, ("x",), width=80.5)  # pyright: ignore
