@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
-from gda.cli.commands import DAMAGED, INTERRUPTED, OK, WRONG
+from gda.cli.commands import DAMAGED, ERRORS, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
@@ -60,13 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``--help``, ``--version`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed, as by `>&-`: the next file would take its number
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stderr is None:  # print would take stdout in its place
-        sys.stderr = io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     output, end = io.StringIO(), None
@@ -99,7 +92,7 @@ def _run(argv: Sequence[str]) -> int:
         return options.run(options)
     except (NotImplementedError, RecursionError):
         raise  # these are kinds of RuntimeError, and mistakes of gda
-    except options.errors as error:
+    except ERRORS as error:
         return _failed(error)
 
 

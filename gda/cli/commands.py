@@ -18,7 +18,7 @@ T = TypeVar("T")
 OK, DAMAGED, DIFFERENT, WRONG, INTERRUPTED = 0, 1, 1, 2, 130
 
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
-ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
+ERRORS = (OSError, ValueError, TypeError, RuntimeError, ImportError, MemoryError)
 
 
 def add_command(
@@ -27,12 +27,8 @@ def add_command(
     description: str,
     *,
     epilog: str | None = None,
-    errors: tuple[type[Exception], ...] = ERRORS,
 ) -> argparse.ArgumentParser:
-    """Add the subcommand of a function, by its name; return its parser.
-
-    ``description`` is one line, ``errors`` are the exceptions that mean a mistake of the user.
-    """
+    """Add the subcommand of a function, by its name; return its parser."""
     parser = commands.add_parser(
         run.__name__,
         help=description,
@@ -41,7 +37,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, errors=errors)
+    parser.set_defaults(run=run)
     return parser
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gda.cli.commands import (
-    ERRORS,
     OK,
     add_command,
     add_timeout,
@@ -50,7 +49,7 @@ _KINDS = ("checkpoint", "safetensors")
 
 def add_convert(commands: Any) -> None:
     says = "Write the tree of a checkpoint or of other files as other files."
-    parser = add_command(commands, convert, says, epilog=_EPILOG, errors=(*ERRORS, TypeError))
+    parser = add_command(commands, convert, says, epilog=_EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("target", metavar="TARGET", help="a path where nothing is, or a URL")
     parser.add_argument("--to", choices=_KINDS, help="the kind of TARGET")

@@ -18,7 +18,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import (
-    ERRORS,
     OK,
     WRONG,
     add_command,
@@ -76,7 +75,7 @@ exit code:
 
 def add_rehearse(commands: Any) -> None:
     description = "Show the memory, communication and time of a program on devices not here."
-    parser = add_command(commands, rehearse, description, epilog=_EPILOG, errors=ERRORS)
+    parser = add_command(commands, rehearse, description, epilog=_EPILOG)
     parser.add_argument(
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )

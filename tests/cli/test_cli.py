@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
-from running import Run, exit_code, python
+from running import Run, exit_code
 
 import gda
 from gda import cli
@@ -211,21 +211,6 @@ def test_output_that_is_lost_is_an_error(
         code = exit_code(command, *[path] * (command == "inspect"))
     line = "gda: the output cannot be written: [Errno 28] No space left on device\n"
     assert (code, capsys.readouterr().err) == (2, line)
-
-
-CLOSED = """
-import os, sys
-for number, name in enumerate(("stdin", "stdout", "stderr")):
-    os.close(number)
-    setattr(sys, name, None)  # as Python has it at its start
-from gda.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_closed_streams_take_no_file(path: Path, tmp_path: Path) -> None:
-    assert python("-c", CLOSED, "convert", path, tmp_path / "new").returncode == 0
-    assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
 
 
 def in_terminal(*args: Any) -> tuple[int, str]:
