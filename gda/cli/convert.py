@@ -43,7 +43,7 @@ exit code:
   0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
   error, 130 after Ctrl-C.
 """
-_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 _KINDS = ("checkpoint", "safetensors")
 
 
@@ -60,13 +60,6 @@ def add_convert(commands: Any) -> None:
         "--dtype", metavar="DTYPE", help="cast arrays of floats to it, such as bf16"
     )
     parser.add_argument(
-        "--max-bytes",
-        metavar="BYTES",
-        type=_bytes,
-        default=64 * 2**20,
-        help="bound on the memory for blocks, such as 256MiB; default 64MiB",
-    )
-    parser.add_argument(
         "--max-file-bytes",
         metavar="BYTES",
         type=_bytes,
@@ -77,9 +70,9 @@ def add_convert(commands: Any) -> None:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]+)([a-z]*)", text.lower())
+    found = re.fullmatch(r"([0-9]+)([a-z]+)", text.lower())
     if found is None or found[2] not in _UNITS or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 256MiB, say")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 2GiB, say")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -94,7 +87,6 @@ def convert(options: argparse.Namespace) -> int:
         kind=None if options.to is None else FileKind[options.to.upper()],
         change=None if options.map is None else _change(options.map),
         dtype=options.dtype,
-        max_bytes=options.max_bytes,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
     )

@@ -134,7 +134,7 @@ def read(path: Path) -> dict[str, Any]:
     [
         ("new", [], "a checkpoint of gda"),
         ("new.safetensors", [], "1 safetensors file"),
-        ("new", ["--to", "safetensors", "--max-file-bytes", "1MB"], "2 safetensors files"),
+        ("new", ["--to", "safetensors", "--max-file-bytes", "1MiB"], "2 safetensors files"),
     ],
 )
 def test_every_pair_of_kinds(
@@ -215,7 +215,7 @@ def test_progress_counts_all_bytes(
 ) -> None:
     shown: list[tuple[int, int]] = []
     monkeypatch.setattr("gda.cli.convert.shows_progress", lambda: lambda *n: shown.append(n))
-    assert convert("checkpoint", "new.safetensors", "--max-bytes", "1MiB")[0] == 0
+    assert convert("checkpoint", "new.safetensors")[0] == 0
     total = BIG.nbytes + W.nbytes + B.nbytes + 8
     assert len(shown) > 1
     assert shown[-1] == (total, total)
@@ -340,7 +340,7 @@ def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path)
     ("options", "said"),
     [
         (["--dtype", "bf17"], "bf17"),
-        (["--max-bytes", "much"], "'much' is not a number of bytes; write 256MiB, say"),
+        (["--max-file-bytes", "much"], "'much' is not a number of bytes; write 2GiB, say"),
     ],
 )
 def test_options_that_cannot_be(convert: Callable[..., Any], options: list[str], said: str) -> None:
