@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from gda.layout.spec import format_spec
 from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError
 from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
-from gda.storage.sources import SAFETENSORS_DTYPES
 
 PARSERS = [parse_shape, parse_mesh, parse_spec, parse_dtype]
 NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
@@ -49,21 +47,6 @@ def test_texts_are_read(parse: Callable[[str], Any], text: str, expected: Any) -
     assert parse(text) == expected
     if isinstance(expected, dict):
         assert [*parse(text)] == [*expected]
-
-
-def test_all_dtypes_of_jax_and_of_safetensors_are_known() -> None:
-    names = [name for name in dir(ml_dtypes) if re.match("b?float|u?int", name)]
-    names += [
-        np.dtype(kind).name
-        for kind in (
-            *(jnp.bool_, jnp.int8, jnp.int16, jnp.int32, jnp.int64, jnp.complex64, jnp.complex128),
-            *(jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64, jnp.float16, jnp.float32, jnp.float64),
-        )
-    ]
-    for name in names:
-        assert parse_dtype(name) == np.dtype(getattr(ml_dtypes, name, name))
-    for name, dtype in SAFETENSORS_DTYPES.items():
-        assert parse_dtype(name) == dtype
 
 
 # Properties.
