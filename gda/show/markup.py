@@ -72,11 +72,10 @@ def html_of(subject: Subject) -> str:
 def html_or_none(x: Any) -> str | None:
     """Return the HTML of a container; None if its text is shown instead.
 
-    That is so for a traced or deleted array, a shape without a sharding, and the placeholders that
-    JAX puts into containers while it flattens them.
+    That is so for a traced array, a shape without a sharding, and the placeholders that JAX puts
+    into containers while it flattens them.
     """
     try:
-        subject = subject_of(x)
-        return None if subject.kind.endswith("(deleted)") else html_of(subject)
+        return html_of(subject_of(x))
     except Exception:  # a notebook shows the array in any state, so nothing may be raised
         return None

@@ -151,8 +151,6 @@ def _subject_of_array(x: Any) -> Subject:
     if getattr(array, "sharding", None) is None:
         raise _refusal(x)
     kind = kind if kind in ("GlobalArray", "PaddedArray", "ShapeDtypeStruct") else "jax.Array"
-    if hasattr(array, "is_deleted") and array.is_deleted():
-        kind += " (deleted)"
     subject = subject_on(x.sharding, x.shape, x.dtype, kind, pad=is_padded)
     if subject is not None:
         return subject

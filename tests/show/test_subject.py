@@ -72,16 +72,6 @@ def test_an_array_on_one_device_has_a_mesh_without_axes() -> None:
     assert (subject.grid.mesh_shape, ids_of(subject)) == ({}, ("CPU", [3]))
 
 
-def test_a_deleted_array_still_has_its_layout() -> None:
-    g = cut(DATA, mesh_of(XY), P("x"))
-    g.delete()
-    assert (subject_of(g).kind, subject_of(g.array).kind) == (
-        "GlobalArray (deleted)",
-        "jax.Array (deleted)",
-    )
-    assert subject_of(g).spec == "P('x')"
-
-
 def test_global_array_from_eval_shape() -> None:
     mesh = mesh_of(XY, kind=AxisType.Explicit)
     g = cut(DATA, mesh, P("x"))
