@@ -58,7 +58,7 @@ exit code:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, ``sys.argv[1:]`` by default, and return the exit code.
 
-    ``--help``, ``--version`` and mistakes in the command raise ``SystemExit``, as argparse does.
+    ``--help`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
@@ -85,6 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.version:
+        import gda
+
+        print(f"gda {gda.__version__}")
+        return OK
     if options.run is None:
         parser.print_help()
         return OK
@@ -113,16 +118,6 @@ def _failed(error: Exception) -> int:
     return DAMAGED if is_damage else WRONG
 
 
-class _PrintVersion(argparse.Action):
-    """Print the version, which takes longer to find than the rest of the parser."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import gda
-
-        print(f"gda {gda.__version__}")
-        parser.exit(OK)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gda",
@@ -131,9 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--version", action=_PrintVersion, nargs=0, help="print the version and exit"
-    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:
