@@ -132,9 +132,10 @@ def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike |
             f"a shape such as {shape} is shown with its mesh, a jax.sharding.Mesh or the sizes of "
             f"its axes by name, and its spec: gda.show({shape}, mesh, PartitionSpec('x'))"
         )
+    mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
     devices = _devices_of(mesh)
-    grid = _grid_on(shape, mesh, spec, devices)
-    return Subject(grid, dtype=_dtype(dtype), **_numbered(devices), kind="plan")
+    grid = ShardGrid(shape, mesh_shape, spec, process_of=_process_of(devices))
+    return Subject(grid, dtype=_dtype(dtype), kind="plan", **_names_of(devices))
 
 
 def _subject_of_array(x: Any) -> Subject:
@@ -151,35 +152,17 @@ def _subject_of_array(x: Any) -> Subject:
     if getattr(array, "sharding", None) is None:
         raise _refusal(x)
     kind = kind if kind in ("GlobalArray", "PaddedArray", "ShapeDtypeStruct") else "jax.Array"
-    subject = subject_on(x.sharding, x.shape, x.dtype, kind, pad=is_padded)
-    if subject is not None:
-        return subject
-    raise _refusal(x)
-
-
-def subject_on(
-    sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str, *, pad: bool = False
-) -> Subject | None:
-    """Return the subject of a picture of a sharding; None if it names no mesh and spec."""
-    mesh = getattr(sharding, "mesh", None)
+    sharding, mesh = x.sharding, getattr(x.sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
-        devices = _devices_of(mesh)
-        grid = _grid_on(shape, mesh, sharding.spec, devices, pad)
+        mesh_shape, spec, devices = mesh.shape, sharding.spec, _devices_of(mesh)
     elif len(getattr(sharding, "device_set", ())) == 1:
-        devices = list(sharding.device_set)
-        grid = ShardGrid(shape, {}, (), process_of=[devices[0].process_index])
+        mesh_shape, spec, devices = {}, (), list(sharding.device_set)
     else:
-        return None
+        raise _refusal(x)
+    process_of = _process_of(devices)
+    grid = ShardGrid(x.shape, mesh_shape, spec, pad=is_padded, process_of=process_of)
     memory = _memory_of(sharding, devices)
-    return Subject(grid, dtype=dtype, **_numbered(devices), kind=kind, memory_kind=memory)
-
-
-def _grid_on(
-    shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any], pad: bool = False
-) -> ShardGrid:
-    mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
-    process_of = [device.process_index for device in devices] or None
-    return ShardGrid(shape, mesh_shape, spec, pad=pad, process_of=process_of)
+    return Subject(grid, dtype=x.dtype, kind=kind, memory_kind=memory, **_names_of(devices))
 
 
 def _devices_of(mesh: Any) -> list[Any]:
@@ -190,12 +173,15 @@ def _devices_of(mesh: Any) -> list[Any]:
         return []
 
 
-def _numbered(devices: Sequence[Any]) -> dict[str, Any]:
-    platforms = {device.platform for device in devices}
-    if len(platforms) != 1:  # an id belongs to two devices if there are two platforms
+def _process_of(devices: Sequence[Any]) -> list[int] | None:
+    return [device.process_index for device in devices] or None
+
+
+def _names_of(devices: Sequence[Any]) -> dict[str, Any]:
+    if not devices:
         return {}
     ids = np.array([device.id for device in devices], np.int64)
-    return {"device_kind": platforms.pop().upper(), "device_ids": read_only(ids)}
+    return {"device_kind": devices[0].platform.upper(), "device_ids": read_only(ids)}
 
 
 def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
@@ -207,9 +193,4 @@ def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
 
 
 def _dtype(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    # NumPy rejects JAX's own dtypes of PRNG keys.
-    if hasattr(dtype, "type") and isinstance(getattr(dtype, "itemsize", None), int):
-        return dtype
-    return as_dtype(dtype)
+    return None if dtype is None else as_dtype(dtype)

@@ -1,5 +1,4 @@
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,8 +29,6 @@ def test_a_shape_with_mesh_and_spec() -> None:
     assert subject.block_bytes == 8
     assert subject_of((8, 2), XY, ("x",)).block_bytes is None
     assert subject_of((2**40, 2**40), {}, (), dtype="int64").block_bytes == 2**83
-    key_type = jax.random.key(0).dtype
-    assert subject_of(GRID, dtype=key_type).dtype == key_type
 
 
 def test_a_shape_on_real_devices_has_their_names_and_processes() -> None:
@@ -126,13 +123,6 @@ def test_of_a_tree_no_value_is_told(tree: Any) -> None:
     with pytest.raises(TypeError, match=r"for a tree: jax\.tree\.map\(gda\.show, tree\)") as raised:
         subject_of(tree)
     assert str(SECRET) not in str(raised.value)
-
-
-def test_devices_of_several_platforms_go_by_their_places() -> None:
-    devices = [SimpleNamespace(platform=p, id=0, process_index=0) for p in ("cpu", "tpu")]
-    mesh = SimpleNamespace(shape={"x": 2}, devices=np.array(devices))
-    subject = subject_of((8,), mesh, ("x",))
-    assert (subject.device_kind, subject.device_ids) == ("device", None)
 
 
 def test_a_memory_is_named_if_it_is_not_the_default() -> None:
