@@ -61,11 +61,14 @@ class Sheet:
         """Return the drawing as an SVG element that says ``summary`` to those who cannot see it."""
         left, top = self.left - _MARGIN, self.top - _MARGIN
         width, height = self.right + _MARGIN - left, self.bottom + _MARGIN - top
+        # As a page or an image of its own, its text follows the reader's scheme of colours; in a
+        # page that of the page, which may be another.
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="gda-svg" role="img" '
             f'aria-label="{escape(summary)}" width="{number(width)}" height="{number(height)}" '
             f'viewBox="{number(left)} {number(top)} {number(width)} {number(height)}" '
             f'fill="currentColor" font-family="{_FONT}" style="max-width:100%;height:auto">'
+            "<style>svg.gda-svg:root{color-scheme:light dark;color:CanvasText}</style>"
             f"{''.join(self.parts)}</svg>"
         )
 
