@@ -25,11 +25,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
-from gda.cli.commands import DAMAGED, INTERRUPTED, OK
+from gda.cli.commands import DAMAGED, ERRORS, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
-from gda.launch.arguments import WRONG, Parser
 from gda.layout.text import printable
 from gda.planning.notation.mistakes import MistakesError
 
@@ -41,7 +40,6 @@ _COMMANDS = (
 _EPILOG = """\
 examples:
   gda plan --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
-  gda plan --tree examples/transformer_7b.json --devices-per-process 8
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
   gda diff runs/a@100 runs/a@latest
@@ -59,15 +57,8 @@ exit code:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, ``sys.argv[1:]`` by default, and return the exit code.
 
-    ``--help``, ``--version`` and mistakes in the command raise ``SystemExit``, as argparse does.
+    ``--help`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # closed, as by `>&-`: the next file would take its number
-            os.open(os.devnull, os.O_RDWR)
-    if sys.stderr is None:  # print would take stdout in its place
-        sys.stderr = io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     output, end = io.StringIO(), None
@@ -93,6 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.version:
+        import gda
+
+        print(f"gda {gda.__version__}")
+        return OK
     if options.run is None:
         parser.print_help()
         return OK
@@ -100,7 +96,7 @@ def _run(argv: Sequence[str]) -> int:
         return options.run(options)
     except (NotImplementedError, RecursionError):
         raise  # these are kinds of RuntimeError, and mistakes of gda
-    except options.errors as error:
+    except ERRORS as error:
         return _failed(error)
 
 
@@ -121,27 +117,15 @@ def _failed(error: Exception) -> int:
     return DAMAGED if is_damage else WRONG
 
 
-class _PrintVersion(argparse.Action):
-    """Print the version, which takes longer to find than the rest of the parser."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        import gda
-
-        print(f"gda {gda.__version__}")
-        parser.exit(OK)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="gda",
         description="Plan layouts, rehearse programs, inspect, compare and convert checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--version", action=_PrintVersion, nargs=0, help="print the version and exit"
-    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:

@@ -11,18 +11,14 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from gda.launch.arguments import Parser
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 
 T = TypeVar("T")
 
-OK, DAMAGED, DIFFERENT, INTERRUPTED = 0, 1, 1, 130
+OK, DAMAGED, DIFFERENT, WRONG, INTERRUPTED = 0, 1, 1, 2, 130
 
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
-ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
-
-# For commands that only calculate: any other ValueError is a bug in gda and keeps its traceback.
-CALCULATION_ERRORS = (OSError, ImportError, MemoryError, MistakesError)
+ERRORS = (OSError, ValueError, TypeError, RuntimeError, ImportError, MemoryError)
 
 
 def add_command(
@@ -31,12 +27,8 @@ def add_command(
     description: str,
     *,
     epilog: str | None = None,
-    errors: tuple[type[Exception], ...] = ERRORS,
-) -> Parser:
-    """Add the subcommand of a function, by its name; return its parser.
-
-    ``description`` is one line, ``errors`` are the exceptions that mean a mistake of the user.
-    """
+) -> argparse.ArgumentParser:
+    """Add the subcommand of a function, by its name; return its parser."""
     parser = commands.add_parser(
         run.__name__,
         help=description,
@@ -45,7 +37,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run, errors=errors)
+    parser.set_defaults(run=run)
     return parser
 
 
@@ -80,12 +72,6 @@ def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
         return parse(text)
     except MisreadError as error:
         raise MistakesError(*error.lines(name)) from None
-
-
-def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
-    """Return the value of the option ``--name``; None if it was not given."""
-    text = getattr(options, name.replace("-", "_"))
-    return None if text is None else read_option(f"--{name}", text, parse)
 
 
 def terminal_width() -> int:

@@ -7,24 +7,18 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gda.cli.commands import (
-    ERRORS,
     OK,
     add_command,
     add_timeout,
     shows_progress,
-    terminal_width,
     without_accelerators,
 )
 from gda.cli.functions import file_and_function, function_of, traceback_of
-from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
-
-if TYPE_CHECKING:
-    from gda.checkpoint.converting import Conversion
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
@@ -42,20 +36,20 @@ the function of --map:
 examples:
   gda convert run/100 checkpoint
   gda convert checkpoint model.safetensors --dtype bf16
-  gda convert hf checkpoint --map examples/convert_llama.py:to_scanned --dry-run
+  gda convert hf checkpoint --map examples/convert_llama.py:to_scanned
   gda convert checkpoint hf --to safetensors --map map.py:to_hugging_face
 
 exit code:
   0 if TARGET was written, 1 if SOURCE is a damaged checkpoint, 2 for another
   error, 130 after Ctrl-C.
 """
-_UNITS = {"": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 _KINDS = ("checkpoint", "safetensors")
 
 
 def add_convert(commands: Any) -> None:
     says = "Write the tree of a checkpoint or of other files as other files."
-    parser = add_command(commands, convert, says, epilog=_EPILOG, errors=(*ERRORS, TypeError))
+    parser = add_command(commands, convert, says, epilog=_EPILOG)
     parser.add_argument("source", metavar="SOURCE", help="a path, or a URL such as s3://bucket/run")
     parser.add_argument("target", metavar="TARGET", help="a path where nothing is, or a URL")
     parser.add_argument("--to", choices=_KINDS, help="the kind of TARGET")
@@ -66,29 +60,19 @@ def add_convert(commands: Any) -> None:
         "--dtype", metavar="DTYPE", help="cast arrays of floats to it, such as bf16"
     )
     parser.add_argument(
-        "--max-bytes",
-        metavar="BYTES",
-        type=_bytes,
-        default=64 * 2**20,
-        help="bound on the memory for blocks, such as 256MiB; default 64MiB",
-    )
-    parser.add_argument(
         "--max-file-bytes",
         metavar="BYTES",
         type=_bytes,
         default=5 * 2**30,
         help="the most data in a safetensors file; default 5GiB",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be written, and write nothing"
-    )
     add_timeout(parser)
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]+)([a-z]*)", text.lower())
+    found = re.fullmatch(r"([0-9]+)([a-z]+)", text.lower())
     if found is None or found[2] not in _UNITS or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 256MiB, say")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes; write 2GiB, say")
     return int(found[1]) * _UNITS[found[2]]
 
 
@@ -103,15 +87,15 @@ def convert(options: argparse.Namespace) -> int:
         kind=None if options.to is None else FileKind[options.to.upper()],
         change=None if options.map is None else _change(options.map),
         dtype=options.dtype,
-        max_bytes=options.max_bytes,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
     )
-    if options.dry_run:
-        print(*_plan(conversion), sep="\n")
-    else:
-        conversion.write(shows_progress())
-        print(f"wrote {_target(conversion)}")
+    conversion.write(shows_progress())
+    leaves = counted(len(conversion.leaves), "leaf", "leaves")
+    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
+    files = counted(conversion.num_files, "safetensors file")
+    kind = files if conversion.num_files else conversion.kind.value
+    print(f"wrote {leaves}, {nbytes}, to {conversion.target}, {kind}")
     return OK
 
 
@@ -129,20 +113,3 @@ def _change(text: str) -> Callable[[Any], Any]:
             raise MistakesError(f"{text} failed:", *traceback_of(error, __file__)) from None
 
     return change
-
-
-def _plan(conversion: Conversion) -> list[str]:
-    rows = [("path", "type", "size")]
-    rows += [(name, type_, format_bytes(nbytes)) for name, type_, nbytes in conversion.leaves]
-    return [
-        *table(rows, right={"size"}, width=terminal_width()),
-        f"would write {_target(conversion)}",
-    ]
-
-
-def _target(conversion: Conversion) -> str:
-    leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
-    files = counted(conversion.num_files, "safetensors file")
-    kind = files if conversion.num_files else conversion.kind.value
-    return f"{leaves}, {nbytes}, to {conversion.target}, {kind}"

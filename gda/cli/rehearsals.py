@@ -18,14 +18,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import (
-    ERRORS,
     OK,
+    WRONG,
     add_command,
     read_option,
     terminal_width,
 )
 from gda.cli.functions import file_and_function
-from gda.launch.arguments import WRONG
 from gda.layout.tables import table
 from gda.layout.text import format_bytes
 from gda.planning.device_kinds import meshes_of, num_devices_of
@@ -76,7 +75,7 @@ exit code:
 
 def add_rehearse(commands: Any) -> None:
     description = "Show the memory, communication and time of a program on devices not here."
-    parser = add_command(commands, rehearse, description, epilog=_EPILOG, errors=ERRORS)
+    parser = add_command(commands, rehearse, description, epilog=_EPILOG)
     parser.add_argument(
         "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
     )

@@ -10,13 +10,12 @@ launcher gets a signal to end. None outlives the launcher.
 
 Read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
 ``child`` (the first code in each process), ``ending`` (its last), ``output`` (prefixes of lines),
-``children`` (processes that end with their parent), ``arguments`` (command lines and mistakes).
+``children`` (processes that end with their parent).
 """
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
 from typing import Any
 
 __all__ = ["initialize"]
@@ -47,8 +46,8 @@ def initialize(
       options: others of ``jax.distributed.initialize``.
 
     Raises:
-      ValueError: no argument, variable or cluster gives the number of processes, or a variable is
-        missing or malformed. One process is never assumed.
+      ValueError: no argument, variable or cluster gives the address, the number of processes or
+        that of this one, or a variable is malformed. One process is never assumed.
       RuntimeError: JAX was used before, or the others did not come in time.
 
     In a program that ``python -m gda.launch -n 4 program.py`` starts::
@@ -64,12 +63,16 @@ def initialize(
         "process_id": process_id,
         **options,
     }
-    arguments = _with_variables({name: value for name, value in given.items() if value is not None})
-    import jax  # here, so that the command lines do not wait for it
+    # Imported here, so that the command lines do not wait for it.
+    import jax
 
     # Registers an exit hook, which runs after those that the program registers later.
     import gda.multihost.agreement  # noqa: F401
+    from gda.launch.children import arguments_of
     from gda.launch.ending import finish_pending
+
+    chosen = {name: value for name, value in given.items() if value is not None}
+    arguments = {**arguments_of(), **chosen}
 
     atexit.register(finish_pending)
     try:
@@ -84,20 +87,3 @@ def initialize(
             "JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID in each process."
         ) from error
-
-
-def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given arguments, and the others from the variables."""
-    from gda.launch.children import ARGUMENT_OF, arguments_of  # slow to import
-
-    arguments = {**given, **arguments_of(without=given)}
-    # The address alone is fine: JAX's own variable, for clusters that it detects.
-    if not arguments.keys() - given.keys() & {"num_processes", "process_id"}:
-        return arguments
-    missing = [name for name, argument in ARGUMENT_OF.items() if argument not in arguments]
-    if missing := [name for name in missing if name.startswith("JAX_")]:
-        raise ValueError(
-            f"JAX_NUM_PROCESSES or JAX_PROCESS_ID is set without {' and '.join(missing)}; set all "
-            "of them, or start the program by `python -m gda.launch`, which does"
-        )
-    return arguments

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from gda.launch.arguments import Parser
 from gda.launch.children import Port, environment
 from gda.launch.run import run
 
@@ -20,7 +17,6 @@ _OPTIONS = (
     ("--timeout", None, "SECONDS", "print all stacks and end the run after this; default: never"),
     ("--heartbeat-timeout", 10, "SECONDS", "a process silent for this long is dead; default 10"),
     ("--collective-timeout", 30, "SECONDS", "a collective on CPU waits this long; default 30"),
-    ("--agreement-timeout", 60, "SECONDS", "a check of agreement waits this long; default 60"),
     ("--grace", 30, "SECONDS", "after a signal, wait this long for an orderly end; default 30"),
 )
 
@@ -64,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.devices_per_process,
                 heartbeat_timeout=options.heartbeat_timeout,
                 collective_timeout=options.collective_timeout,
-                agreement_timeout=options.agreement_timeout,
             )
             for index in range(options.num_processes)
         ]
@@ -75,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
+    parser = argparse.ArgumentParser(
         prog="gda.launch",
         usage=_USAGE,
         description="Run a program in several processes of this machine that find each other.",
@@ -83,20 +78,19 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--num-processes", type=_positive, metavar="N", help="processes")
+    parser.add_argument(
+        "-n", "--num-processes", type=_positive, metavar="N", required=True, help="processes"
+    )
     for name, default, unit, says in _OPTIONS:
         parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
     parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    # argparse would report it missing before it finds a misspelled option.
-    if options.num_processes is None:
-        parser.error("the following arguments are required: -n/--num-processes")
     # A -- before the program ends the options; all words after it belong to the program.
     if options.command[:1] == ["--"]:
         del options.command[0]
-    if complaint := _complaint(options.m, options.command):
-        parser.error(complaint)
+    if not options.command:
+        parser.error("no program was given; give a script, or -m and a module")
     return options
 
 
@@ -105,21 +99,6 @@ def _positive(text: str) -> int:
     if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return number
-
-
-def _complaint(is_module: bool, command: Sequence[str]) -> str | None:
-    """Return the message if there is nothing to run."""
-    if not command:
-        return "no program was given; give a script, or -m and a module"
-    program = command[0]
-    if not is_module:
-        if os.path.isfile(program):
-            return None
-        return f"there is no script {program!r} here; give the path of one, or -m and a module"
-    # The package only, because finding a module in it would import it.
-    package = program.partition(".")[0]
-    found = package and importlib.util.find_spec(package)
-    return None if found else f"there is no module {program!r}"
 
 
 if __name__ == "__main__":

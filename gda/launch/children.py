@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Container
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -104,7 +103,7 @@ def environment(
     *,
     heartbeat_timeout: float,
     collective_timeout: float,
-    agreement_timeout: float,
+    agreement_timeout: float = 60,
 ) -> dict[str, str]:
     """Return the environment in which a process finds the others; it keeps flags in XLA_FLAGS.
 
@@ -120,32 +119,31 @@ def environment(
     given = os.environ.get("XLA_FLAGS", "")
     flags = [given, f"--xla_force_host_platform_device_count={devices}"]
     if has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in given:
-        flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
+        flags.append(f"--xla_cpu_collective_timeout_seconds={collective_timeout:.0f}")
     return {
         "NPROC": str(threads),
         "GDA_CHECK_AGREEMENT": "1",
+        "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": f"{agreement_timeout:.0f}",
         **os.environ,
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(num_processes),
         "JAX_PROCESS_ID": str(process),
-        "GDA_HEARTBEAT_TIMEOUT_SECONDS": _decimal(heartbeat_timeout),
-        "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": _decimal(agreement_timeout),
+        "GDA_HEARTBEAT_TIMEOUT_SECONDS": f"{heartbeat_timeout:.0f}",
         "PYTHONUNBUFFERED": "1",
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": " ".join(flags).strip(),
     }
 
 
-def arguments_of(without: Container[str] = ()) -> dict[str, Any]:
+def arguments_of() -> dict[str, Any]:
     """Return the arguments of ``jax.distributed.initialize`` that the environment of a process has.
 
-    It omits empty variables, and those of the arguments in ``without``. JAX reads
-    JAX_COORDINATOR_BIND_ADDRESS itself.
+    It omits empty variables. JAX reads JAX_COORDINATOR_BIND_ADDRESS itself.
     """
     arguments: dict[str, Any] = {}
     for variable, argument in ARGUMENT_OF.items():
-        if argument not in without and (text := os.environ.get(variable)):
+        if text := os.environ.get(variable):
             try:
                 arguments[argument] = text if variable == "JAX_COORDINATOR_ADDRESS" else int(text)
             except ValueError:
@@ -156,11 +154,6 @@ def arguments_of(without: Container[str] = ()) -> dict[str, Any]:
 def listen_on_loopback() -> None:
     """Let the CPU collectives of this process listen on 127.0.0.1, once it uses JAX."""
     sys.path.append(str(Path(__file__).with_name("loopback")))
-
-
-def _decimal(seconds: float) -> str:
-    # Never 1e+06, which the readers reject.
-    return f"{seconds:.15g}"
 
 
 def has_collective_timeout() -> bool:

@@ -21,9 +21,6 @@ SpecEntry = str | tuple[str, ...] | None
 SpecLike = Iterable[str | Sequence[str] | None]
 AxesByDimension = tuple[tuple[str, ...], ...]
 
-WITH_PADDING = "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)"
-"""The end of the error of a shape that does not divide."""
-
 _SUGGESTIONS = 4
 _ASSIGNMENTS_TO_TRY = 4096
 
@@ -210,7 +207,7 @@ def indivisible_error(
         f"global shape {shape} cannot be sharded by {format_spec(entries_of(axes))} on the mesh "
         f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. Specs of this mesh that fit {shape} "
         f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}. "
-        f"{WITH_PADDING}"
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)"
     )
 
 

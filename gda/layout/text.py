@@ -91,14 +91,6 @@ def did_you_mean(words: Sequence[str]) -> str:
     return f"; did you mean {' or '.join(words)}?" if words else ""
 
 
-def in_processes(num_devices: int, devices_per_process: int) -> str:
-    """Return a number of devices in words: ``1,024 devices in 128 processes of 8``."""
-    devices, processes = counted(num_devices, "device"), num_devices // devices_per_process
-    if processes == 1:
-        return devices
-    return f"{devices} in {processes:,} processes of {devices_per_process:,}"
-
-
 # Parts of an array, and their places.
 
 
@@ -111,11 +103,6 @@ def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) ->
 def format_slice(first: slice, last: slice) -> str:
     """Return ``0:2``, or ``:`` for the whole of a dimension."""
     return ":" if first.start is None and last.stop is None else f"{first.start or 0}:{last.stop}"
-
-
-def format_shape(sizes: Sequence[int]) -> str:
-    """Return sizes as Python writes a tuple: ``(1024, 512)`` or ``(8,)``."""
-    return str(tuple(sizes))
 
 
 def typed_shape(dtype: object, shape: Iterable[int]) -> str:

@@ -1,7 +1,7 @@
-"""Plans of arrays and models: the memory and the moves that they will need, computed from text.
+"""Texts about meshes and specs, and kinds of devices: for plans and rehearsals.
 
 Provisional: see ``docs/stable.md``.
 
-No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` (one array), ``model``
-(all parameters), ``device_kinds``.
+No JAX. Read in this order: ``notation`` (texts to values), ``better_spec``, ``device_kinds`` with
+``device_speeds``.
 """

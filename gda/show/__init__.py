@@ -67,15 +67,14 @@ def text(
     *,
     dtype: npt.DTypeLike | None = None,
     width: int | None = None,
-    header: bool = True,
 ) -> str:
     """Return a picture of the layout of an array as text; neither communicates nor reads data.
 
     The array is a box of its distinct blocks, each with its index, its devices and their processes.
-    One or two sharded dimensions are the rows and columns of the box, of many blocks without the
-    indices if these have no room. If that is too wide or too high, or with more dimensions, the
-    blocks are below each other. Of many, the middle is omitted, so that the cost is bounded. ``░``
-    beside an index says that a part of the block is padding, and ``░░░`` that all of it is.
+    One or two sharded dimensions are the rows and columns of the box. If that is too wide or too
+    high, or with more dimensions, the blocks are below each other. Of many, the middle is omitted,
+    so that the cost is bounded. ``░`` beside an index says that a part of the block is padding, and
+    ``░░░`` that all of it is.
 
     Args:
       x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
@@ -85,14 +84,12 @@ def text(
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
       width: the most columns of a line, at least 20; 80 by default.
-      header: ``True`` puts shape, mesh, spec and bytes above the picture.
 
     Returns:
       The picture, without a line break at the end.
 
     Raises:
-      TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
-        integer.
+      TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
       ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
 
     >>> import gda
@@ -113,7 +110,7 @@ def text(
     """
     from gda.show.terminal import text_of
 
-    return text_of(subject_of(x, mesh, spec, dtype=dtype), width=width, header=header)
+    return text_of(subject_of(x, mesh, spec, dtype=dtype), width=width)
 
 
 @public

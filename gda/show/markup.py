@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -49,18 +48,12 @@ def report(lines: Sequence[str], tables: Sequence[str]) -> str:
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts; those from the fourth column on are aligned to the right."""
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    cells = ("".join(f"<td>{_breakable(cell)}</td>" for cell in row) for row in rows)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         f'<table class="gda-facts gda-rows"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table>"
     )
-
-
-def _breakable(text: str) -> str:
-    """Return a text as HTML that may be broken within paths, types and meshes, not in numbers."""
-    places = r"(?<=[/_\[])|(?<=[.,])(?=[a-z])|(?<=,)(?=[\d,]+\])"
-    return "<wbr/>".join(map(escape, re.split(places, text)))
 
 
 def html_of(subject: Subject) -> str:
@@ -79,11 +72,10 @@ def html_of(subject: Subject) -> str:
 def html_or_none(x: Any) -> str | None:
     """Return the HTML of a container; None if its text is shown instead.
 
-    That is so for a traced or deleted array, a shape without a sharding, and the placeholders that
-    JAX puts into containers while it flattens them.
+    That is so for a traced array, a shape without a sharding, and the placeholders that JAX puts
+    into containers while it flattens them.
     """
     try:
-        subject = subject_of(x)
-        return None if subject.kind.endswith("(deleted)") else html_of(subject)
+        return html_of(subject_of(x))
     except Exception:  # a notebook shows the array in any state, so nothing may be raised
         return None

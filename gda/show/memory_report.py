@@ -1,4 +1,4 @@
-"""The report of ``gda.memory``: the arrays that take the memory of devices, as text and HTML."""
+"""The report of ``gda.memory``: the arrays that take the memory of devices, as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
-from gda.show.markup import html_table, report
 
 UNNAMED = "unnamed"
 
@@ -109,7 +108,7 @@ class DeviceMemory(NamedTuple):
 class MemoryReport:
     """The arrays that take the memory of this process's devices, the largest first.
 
-    ``gda.memory`` makes it; ``print`` and notebooks show it as tables. It holds no array.
+    ``gda.memory`` makes it; ``print`` shows it as tables. It holds no array.
 
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
@@ -140,13 +139,6 @@ class MemoryReport:
         lines = [*table(devices, right={*devices[0][1:]}, width=_WIDTH), *more] if devices else []
         parts = [[self.headline], lines, arrays, self.notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-    def _repr_html_(self) -> str:
-        devices, more_devices = _table_of_devices(self)
-        arrays = _table_of_arrays(self)
-        tables = [html_table(devices[0], devices[1:])] if devices else []
-        tables += [arrays.html()] if self.arrays else []
-        return report([self.headline, *more_devices, *arrays.more, *self.notes], tables)
 
     @property
     def headline(self) -> str:

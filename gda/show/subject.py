@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gda.layout.dtype_names import as_dtype
+from gda.layout.dtype_names import as_dtype, packed_nbytes
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec, integers
@@ -71,7 +71,7 @@ class Subject:
         """Bytes of one block, which are the bytes on one device; None without a dtype."""
         if self.dtype is None:
             return None
-        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+        return packed_nbytes(math.prod(self.grid.shard_shape), self.dtype)
 
     @cached_property
     def holders(self) -> IntArray:
@@ -96,57 +96,46 @@ def subject_of(
     x: Any, mesh: Any = None, spec: SpecLike | None = None, *, dtype: npt.DTypeLike | None = None
 ) -> Subject:
     """Return the subject of a picture of ``x``, for which the arguments are as for ``text``."""
-    has_mesh = mesh is not None or spec is not None
     if isinstance(x, Sequence) and not isinstance(x, str | bytes):
         return _plan(_check_shape(x), mesh, spec, dtype)
-    if isinstance(x, Mapping):
-        _refuse_tree(x)
-    if has_mesh:
+    if mesh is not None or spec is not None or (dtype is not None and not isinstance(x, ShardGrid)):
         raise TypeError(
-            f"mesh and spec go with a shape, a sequence of integers such as (8, 2), not with "
-            f"{type(x).__name__}"
+            "mesh, spec and dtype go with a shape, a sequence of integers such as (8, 2); this "
+            f"{type(x).__name__} has its own"
         )
-    if isinstance(x, Subject):
-        return x
     if isinstance(x, ShardGrid):
         return Subject(x, dtype=_dtype(dtype))
-    if dtype is not None:
-        raise TypeError(f"dtype goes with a shape or a grid; this {type(x).__name__} has its own")
-    return _subject_of_array(x)
+    return x if isinstance(x, Subject) else _subject_of_array(x)
 
 
 def _check_shape(x: Sequence[Any]) -> Shape:
     try:
         return integers(x)
     except TypeError:
-        _refuse_tree(x)
+        raise _refusal(x) from None
 
 
-def _refuse_tree(x: Any) -> NoReturn:
-    """Raise the error for a container; its message omits the content, which may be data."""
-    raise TypeError(
-        f"there is a picture of one array at a time, not of a {type(x).__name__} of something; "
-        "for a tree: jax.tree.map(gda.show, tree). A shape is a sequence of "
-        "integers, such as (8, 2)"
+def _refusal(x: Any) -> TypeError:
+    """Return the error for a value without a picture, which it does not tell: it may be data."""
+    return TypeError(
+        "there is a picture of a GlobalArray, a PaddedArray, a ShardGrid, a jax.Array or a "
+        "jax.ShapeDtypeStruct with a NamedSharding, and a shape with its mesh and spec, not of "
+        f"this {type(x).__name__}; for a tree: jax.tree.map(gda.show, tree)"
     )
 
 
 def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike | None) -> Subject:
     if spec is None and hasattr(mesh, "mesh") and hasattr(mesh, "spec"):
         mesh, spec = mesh.mesh, mesh.spec
-    if mesh is None or spec is None:
+    if spec is None or (not isinstance(mesh, Mapping) and not hasattr(mesh, "shape")):
         raise TypeError(
-            f"a shape such as {shape} is shown with its mesh and its spec: "
-            f"gda.show({shape}, mesh, PartitionSpec('x'))"
+            f"a shape such as {shape} is shown with its mesh, a jax.sharding.Mesh or the sizes of "
+            f"its axes by name, and its spec: gda.show({shape}, mesh, PartitionSpec('x'))"
         )
-    if not isinstance(mesh, Mapping) and not isinstance(getattr(mesh, "shape", None), Mapping):
-        raise TypeError(
-            "after the shape come the mesh, a jax.sharding.Mesh or the sizes of its axes by name, "
-            f"and then the spec; the mesh given is of type {type(mesh).__name__}"
-        )
+    mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
     devices = _devices_of(mesh)
-    grid = _grid_on(shape, mesh, spec, devices)
-    return Subject(grid, dtype=_dtype(dtype), **_numbered(devices), kind="plan")
+    grid = ShardGrid(shape, mesh_shape, spec, process_of=_process_of(devices))
+    return Subject(grid, dtype=_dtype(dtype), kind="plan", **_names_of(devices))
 
 
 def _subject_of_array(x: Any) -> Subject:
@@ -160,52 +149,20 @@ def _subject_of_array(x: Any) -> Subject:
             "when it compiles: jax.debug.inspect_array_sharding(x, callback=lambda s: "
             "gda.show(x.shape, s))"
         )
-    if not (hasattr(array, "shape") and hasattr(array, "sharding")):
-        raise TypeError(
-            "there is a picture of a GlobalArray, a PaddedArray, a jax.Array, a ShardGrid, or a "
-            f"shape with mesh= and spec=, not of {kind}"
-            f"{'' if array is x else f' around a {type(array).__name__}'}"
-        )
-    if array.sharding is None:
-        raise TypeError(
-            f"this {kind} has no sharding, so its layout is unknown; give it one: "
-            "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
-        )
+    if getattr(array, "sharding", None) is None:
+        raise _refusal(x)
     kind = kind if kind in ("GlobalArray", "PaddedArray", "ShapeDtypeStruct") else "jax.Array"
-    if hasattr(array, "is_deleted") and array.is_deleted():
-        kind += " (deleted)"
-    subject = subject_on(x.sharding, x.shape, x.dtype, kind, pad=is_padded)
-    if subject is not None:
-        return subject
-    raise TypeError(
-        f"this {type(x).__name__} has the sharding {x.sharding!r}, which names no mesh and spec; "
-        "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
-    )
-
-
-def subject_on(
-    sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str, *, pad: bool = False
-) -> Subject | None:
-    """Return the subject of a picture of a sharding; None if it names no mesh and spec."""
-    mesh = getattr(sharding, "mesh", None)
+    sharding, mesh = x.sharding, getattr(x.sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
-        devices = _devices_of(mesh)
-        grid = _grid_on(shape, mesh, sharding.spec, devices, pad)
+        mesh_shape, spec, devices = mesh.shape, sharding.spec, _devices_of(mesh)
     elif len(getattr(sharding, "device_set", ())) == 1:
-        devices = list(sharding.device_set)
-        grid = ShardGrid(shape, {}, (), process_of=[devices[0].process_index])
+        mesh_shape, spec, devices = {}, (), list(sharding.device_set)
     else:
-        return None
+        raise _refusal(x)
+    process_of = _process_of(devices)
+    grid = ShardGrid(x.shape, mesh_shape, spec, pad=is_padded, process_of=process_of)
     memory = _memory_of(sharding, devices)
-    return Subject(grid, dtype=dtype, **_numbered(devices), kind=kind, memory_kind=memory)
-
-
-def _grid_on(
-    shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any], pad: bool = False
-) -> ShardGrid:
-    mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
-    process_of = [device.process_index for device in devices] or None
-    return ShardGrid(shape, mesh_shape, spec, pad=pad, process_of=process_of)
+    return Subject(grid, dtype=x.dtype, kind=kind, memory_kind=memory, **_names_of(devices))
 
 
 def _devices_of(mesh: Any) -> list[Any]:
@@ -216,12 +173,15 @@ def _devices_of(mesh: Any) -> list[Any]:
         return []
 
 
-def _numbered(devices: Sequence[Any]) -> dict[str, Any]:
-    platforms = {device.platform for device in devices}
-    if len(platforms) != 1:  # an id belongs to two devices if there are two platforms
+def _process_of(devices: Sequence[Any]) -> list[int] | None:
+    return [device.process_index for device in devices] or None
+
+
+def _names_of(devices: Sequence[Any]) -> dict[str, Any]:
+    if not devices:
         return {}
     ids = np.array([device.id for device in devices], np.int64)
-    return {"device_kind": platforms.pop().upper(), "device_ids": read_only(ids)}
+    return {"device_kind": devices[0].platform.upper(), "device_ids": read_only(ids)}
 
 
 def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
@@ -233,9 +193,4 @@ def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
 
 
 def _dtype(dtype: Any) -> np.dtype[Any] | None:
-    if dtype is None:
-        return None
-    # NumPy rejects JAX's own dtypes of PRNG keys.
-    if hasattr(dtype, "type") and isinstance(getattr(dtype, "itemsize", None), int):
-        return dtype
-    return as_dtype(dtype)
+    return None if dtype is None else as_dtype(dtype)

@@ -6,7 +6,6 @@ they fit. Others are below each other, and folded if they are many, so that the 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from itertools import zip_longest
 
@@ -32,52 +31,38 @@ _BLOCKS_LEFT = 16
 _Cell = Sequence[str]  # its lines
 
 
-def text_of(subject: Subject, *, width: int | None = None, header: bool = True) -> str:
+def text_of(subject: Subject, *, width: int | None = None) -> str:
     """Return the picture as ``gda.show.text`` does."""
-    width = _WIDTH if width is None else _checked_width(width)
-    above: list[str] = []
-    notes: list[tuple[str, str]] = []
-    if header:
-        dtype = "" if subject.dtype is None else f" {subject.dtype}"
-        above += wrap(f"{subject.kind} {subject.shape}{dtype}", width)
-        notes += facts(subject)
+    width = _WIDTH if width is None else width
+    if width < NARROWEST:
+        raise ValueError(
+            f"width={width} is too narrow for a picture; give {NARROWEST} columns or more"
+        )
+    dtype = "" if subject.dtype is None else f" {subject.dtype}"
+    above = wrap(f"{subject.kind} {subject.shape}{dtype}", width)
+    notes = facts(subject)
     if subject.has_padding:
         notes.append((_PADDING, f"padding in a part of the block, {_PADDING * 3} in all of it"))
     for key, text in notes:
         parts = zip_longest([key], wrap(text, width - _KEY_WIDTH), fillvalue="")
         above += [f"{word:{_KEY_WIDTH}}{part}" for word, part in parts]
     box = _box(_in_rows_and_columns(subject, width) or _below_each_other(subject, width))
-    return "\n".join([*above, "", *box] if above else box)
-
-
-def _checked_width(width: int) -> int:
-    try:
-        columns = operator.index(width)
-    except TypeError:
-        raise TypeError(f"width must be an integer, the columns of text, not {width!r}") from None
-    if columns < NARROWEST:
-        raise ValueError(
-            f"width={columns} is too narrow for a picture; give {NARROWEST} columns or more"
-        )
-    return columns
+    return "\n".join([*above, "", *box])
 
 
 def _in_rows_and_columns(subject: Subject, width: int) -> list[list[_Cell]] | None:
-    """Return rows of cells, with the indices of the blocks or without; None if neither fits."""
+    """Return rows of cells; None if they do not fit."""
     count, parts = subject.grid.num_shards, subject.grid.parts
     sharded = [dimension for dimension, ways in enumerate(parts) if ways > 1]
     has_columns = len(sharded) == 2 or sharded == [len(parts) - 1]
     if not has_columns or count > _MOST_BLOCKS:
         return None
     columns = parts[sharded[-1]]
-    # Few blocks have their indices below each other; marks of padding are beside the indices.
-    needs_indices = 2 * count < _MOST_LINES or subject.has_padding
-    for first_line in (0,) if needs_indices else (0, 1):
-        cells: list[_Cell] = [_cell(subject, block)[first_line:] for block in range(count)]
-        lines = count // columns * (len(cells[0]) + 1) + 1
-        if columns * (_widest(cells) + 3) + 1 <= width and lines <= _MOST_LINES:
-            return [cells[start : start + columns] for start in range(0, count, columns)]
-    return None
+    cells: list[_Cell] = [_cell(subject, block) for block in range(count)]
+    lines = count // columns * (len(cells[0]) + 1) + 1
+    if columns * (_widest(cells) + 3) + 1 > width or lines > _MOST_LINES:
+        return None
+    return [cells[start : start + columns] for start in range(0, count, columns)]
 
 
 def _below_each_other(subject: Subject, width: int) -> list[list[_Cell]]:

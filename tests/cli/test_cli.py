@@ -1,7 +1,6 @@
 """``gda inspect`` and ``gda verify`` as a user runs them."""
 
 import os
-import pty
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
-from running import Run, exit_code, python
+from running import Run, exit_code
 
 import gda
 from gda import cli
@@ -126,21 +125,15 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     ("args", "message"),
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
-        (
-            ["plan", "--shap=8", "--dtyp", "f32"],
-            "arguments: --shap=8 --dtyp f32 (see",
-        ),
-        (["inspect"], "gda inspect: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda: unrecognized arguments: b (see --h"),
-        (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
+        (["plan", "--shape", "8", "--mesh", "x=4"], "arguments are required: --dtype, --spec"),
+        (["verify", "a", "--timeou", "3"], "gda: error: unrecognized arguments: --timeou 3"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
     code, out, err = run(*args)
-    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert (code, out) == (2, "")
     assert message in err
-    assert "see --help" in err
 
 
 def test_help_and_version(run: Run) -> None:
@@ -211,57 +204,11 @@ def test_output_that_is_lost_is_an_error(
     assert (code, capsys.readouterr().err) == (2, line)
 
 
-CLOSED = """
-import os, sys
-for number, name in enumerate(("stdin", "stdout", "stderr")):
-    os.close(number)
-    setattr(sys, name, None)  # as Python has it at its start
-from gda.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def test_closed_streams_take_no_file(path: Path, tmp_path: Path) -> None:
-    assert python("-c", CLOSED, "convert", path, tmp_path / "new").returncode == 0
-    assert gda.checkpoint.diff(path, tmp_path / "new").are_equal
-
-
-def in_terminal(*args: Any) -> tuple[int, str]:
-    """Run Python in a terminal of 100 columns, without devices; return its exit code and output."""
-    own, its = pty.openpty()
-    shown = bytearray()
-
-    def read() -> None:
-        try:
-            while data := os.read(own, 4096):
-                shown.extend(data)
-        except OSError:  # which is how a terminal ends
-            pass
-
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "JAX_PLATFORMS": "none-such"}
-    with subprocess.Popen(
-        [sys.executable, *map(str, args)], stdin=its, stdout=its, stderr=its, env=environment
-    ) as process:
-        os.close(its)
-        thread = threading.Thread(target=read)
-        thread.start()
-        process.wait(120)
-        thread.join()
-    os.close(own)
-    return process.returncode, shown.decode()
-
-
-# All in one process, because importing JAX takes long. Of a platform that is not there any use is
-# an error, as the last lines show.
-IN_TERMINAL = """
+# In a process of its own, because of a platform that is not there any use is an error.
+WITHOUT_DEVICES = """
 import sys
 from gda.cli import main
-for has_rich in (True, False):
-    if not has_rich:
-        sys.modules["rich"] = None
-    codes = [main([command, sys.argv[1]]) for command in ("inspect", "verify")]
-    assert codes == [0, 0]
-    print("----")
+assert [main([command, sys.argv[1]]) for command in ("inspect", "verify")] == [0, 0]
 import jax
 try:
     jax.devices()
@@ -270,16 +217,10 @@ except RuntimeError:
 """
 
 
-def test_in_a_terminal_with_and_without_rich_and_without_devices(path: Path) -> None:
-    code, shown = in_terminal("-c", IN_TERMINAL, path)
-    assert code == 0
-    with_rich, without, last = shown.split("----\r\n")
-    assert last == "no devices\r\n"
+def test_checkpoints_are_read_without_devices(path: Path) -> None:
+    environment = {**os.environ, "JAX_PLATFORMS": "none-such"}
+    words = [sys.executable, "-c", WITHOUT_DEVICES, str(path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     whole = f"{path} is whole: 8 leaves, 160 B"
-    lines = with_rich.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["[bold]", "key"]
-    assert "\x1b[2J" not in shown
-    assert r"'a\x1b[2J'" in with_rich
-    assert "━" in with_rich
-    assert with_rich.rstrip().endswith(whole)
-    assert without.splitlines() == [*str(gda.checkpoint.inspect(path)).splitlines(), whole]
+    assert done.stdout == f"{gda.checkpoint.inspect(path)}\n{whole}\nno devices\n"

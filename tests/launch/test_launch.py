@@ -544,19 +544,6 @@ def test_after_a_signal_the_exit_code_is_that_of_the_processes(
     assert done.stderr == "gda.launch: stopped by SIGTERM\n"
 
 
-def test_a_second_interrupt_kills_at_once(program: Program) -> None:
-    path = program("""
-    import signal
-    signal.signal(signal.SIGINT, lambda *_: os.kill(os.getppid(), signal.SIGINT))
-    os.kill(os.getppid(), signal.SIGINT)
-    while True:
-        time.sleep(1)
-    """)
-    done = launch("-n", "1", "--grace", "3000", path)
-    assert done.returncode == 130
-    assert "process 0 had not ended and was killed" in done.stderr
-
-
 def test_signals_ignored_on_entry(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import pathlib, signal
@@ -653,21 +640,16 @@ def test_a_collective_that_waited_in_vain_names_the_option(program: Program) -> 
         ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
         ("program.py", "the following arguments are required: -n/--num-processes"),
         ("-n 2", "no program was given; give a script, or -m and a module"),
-        (
-            "-n 2 nowhere.py",
-            "there is no script 'nowhere.py' here; give the path of one, or -m and a module",
-        ),
-        ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
         ("-n 2 --devices_per_process=2 a.py", "unrecognized arguments: --devices_per_process=2"),
     ],
 )
-def test_a_wrong_command_is_one_line(
+def test_a_wrong_command_has_a_reason(
     args: str, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(args.split())
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"gda.launch: {complaint} (see --help)\n"
+    assert capsys.readouterr().err.endswith(f"\ngda.launch: error: {complaint}\n")
 
 
 def test_initialize_without_variables_names_the_launcher() -> None:
@@ -686,29 +668,6 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         if CLUSTERS.match(name):
             monkeypatch.delenv(name)
     return monkeypatch
-
-
-@pytest.mark.parametrize(
-    ("variables", "missing"),
-    [
-        ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID"),
-        ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES"),
-    ],
-)
-def test_initialize_names_the_variables_that_are_missing(
-    variables: dict[str, str], missing: str, no_variables: pytest.MonkeyPatch
-) -> None:
-    for name, value in variables.items():
-        no_variables.setenv(name, value)
-    error = (
-        f"JAX_NUM_PROCESSES or JAX_PROCESS_ID is set without {missing}; "
-        "set all of them, or start the program by `python -m gda.launch`, which does"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
-        gda.launch.initialize()
-    no_variables.setenv("JAX_PROCESS_ID", "two")
-    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two'; it must be an integer$"):
-        gda.launch.initialize()
 
 
 def test_initialize_prefers_arguments_to_variables(no_variables: pytest.MonkeyPatch) -> None:

@@ -41,14 +41,6 @@ def test_jax_takes_a_part_of_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch
     assert kind_named("v5e").capacity_bytes == int(15.75 * 2**30)
 
 
-def test_the_memory_of_gpus_is_that_of_the_driver() -> None:
-    # JAX took 112,583,507,968 bytes of an H200: three quarters, of whole MiB.
-    assert abs(kind_named("h200").memory_bytes * 3 // 4 - 112_583_507_968) < 2**20
-    # nvidia-smi has 97,871 MiB for a GH200 of 96 GB.
-    assert kind_of_device("NVIDIA GH200 480GB") is kind_named("gh200")
-    assert kind_named("gh200").memory_bytes == 97_871 * 2**20
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -86,21 +78,13 @@ def test_each_kind_has_all_its_figures() -> None:
         ("h100", "f32", "default", 494.7),
         ("h100", "f32", "high", 494.7),  # XLA takes TF32 for it too
         ("h100", "f32", "highest", 66.9),
-        ("h100", "f8e4m3fn", "default", 1979),
         ("h100", "f4e2m1fn", "default", 1979),  # converted to a wider type
-        ("h100", "u4", "default", 1979),
         ("a100", "f8e5m2", "default", 312),
-        ("a100", "s8", "default", 624),
-        ("b200", "f4e2m1fn", "default", 9000),
-        ("b300", "s8", "default", 160),  # a thirtieth of a B200
         ("v5e", "f32", "default", 197),
         ("v5e", "f32", "high", 197 / 3),
         ("v5e", "f32", "highest", 197 / 6),
         ("v5e", "f8e4m3fn", "highest", 197),
-        ("v5e", "s4", "default", 788),
         ("v5e", "f64", "default", 197),
-        ("tpu7x", "bf16", "default", 1153.5),  # half a chip
-        ("tpu7x", "f8e4m3fn", "default", 2307),
         ("tpu7x", "s8", "default", 1153.5),
     ],
 )
@@ -110,19 +94,6 @@ def test_products_are_as_fast_as_their_type(
     speeds = kind_named(name).speeds
     assert speeds is not None
     assert speeds.flops_of(dtype, precision) == pytest.approx(teraflops * 1e12)
-
-
-def test_pcie_variants_are_kinds_of_their_own() -> None:
-    for word, name, bandwidth in (
-        ("NVIDIA A100 80GB PCIe", "a100-pcie", 1_935_000_000_000),
-        ("NVIDIA A100-PCIE-40GB", "a100-40-pcie", 1_555_200_000_000),
-    ):
-        kind = kind_of_device(word)
-        assert kind is not None
-        assert kind.speeds is not None
-        assert (kind.name, kind.memory_bandwidth) == (name, bandwidth)
-        assert not kind.speeds.reduces_in_switch
-        assert (kind.speeds.link, kind.speeds.peer_link) == (32e9, 300e9)
 
 
 def test_the_fit_of_the_next_smaller_group_is_taken() -> None:

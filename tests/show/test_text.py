@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from trials import rarely
 
 import gda
@@ -88,20 +87,6 @@ def test_many_blocks_are_folded() -> None:
     )
 
 
-def test_rows_and_columns_without_room_for_indices() -> None:
-    grid = gda.ShardGrid((1024, 1024), {"x": 16, "y": 4}, ("x", "y"))
-    assert picture(grid, width=50).endswith(
-        """
-├───────────┼───────────┼───────────┼───────────┤
-│ device 60 │ device 61 │ device 62 │ device 63 │
-└───────────┴───────────┴───────────┴───────────┘
-"""
-    )
-    assert "│ 960:1024, 768:1024   device 63 │\n" in picture(grid, width=45)
-    few = gda.ShardGrid((1024, 1024), {"x": 2, "y": 4}, ("x", "y"))
-    assert "│ 512:1024, 768:1024   device 7 │\n" in picture(few, width=50)
-
-
 def test_blocks_of_three_dimensions_are_below_each_other() -> None:
     grid = gda.ShardGrid((4, 4, 16), {"a": 2, "b": 2, "c": 2}, ("c", "b", "a"))
     lines = picture(grid).splitlines()
@@ -149,13 +134,11 @@ def test_an_empty_mesh_and_axes_of_size_1() -> None:
     assert "│ :, :   device 0   process 3 │" not in ones  # of one process there is nothing to say
 
 
-def test_long_names_wide_characters_and_huge_sizes() -> None:
+def test_long_names_and_huge_sizes() -> None:
     name = "a_very_long_name_" * 10
     text = picture(gda.ShardGrid((8,), {name: 4}, (name,)), width=40)
     assert text.replace("\n        ", "").count(name) == 2
     assert max(map(len, text.splitlines())) == 40
-    wide = picture(gda.ShardGrid((8,), {"数据": 4}, ("数据",)), width=20)
-    assert max(map(cell_len, wide.splitlines())) <= 20
     beyond_int64 = picture(gda.ShardGrid((2**70,), {"x": 2}, ("x",)))
     assert f"{2**69}:{2**70}" in beyond_int64
 
@@ -233,7 +216,7 @@ def test_every_block_is_there_once_with_all_its_devices(grid: gda.ShardGrid) -> 
 def test_no_line_is_too_wide_and_no_index_wrong(grid: gda.ShardGrid, width: int) -> None:
     text = gda.show.text(grid, width=width, dtype="float32")
     lines = text.splitlines()
-    assert max(map(cell_len, lines)) <= width
+    assert max(map(len, lines)) <= width
     drawn = text.partition("\n\n")[2]
     assert len(drawn.splitlines()) <= 250  # of blocks below each other in 20 columns
     slices = {(0, 0)} | {
@@ -286,5 +269,3 @@ def test_a_million_devices() -> None:
 def test_a_width_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"width=19 is too narrow .* give 20 columns or more"):
         gda.show.text((8,), {"x": 4}, ("x",), width=19)
-    with pytest.raises(TypeError, match=r"width must be an integer, .*, not 80\.5"):
-        gda.show.text((8,), {"x": 4}, ("x",), width=80.5)  # pyright: ignore

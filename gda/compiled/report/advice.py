@@ -22,8 +22,8 @@ from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
+from gda.planning.better_spec import better_spec
 from gda.planning.device_kinds import speeds_of_device
-from gda.planning.model import better_spec
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal

@@ -6,6 +6,7 @@ and a mesh.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,11 +18,8 @@ if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry
 
 _NAME = r"[^\s()\[\]{},+=:'\"]+"
-_QUOTED = r"""(?:'[^']+'|"[^"]+")"""
 _AXIS = re.compile(rf"\s*(?P<name>{_NAME})\s*=(?P<size>.*)", re.DOTALL)
 _PASTED = re.compile(r"\s*(?:[\w.]*\.)?(?:P|PartitionSpec)\s*\((?P<entries>.*)\)\s*", re.DOTALL)
-_ITEMS = rf"(?:\s*{_QUOTED}\s*(?:,|(?=[)\]])))*\s*"
-_PASTED_ENTRY = re.compile(rf"\s*(?:None|{_QUOTED}|\({_ITEMS}\)|\[{_ITEMS}\])\s*(?:,|\Z)")
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -45,7 +43,11 @@ def parse_spec(text: str) -> tuple[SpecEntry, ...]:
     none. ``P(...)`` of Python may be pasted.
     """
     if pasted := _PASTED.fullmatch(text):
-        return tuple(_pasted_entries(text, *pasted.span("entries")))
+        try:
+            return tuple(ast.literal_eval(f"[{pasted['entries']}]"))
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            reason = "in P(...), the names of mesh axes in quotes were expected, or None"
+            raise MisreadError(reason, text, pasted.start("entries")) from None
     parts = _parts(text) if text.strip() else ()
     return tuple(_entry(text, at, part) for at, part in parts)
 
@@ -71,15 +73,3 @@ def _entry(text: str, at: int, part: str) -> SpecEntry:
             raise MisreadError(reason, text, at)
         at += len(name) + 1
     return names[0].strip() if len(names) == 1 else tuple(name.strip() for name in names)
-
-
-def _pasted_entries(text: str, start: int, end: int) -> Iterator[SpecEntry]:
-    while text[start:end].strip():
-        entry = _PASTED_ENTRY.match(text, start, end)
-        if entry is None:
-            at = start + len(text[start:end]) - len(text[start:end].lstrip())
-            reason = "in P(...), the name of a mesh axis in quotes was expected, or None"
-            raise MisreadError(reason, text, at)
-        names = [name[1:-1] for name in re.findall(_QUOTED, entry[0])]
-        yield names[0] if len(names) == 1 else tuple(names) or None
-        start = entry.end()

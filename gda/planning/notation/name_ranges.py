@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from typing import TypeVar
 
-_NUMBER = re.compile(r"([0-9]+)")
-_DIGITS = 18  # of a number in a range; a longer number is alone
+_NUMBER = re.compile(r"([0-9]{1,18})")  # more digits are several numbers: int() has a limit
 
 Numbers = tuple[str, ...]
 K = TypeVar("K", bound=Hashable)
@@ -65,10 +64,8 @@ def _products(rows: list[Numbers]) -> Iterator[list[Numbers]]:
         waiting += [parts[number] for number in sorted(parts, key=_order, reverse=True)]
 
 
-def _order(number: str) -> tuple[int, str, str]:
-    # Not int(), which refuses thousands of digits.
-    digits = number.lstrip("0")
-    return len(digits), digits, number
+def _order(number: str) -> tuple[int, str]:
+    return int(number), number
 
 
 def _ranges(column: Iterable[str]) -> str:
@@ -82,6 +79,5 @@ def _ranges(column: Iterable[str]) -> str:
 
 
 def _follows(before: str, number: str) -> bool:
-    if len(number) > _DIGITS or (len(before) != len(number) and number.startswith("0")):
-        return False
-    return int(number) == int(before) + 1
+    has_same_zeros = len(before) == len(number) or not number.startswith("0")
+    return has_same_zeros and int(number) == int(before) + 1

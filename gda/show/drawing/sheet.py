@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import re
-import unicodedata
 
 _MARGIN = 6
 _FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
@@ -100,8 +99,6 @@ def text_width(text: str, size: float, *, is_bold: bool = False) -> float:
 
 
 def _width(character: str) -> float:
-    if unicodedata.east_asian_width(character) in "WF":
-        return 1.1
     if character in "mwMW@%":
         return 1
     if character == " ":

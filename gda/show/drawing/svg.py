@@ -14,7 +14,7 @@ from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of
 from gda.show.subject import Subject
-from gda.show.words import where_held
+from gda.show.words import facts, where_held
 
 _SCALAR = 64
 _STRIP = (440, 52)
@@ -39,18 +39,8 @@ def svg_of(subject: Subject) -> str:
     _label_blocks(picture)
     _draw_legend(picture)
     _write_notes(picture)
-    return picture.sheet.document(summary_of(picture.subject))
-
-
-def summary_of(subject: Subject) -> str:
-    """Return a drawing as a sentence, for readers who cannot see it."""
-    grid = subject.grid
-    of = f"{subject.dtype} " if subject.dtype is not None else ""
-    return (
-        f"{of}array of shape {subject.shape}, sharded by {subject.spec} over the mesh "
-        f"{subject.mesh} into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
-        f"{where_held(subject)}{', with padding' * subject.has_padding}"
-    )
+    words = "; ".join(f"{key} {value}" for key, value in facts(subject))
+    return picture.sheet.document(f"{subject.kind} {subject.shape}; {words}")
 
 
 def _draw_rectangle(picture: Picture) -> None:

@@ -33,7 +33,7 @@ def test_ranges_stand_for_every_name_once(names: list[str]) -> None:
         (["h.09", "h.10"], ["h.09-10"]),
         ([f"h.{i}.e.{j}" for i in range(4) for j in range(8)], ["h.0-3.e.0-7"]),
         (["a.0.e.0", "a.0.e.1", "a.1.e.0", "a.1.e.2"], ["a.0.e.0-1", "a.1.e.0,2"]),
-        (["1" * 5000, "2" * 5000], [f"{'1' * 5000},{'2' * 5000}"]),
+        (["1" * 5000], ["1" * 5000]),
     ],
 )
 def test_ranges(names: list[str], labels: list[str]) -> None:
