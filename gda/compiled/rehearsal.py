@@ -117,8 +117,6 @@ class Rehearsal:
       flops_are_counted: false if ``flops`` is an equal part of ``flops_total``.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
-      float32_products: file, line and operations on all devices of the products in float32 whose
-        operands came from bfloat16 or float16, the most first.
 
     >>> import gda, numpy as np
     >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
@@ -154,17 +152,15 @@ class Rehearsal:
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
-    float32_products: tuple[tuple[str, int, float], ...] = ()
 
     @property
     def advice(self) -> tuple[Advice, ...]:
         """Changes that would save time, memory or communication, what saves most first.
 
-        Each comes from the facts above: work that devices repeat, products in float32 of values
-        that came from bfloat16, collectives that a loop repeats, arguments that could be donated,
-        tensors that XLA replicates against its will, temporaries that are too large. An argument is
-        to be sharded if the program does not fit, or if gathering it takes little of the time.
-        Advice that saves less than 1 % is omitted.
+        Each comes from the facts above: work that devices repeat, collectives that a loop repeats,
+        arguments that could be donated, tensors that XLA replicates against its will, temporaries
+        that are too large. An argument is to be sharded if the program does not fit, or if
+        gathering it takes little of the time. Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
 

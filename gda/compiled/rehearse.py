@@ -25,7 +25,6 @@ from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
-from gda.compiled.float32 import float32_products
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives, Schedule, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
@@ -166,7 +165,6 @@ def rehearsal_of(
         message=build.failure.strip(),
         examples=examples,
         price=price,
-        float32_products=float32_products(stage.jaxpr) if isinstance(stage, Traced) else (),
     )
     kind = kind_of_device(device.device_kind)
     seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1)

@@ -1,7 +1,6 @@
 """Mistakes that a rehearsal finds: a program with each, and its mend, which is not accused."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -12,8 +11,6 @@ from jax.sharding import PartitionSpec as P
 from meshes import abstract, mesh_of
 
 import gda
-from gda.compiled.float32 import float32_products
-from gda.compiled.flops import flops_of
 
 pytestmark = pytest.mark.usefixtures("optimizing_compiler")
 
@@ -58,44 +55,6 @@ def test_a_batch_that_is_not_sharded(mesh: Mesh) -> None:
     )
     assert advice.saves_seconds == pytest.approx(3 / 4)
     assert accusations(rehearsed(P("data")), "shard the batch") == []
-
-
-def test_parameters_in_float32_in_a_program_of_bfloat16() -> None:
-    def mlp(cast: Any, params: Any, x: Any) -> Any:
-        def layer(x: Any, w: Any) -> Any:
-            return jnp.tanh(x @ cast(w)), None
-
-        x, _ = jax.lax.scan(layer, x @ cast(params["first"]), params["layers"])
-        return jnp.square(x.astype(jnp.float32)).mean()
-
-    def attend(x: Any) -> Any:  # its gradient has products of both types
-        weights = jax.nn.softmax(jnp.einsum("td,sd->ts", x, x, preferred_element_type=jnp.float32))
-        return (weights.astype(x.dtype) @ x).sum()
-
-    def traced(fun: Any, *args: Any) -> Any:
-        return jax.jit(jax.grad(fun)).trace(*args).jaxpr
-
-    def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(sizes, dtype)
-
-    params = {"first": shape(64, 64), "layers": shape(3, 64, 64)}
-    x = shape(32, 64, dtype=jnp.bfloat16)
-    jaxpr = traced(functools.partial(mlp, lambda w: w), params, x)
-    products, total = float32_products(jaxpr), flops_of(jaxpr)
-    assert sum(flops for *_, flops in products) == total
-    found = gda.rehearse(lambda x: x + 1, x)
-    assert found.float32_products == ()
-    wide = dataclasses.replace(found, float32_products=products, flops_total=total)
-    (advice,) = accusations(as_h100(wide, flops=989.4e12), "cast operands to bfloat16 at ")
-    assert "test_mistakes.py:" in advice.text
-    assert advice.saves_seconds == pytest.approx(1)
-    assert accusations(wide, "cast")[0].saves_seconds is None  # of a CPU
-    for right in (
-        traced(functools.partial(mlp, lambda w: w.astype(jnp.bfloat16)), params, x),
-        traced(attend, x),
-        traced(functools.partial(mlp, lambda w: w), params, shape(32, 64)),  # meant from the start
-    ):
-        assert float32_products(right) == ()
 
 
 def test_gradients_that_are_reduced_for_every_microbatch(mesh: Mesh) -> None:

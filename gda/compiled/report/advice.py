@@ -11,7 +11,6 @@ from gda.compiled.hlo import (
     Axes,
     Collective,
     format_axes,
-    format_line,
     format_size,
     format_source,
     summed,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
 
 _LEAST_SHARE = 100  # of the memory, of all communication or of the time: less is not worth a line
-_LEAST_SHARE_OF_PRODUCTS = 10
 _MOST_NAMES = 2
 
 # "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding {…} to {…}
@@ -67,7 +65,7 @@ class Advice(NamedTuple):
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
-    found = [*_repeated(rehearsal), *_in_float32(rehearsal), *_in_loops(rehearsal)]
+    found = [*_repeated(rehearsal), *_in_loops(rehearsal)]
     found += [*_replicated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
 
     def order(each: Advice) -> tuple[float, ...]:
@@ -109,31 +107,6 @@ def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
             ),
             None,
             saves_seconds=seconds,
-        )
-
-
-def _in_float32(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield the products in float32 whose operands were narrower, if they are many of all."""
-    products, total = rehearsal.float32_products, rehearsal.flops_total or 0
-    flops = sum(each for *_, each in products)
-    if total and flops * _LEAST_SHARE_OF_PRODUCTS >= total:
-        lines = [format_line(file, line) for file, line, _ in products if file]
-        if more := len(lines[_MOST_NAMES:]):
-            lines[_MOST_NAMES:] = [f"{more:,} more"]
-        at = f" at {listed(lines)}" if lines else ""
-        speeds, seconds = speeds_of_device(rehearsal.device_kind), None
-        if speeds is not None and rehearsal.flops:
-            rates = speeds.flops_by_dtype
-            # 0 on TPUs, which round the operands of such a product to bfloat16.
-            seconds = rehearsal.flops * flops / total * (1 / rates["f32"] - 1 / rates["bf16"])
-        yield Advice(
-            printable(
-                f"cast operands to bfloat16{at}, if float32 is not meant: {flops / total:.0%} of "
-                "the operations are products in float32 of values that came from a narrower type"
-                f"{_saves(seconds)}"
-            ),
-            None,
-            saves_seconds=seconds or None,
         )
 
 
