@@ -157,10 +157,10 @@ class Rehearsal:
     def advice(self) -> tuple[Advice, ...]:
         """Changes that would save time, memory or communication, what saves most first.
 
-        Each comes from the facts above: work that devices repeat, collectives that a loop repeats,
-        arguments that could be donated, tensors that XLA replicates against its will, temporaries
-        that are too large. An argument is to be sharded if the program does not fit, or if
-        gathering it takes little of the time. Advice that saves less than 1 % is omitted.
+        Each comes from the facts above: work that devices repeat, arguments that could be donated,
+        tensors that XLA replicates against its will, temporaries that are too large. An argument is
+        to be sharded if the program does not fit, or if gathering it takes little of the time.
+        Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
 

@@ -7,10 +7,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gda.compiled.hlo.carried import is_of_same_array, is_only_summed
 from gda.compiled.hlo.groups import (
     Groups,
     Pairs,
@@ -80,8 +79,6 @@ class Collective:
       pairs: source and target positions of a permutation.
       is_between_slices: it is the part of a collective that goes over the network between slices of
         TPUs. The part within each slice is a collective of its own.
-      is_needed_once: each trip of a loop gathers the same array, or only adds the result of an
-        all-reduce to a sum, so that one before or after the loop does the same.
 
     >>> import gda
     >>> gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
@@ -106,7 +103,6 @@ class Collective:
     groups: Groups = field(default=(), repr=False)
     pairs: Pairs = field(default=(), repr=False)
     is_between_slices: bool = False
-    is_needed_once: bool = False
 
     @property
     def nbytes_total(self) -> int | None:
@@ -184,14 +180,11 @@ class Module:
         self.position_of = {device_id: at for at, device_id in enumerate(mesh.device_ids)}
         self.computations, self.entry = parse_computations(text)
         self.fusions: dict[str, Instruction] = {}
-        self.bodies: set[str] = set()
         for computation in self.computations.values():
             for instruction in computation.of_interest.values():
                 called = instruction.called()
                 if missing := [callee for callee in called if callee not in self.computations]:
                     raise unreadable(f"a call of {missing[0]}, which is not in the program")
-                if instruction.opcode == "while":
-                    self.bodies |= {*instruction.called("body")}
                 if instruction.opcode == "fusion":
                     self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
@@ -220,17 +213,7 @@ class Module:
             instruction = computation.of_interest[definition]
             is_more = definition not in computation.ended_elsewhere and self.was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                found = self.collective(computation, instruction, runs_of(computation.name))
-                is_once = self._is_needed_once(computation, definition, found)
-                yield replace(found, is_needed_once=True) if is_once else found
-
-    def _is_needed_once(self, body: Computation, name: str, collective: Collective) -> bool:
-        if body.name not in self.bodies or collective.count == 1:
-            return False
-        if collective.kind == "all-gather":
-            return is_of_same_array(body, name)
-        is_sum = collective.kind == "all-reduce" and collective.reduction == "add"
-        return is_sum and is_only_summed(body, name, self.computations)
+                yield self.collective(computation, instruction, runs_of(computation.name))
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
