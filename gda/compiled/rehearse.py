@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import logging
 import math
 import os
 import re
-import shutil
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -143,7 +140,7 @@ def rehearsal_of(
     schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
     flops, flops_are_counted = _flops_of_device(schedule, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
-    temporaries = build.facts.temporaries
+    temporaries = build.temporaries
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
     has_slow, hosts, links = _links(mesh)
@@ -207,58 +204,39 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
 
 
 class _Build(NamedTuple):
-    """A compilation; without a program if it does not fit, and then with the compiler's words."""
+    """A compilation; without a program if it does not fit, and then with the compiler's words.
+
+    The bytes for arguments, outputs and temporaries, if XLA tells; the largest temporaries.
+    """
 
     program: Compiled | None
     failure: str
     text: str
-    facts: _Facts
-
-
-class _Facts(NamedTuple):
-    """The memory for arguments, outputs and temporaries, if XLA tells; the largest temporaries."""
-
-    allocated_bytes: int | None = None
-    temporaries: tuple[Temporary, ...] = ()
-
-
-# JAX does not compile again the program that it has, for the same options: the folder for the files
-# is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
-_thread = threading.local()
-_facts_of: dict[str, _Facts] = {}
+    allocated_bytes: int | None
+    temporaries: tuple[Temporary, ...]
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
-    if not hasattr(_thread, "folder"):
-        _thread.folder = tempfile.TemporaryDirectory(prefix="gda-")
-    folder = Path(_thread.folder.name) / "xla"
-    options: dict[str, str | bool] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-    if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
-        options = {}  # the user wants the files
     failure, program = "", None
-    try:
-        program = compiled(lowered, options)
-    except JaxRuntimeError as error:
-        failure = str(error)
-        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
-            raise
-        if mesh is None:
-            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
-            raise
-    finally:
-        report, assignment, text = _written_to(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="gda-") as folder:
+        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+            options = {}  # the user wants the files
+        try:
+            program = compiled(lowered, options)
+        except JaxRuntimeError as error:
+            failure = str(error)
+            if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
+                raise
+            if mesh is None:
+                error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+                raise
+        report, assignment, text = _written_to(Path(folder))
     if program is not None:
         text = program.as_text() or ""
-    key = hashlib.sha256(text.encode()).hexdigest()
-    if not report:
-        return _Build(program, failure, text, _facts_of.get(key, _Facts()))
     total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
     temporaries = tuple(read_temporaries(assignment, text)) if assignment and text else ()
-    facts = _Facts(None if total is None else int(total[1]), temporaries)
-    if text:
-        _facts_of[key] = facts
-    return _Build(program, failure, text, facts)
+    return _Build(program, failure, text, None if total is None else int(total[1]), temporaries)
 
 
 def _written_to(folder: Path) -> list[str]:
@@ -283,7 +261,7 @@ def _memory_of(program: Compiled, build: _Build, device: Any) -> dict[str, Any]:
         # into, and its peak has the memory on the chip too. The report has the buffers, and so has
         # JAX 0.12.
         total = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
-        temporary = (build.facts.allocated_bytes or total) - held
+        temporary = (build.allocated_bytes or total) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return {
@@ -308,7 +286,7 @@ def _memory_that_does_not_fit(
     return {
         "fits": False,
         "capacity_bytes": available or _capacity_bytes(device),
-        "peak_bytes": _the_more_exact(build.facts.allocated_bytes, needed),
+        "peak_bytes": _the_more_exact(build.allocated_bytes, needed),
         "argument_bytes": sum(each.nbytes for each in arguments if not each.is_on_host),
         **dict.fromkeys(("output_bytes", "temporary_bytes", "aliased_bytes", "code_bytes")),
     }

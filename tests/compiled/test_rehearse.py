@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import abstract, cut, mesh_of
 
 import gda
-from gda.compiled import programs, rehearse
+from gda.compiled import rehearse
 from gda.compiled.rehearse import _the_more_exact
 
 
@@ -143,28 +143,6 @@ def test_links_between_hosts_are_slow() -> None:
     assert across.traffic == ((("x",), 1, 512, 512, None),)
     within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "y"))
     assert within.traffic == ((("y",), 1, 512, 0, None),)
-
-
-def test_a_program_is_compiled_once_in_a_session(
-    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = sys.modules["gda.compiled.rehearse"]
-    executables = []
-
-    def compiled(*args: Any) -> Any:
-        program = programs.compiled(*args)
-        executables.append(program.runtime_executable())
-        return program
-
-    monkeypatch.setattr(module, "compiled", compiled)
-    # JAX's cache does not have this program, so that XLA writes its files.
-    number = np.random.default_rng().random()
-    step = jax.jit(lambda x: (x @ x.T + number).max(axis=0).sum())
-    x = abstract((64, 32), auto_mesh, "x")
-    first, again = gda.rehearse(step, x), gda.rehearse(step, x)
-    assert executables[0] is executables[1]
-    assert first.temporaries[0].source_file == __file__
-    assert again.temporaries == first.temporaries
 
 
 # Compilers without enough memory.
