@@ -114,7 +114,6 @@ class Rehearsal:
         warnings of full rematerialization, which ``gda rehearse`` has.
       flops_total: those of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
-      flops_are_counted: false if ``flops`` is an equal part of ``flops_total``.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
       examples, price: as they were given.
 
@@ -148,7 +147,6 @@ class Rehearsal:
     temporaries: tuple[Temporary, ...] = ()
     message: str = ""
     flops_total: float | None = None
-    flops_are_counted: bool = True
     seconds: StepSeconds = field(default_factory=StepSeconds)
     examples: float | None = None
     price: float | None = None
@@ -171,7 +169,7 @@ class Rehearsal:
         It is 1 if they share the products, and ``num_devices`` if each computes all of them, as
         with a batch that is not sharded. XLA may add products of its own, or remove some.
         """
-        if not self.flops or not self.flops_total or not self.flops_are_counted:
+        if not self.flops or not self.flops_total:
             return None
         return max(1.0, self.flops * self.num_devices / self.flops_total)
 

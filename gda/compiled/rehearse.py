@@ -23,7 +23,7 @@ from jax.stages import Compiled, Lowered, Traced
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives, Schedule, format_size
+from gda.compiled.hlo import Collectives, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
@@ -138,7 +138,6 @@ def rehearsal_of(
     )
     flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
     schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
-    flops, flops_are_counted = _flops_of_device(schedule, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
     temporaries = build.temporaries
     if isinstance(stage, Traced) and num_devices > 1:
@@ -151,9 +150,8 @@ def rehearsal_of(
         mesh_shape=mesh_shape,
         **memory,
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
-        flops=flops,
+        flops=None if schedule is None else schedule.flops,
         flops_total=flops_total,
-        flops_are_counted=flops_are_counted,
         compile_seconds=seconds,
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, has_slow, hosts, links),
@@ -299,19 +297,6 @@ def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     if mesh is None or mesh.size == 1:
         return Collectives((), {} if mesh is None else dict(mesh.shape))
     return collectives_in(build.text or text_of(build.program), mesh)
-
-
-def _flops_of_device(
-    schedule: Schedule | None, total: float | None, num_devices: int
-) -> tuple[float | None, bool]:
-    """Return the operations of one device, and True if the program tells them.
-
-    XLA makes sums of products of vectors, so that the program may have fewer products than a fair
-    share of the trace.
-    """
-    counted = None if schedule is None else schedule.flops
-    known = [flops for flops in (counted, total and total / num_devices) if flops is not None]
-    return max(known, default=None), counted is not None
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

@@ -53,8 +53,7 @@ def _notes(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if flops := rehearsal.flops:
-        share = "" if rehearsal.flops_are_counted else ", if all devices share them"
-        lines.append(f"{flops:.3g} floating-point operations per device in products{share}")
+        lines.append(f"{flops:.3g} floating-point operations per device in products")
     lines += filter(None, [repetition_of(rehearsal)])
     return [*lines, *_times(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
