@@ -112,7 +112,7 @@ def _mesh(request: RehearsalRequest) -> Any:
             num_slices=request.num_slices,
             target_config=request.target_config,
         )
-    except (ImportError, TypeError, ValueError, TimeoutError, OSError) as error:
+    except (ImportError, TypeError, ValueError, OSError) as error:
         raise MistakesError(str(error)) from None
 
 
