@@ -1,14 +1,13 @@
 """The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
 It takes two file descriptors: for the output of the user's program, and of the connection that has
-requests. It answers each with its phases and a report. stdout and stderr take the output of the
+requests. It answers each with a report. stdout and stderr take the output of the
 compiler.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 import re
@@ -35,24 +34,11 @@ def main(output: int, descriptor: int) -> None:
         os.set_inheritable(each, False)
     sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
     with Connection(descriptor) as connection, suppress(EOFError):
-        log = logging.getLogger("gda.rehearse")
-        log.setLevel(logging.INFO)
-        log.propagate = False
-        log.addHandler(_Phases(connection))
         while True:
             report = _report(connection.recv())
             sys.stdout.flush()
             connection.send(report)
     os._exit(0)  # without the exit handlers of the compiler
-
-
-class _Phases(logging.Handler):
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(record.getMessage())
 
 
 def _report(request: RehearsalRequest) -> RehearsalReport:
@@ -65,7 +51,7 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
-        fun, args, kwargs = _call(request, function(mesh, **dict(request.keywords)))
+        fun, args, kwargs = _call(request, function(mesh))
         about = {"examples": request.examples, "price": request.price}
         rehearsal = rehearsal_of(fun, args, kwargs, **about)
         rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())

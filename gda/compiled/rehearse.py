@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import math
 import os
 import re
@@ -37,8 +36,6 @@ from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, ent
 from gda.layout.text import format_bytes
 from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
-
-_log = logging.getLogger("gda.rehearse")
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -113,14 +110,11 @@ def rehearsal_of(
     with without_hardware():
         jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
     name = getattr(fun, "__name__", type(fun).__name__)
-    _log.info("tracing %s", name)
     stage = stage_of(fun, args, kwargs)
-    _log.info("lowering %s", name)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
-    _log.info("compiling %s", name)
     build = _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun

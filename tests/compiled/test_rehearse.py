@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import logging
 import pickle
 import re
 import sys
@@ -66,13 +65,6 @@ def test_arguments_that_could_be_donated_are_counted(mesh: Mesh) -> None:
     # Of the three arrays of the same shape, two have a result.
     assert gda.rehearse(step, state, w).undonated_bytes == 2 * block + 4
     assert gda.rehearse(jax.jit(step, donate_argnums=1), state, w).undonated_bytes == block + 4
-
-
-def test_a_rehearsal_logs_its_phases(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="gda"):
-        gda.rehearse(jnp.sin, np.zeros(4, np.float32))
-    found = [record.getMessage() for record in caplog.records if record.name == "gda.rehearse"]
-    assert found == ["tracing sin", "lowering sin", "compiling sin"]
 
 
 # Arguments.
