@@ -183,8 +183,6 @@ class Module:
         for computation in self.computations.values():
             for instruction in computation.of_interest.values():
                 called = instruction.called()
-                if missing := [callee for callee in called if callee not in self.computations]:
-                    raise unreadable(f"a call of {missing[0]}, which is not in the program")
                 if instruction.opcode == "fusion":
                     self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
