@@ -73,7 +73,7 @@ def collectives(
     _check_mesh(mesh)
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     program = compiled(stage_of(fun, args, kwargs))
-    text = text_of(program)
+    text = program.as_text() or ""
     return collectives_in(text, _mesh_of(program, num_devices(text), mesh, (args, kwargs)))
 
 
@@ -144,14 +144,6 @@ def assert_collectives(
 # The program and its mesh.
 
 
-def text_of(program: Compiled) -> str:
-    """Return the text of a program; ``ValueError`` if its compiler gives none."""
-    text = program.as_text()
-    if text is None:
-        raise ValueError("the compiler for these devices does not give the text of its programs")
-    return text
-
-
 def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
     of_program = _program_mesh(mesh)
@@ -189,8 +181,8 @@ def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
 
 def _mesh_of(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
-) -> Mesh | AbstractMesh | None:
-    """Return the mesh of a program for so many devices; None if none is known."""
+) -> Mesh | AbstractMesh:
+    """Return the mesh of a program for so many devices."""
     shardings = (program.input_shardings, program.output_shardings)
     for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
         if known.size == devices * math.prod(slices_of(known).values()):
@@ -202,9 +194,10 @@ def _mesh_of(
             "communicate; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
             "sharding=NamedSharding(mesh, spec))"
         )
+    given = "no argument or result has a mesh"
     if mesh is not None:
-        raise ValueError(
-            f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
-            f"for {devices}; pass the mesh that its arguments are sharded over"
-        )
-    return None
+        given = f"the mesh {dict(mesh.shape)} has {mesh.size} devices"
+    raise ValueError(
+        f"{given}, but the program is compiled for {devices} devices; pass as mesh= the one that its "
+        "arguments are sharded over"
+    )

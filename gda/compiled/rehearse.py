@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
-from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
+from gda.compiled.collectives import collectives_in, schedule_in, slices_of
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
@@ -286,11 +286,9 @@ def _memory_that_does_not_fit(
 
 def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     """Return the collectives of a program; None for one that the compiler does not write."""
-    if build.program is None:
-        return collectives_in(build.text, mesh) if build.text else None
-    if mesh is None or mesh.size == 1:
+    if build.program is not None and (mesh is None or mesh.size == 1):
         return Collectives((), {} if mesh is None else dict(mesh.shape))
-    return collectives_in(build.text or text_of(build.program), mesh)
+    return collectives_in(build.text, mesh) if build.text else None
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

@@ -77,10 +77,6 @@ def _rule(key: Any, value: Any) -> Rule:
 def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
     """Raise ``ValueError`` if a rule names an axis that the mesh lacks."""
     for name in [name for rule in rules for name in rule.over or ()]:
-        if not mesh_shape:
-            raise ValueError(
-                f"allow names the axis {name!r}, but no argument or result has a mesh; pass mesh="
-            )
         if name not in mesh_shape:
             hint = did_you_mean([*map(repr, nearest(name, map(str, mesh_shape)))])
             raise ValueError(
