@@ -198,6 +198,6 @@ def _mesh_of(
     if mesh is not None:
         given = f"the mesh {dict(mesh.shape)} has {mesh.size} devices"
     raise ValueError(
-        f"{given}, but the program is compiled for {devices} devices; pass as mesh= the one that its "
-        "arguments are sharded over"
+        f"{given}, but the program is compiled for {devices} devices; pass the mesh that its "
+        "arguments are sharded over as mesh="
     )
