@@ -20,7 +20,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.compiled.topologies.without_hardware import COMPILER_LOG_LEVEL
 from gda.launch.children import Children
 from gda.layout.text import format_mesh, signal_name
 from gda.planning.notation.mistakes import MistakesError
@@ -165,8 +164,6 @@ def _environment(num_devices: int) -> dict[str, str]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        # A warning of the compiler may be advice.
-        **dict.fromkeys(("TF_CPP_MIN_LOG_LEVEL", COMPILER_LOG_LEVEL), "1"),
         # A cached program lacks the list of temporaries, and JAX 0.12 cannot read one for devices
         # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",

@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, num_c
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 
-_LOG_BYTES = 2**20
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 
 
@@ -54,7 +52,6 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         fun, args, kwargs = _call(request, function(mesh))
         about = {"examples": request.examples, "price": request.price}
         rehearsal = rehearsal_of(fun, args, kwargs, **about)
-        rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
@@ -65,12 +62,6 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
             reason=_reason(error), lines=[f"{failed}:", *traceback_of(error, __file__)]
         )
     return RehearsalReport(rehearsal)
-
-
-def _warnings() -> str:
-    """Return the lines of the compiler on tensors that it replicates against its will."""
-    log = os.pread(2, _LOG_BYTES, 0).decode(errors="replace")
-    return "\n".join(line for line in log.splitlines() if "Involuntary full remat" in line)
 
 
 def _reason(error: BaseException) -> str:

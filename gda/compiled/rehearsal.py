@@ -110,8 +110,7 @@ class Rehearsal:
         first; for a program that does not fit, all arrays among them.
       temporaries: the largest arrays that the program holds while it runs; empty if the compiler
         tells none, or JAX's compilation cache on disk has the program.
-      message: the words of the compiler for a program that does not fit; else empty, or its
-        warnings of full rematerialization, which ``gda rehearse`` has.
+      message: the words of the compiler for a program that does not fit; else empty.
       flops_total: those of the function as it was traced, on all devices together, each once;
         None also for a function that came lowered or compiled.
       seconds: the time of one call: ``seconds.bound``, ``seconds.estimate`` and their parts.
@@ -153,12 +152,11 @@ class Rehearsal:
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """Changes that would save time, memory or communication, what saves most first.
+        """Changes that would save time or memory, what saves most first.
 
         Each comes from the facts above: work that devices repeat, arguments that could be donated,
-        tensors that XLA replicates against its will, temporaries that are too large. An argument is
-        to be sharded if the program does not fit, or if gathering it takes little of the time.
-        Advice that saves less than 1 % is omitted.
+        temporaries that are too large. An argument is to be sharded if the program does not fit, or
+        if gathering it takes little of the time. Advice that saves less than 1 % is omitted.
         """
         return advice_of(self)
 

@@ -47,19 +47,6 @@ def fragile(mesh):
     w = jax.ShapeDtypeStruct((6, 2), np.float32, sharding=NamedSharding(mesh, P("data", "model")))
     return lambda w: w.sum(axis=1), (w,)
 
-def embedded(mesh, constrain=lambda table: table):
-    def step(table, words):
-        found = jax.lax.with_sharding_constraint(constrain(table)[words], over("data"))
-        return jax.numpy.sin(found)
-
-    over = lambda *axes: NamedSharding(mesh, P(*axes))
-    table = jax.ShapeDtypeStruct((128, 64), np.float32, sharding=over(None, ("model", "data")))
-    return step, (table, jax.ShapeDtypeStruct((16, 32), np.int32, sharding=over("data")))
-
-def constrained(mesh):
-    by_model = NamedSharding(mesh, P(None, "model"))
-    return embedded(mesh, lambda table: jax.lax.with_sharding_constraint(table, by_model))
-
 def without_a_tuple(mesh):
     return jax.numpy.sin, {"x": 1.0}
 
@@ -186,18 +173,6 @@ def test_mistakes(run: Run, train: str, options: list[str], message: str) -> Non
     err = run.refusal("rehearse", *options, *topology)
     assert err.startswith("gda")
     assert message in err
-
-
-def test_a_tensor_that_the_compiler_replicates_and_its_mend(train: str) -> None:
-    about = "cpu:8", 1, None, {"data": 2, "model": 4}
-    functions = "embedded", "constrained"
-    found = reports_of([RehearsalRequest(train, function, *about) for function in functions])
-    advice = [report.rehearsal.advice for report in found if report.rehearsal]
-    replicated = [
-        [each for each in some if each.text.startswith("constrain gather float32[16,32,")]
-        for some in advice
-    ]
-    assert [*map(len, replicated)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_it_is_shown_as_a_table(auto_mesh: Mesh) -> None:
         "communication over  collectives  per device",
         "x                             3    24.0 KiB",
         "",
-        "to save time, memory or communication:",
+        "to save time or memory:",
         "- donate w (8.0 KiB) by jax.jit(…, donate_argnums=…), since results have the same shapes: "
         "saves 8.0 KiB",
         "- shard the batch over y, or constrain what is computed from it by "

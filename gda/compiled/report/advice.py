@@ -1,14 +1,12 @@
-"""Advice on a rehearsed program: changes that save time, memory or communication, with numbers."""
+"""Advice on a rehearsed program: changes that save time or memory, with numbers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from gda.compiled.hlo import format_source
-from gda.compiled.hlo.instructions import leaves
 from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
@@ -22,14 +20,6 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE = 100  # of the memory or of the time: less is not worth a line
 _MOST_NAMES = 2
-
-# "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding {…} to {…}
-# efficiently for HLO operation %gather = f32[16,32,8]{2,1,0} gather(…", and of older versions:
-# "… was not able to go from sharding {…} to {…} without doing … for HLO operation: %gather = …"
-_REPLICATED = re.compile(
-    r"Involuntary full rematerialization.*? from sharding (.*?) to (.*?) (?:efficiently|without) "
-    r".*?HLO operation:? %\S+ = (\S+?\[[\d,]*\])\S* ([\w-]+)\("
-)
 
 
 @set_module("gda")
@@ -58,8 +48,7 @@ class Advice(NamedTuple):
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
-    found = [*_repeated(rehearsal), *_replicated(rehearsal)]
-    found += [*_shardings(rehearsal), *_donations(rehearsal)]
+    found = [*_repeated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
 
     def order(each: Advice) -> tuple[float, ...]:
         savings = -(each.saves_seconds or 0), -(each.saves_bytes or 0)
@@ -165,18 +154,3 @@ def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
             f"shapes: saves {format_bytes(nbytes)}",
             nbytes,
         )
-
-
-def _replicated(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield the tensors that XLA replicates because it finds no other way between two layouts."""
-    for before, after, type_, operation in dict.fromkeys(_REPLICATED.findall(rehearsal.message)):
-        (array,) = leaves(type_)
-        if _is_much(array.nbytes, rehearsal):
-            yield Advice(
-                printable(
-                    f"constrain {operation} {typed_shape(array.dtype, array.shape)} and its "
-                    "operands by jax.lax.with_sharding_constraint: XLA replicates it "
-                    f"({format_bytes(array.nbytes)}) to go from {before} to {after}"
-                ),
-                None,
-            )

@@ -200,4 +200,4 @@ def _advice(rehearsal: Rehearsal) -> list[str]:
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", "to save time, memory or communication:", *lines] if lines else []
+    return ["", "to save time or memory:", *lines] if lines else []
