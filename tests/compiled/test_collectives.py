@@ -12,7 +12,6 @@ import re
 import site
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from trials import rarely
 
 import gda
 from gda.compiled.hlo import Collective, Collectives, Traffic, format_line
-from gda.compiled.programs import keys_with_lines, unwrapped
+from gda.compiled.programs import unwrapped
 from gda.testing.strategies import mesh_shapes
 
 pytestmark = pytest.mark.usefixtures("optimizing_compiler")
@@ -288,18 +287,6 @@ def test_lines_are_those_of_today_where_jax_caches_programs(
         assert only(source(line), x).source_line == line
     assert getattr(jax.config, key) == before
     assert any(tmp_path.iterdir())
-
-
-def test_overlapping_compilations_leave_the_option_of_jax_as_it_was() -> None:
-    key = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, key)
-    first, second = ExitStack(), ExitStack()
-    first.enter_context(keys_with_lines())
-    second.enter_context(keys_with_lines())
-    first.close()
-    assert getattr(jax.config, key) is True
-    second.close()
-    assert getattr(jax.config, key) == before
 
 
 # Random programs.
