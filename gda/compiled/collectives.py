@@ -66,9 +66,9 @@ def collectives(
     >>> b = jax.ShapeDtypeStruct((32, 8), np.float32, sharding=NamedSharding(mesh, P('y')))
     >>> print(gda.collectives(lambda a, b: a @ b, a, b))  # doctest: +ELLIPSIS
     1 collective on the mesh {'x': 2, 'y': 4}; bytes are of the operands on one device
-      collective        over  operands       times  bytes  from
-      all-reduce (add)  y     float32[16,8]  1      512 B  ...:1
-      total             y                    1      512 B
+      collective  over  operands       times  bytes  from
+      all-reduce  y     float32[16,8]  1      512 B  ...:1
+      total       y                    1      512 B
     """
     _check_mesh(mesh)
     fun, args, kwargs = unwrapped(fun, args, kwargs)

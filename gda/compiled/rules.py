@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gda.compiled.hlo import KINDS, Axes, Collective, Collectives, format_axes, sentence, summed
+from gda.compiled.hlo import (
+    KINDS,
+    Axes,
+    Collective,
+    Collectives,
+    format_axes,
+    format_source,
+    summed,
+)
 from gda.layout.text import counted, did_you_mean, nearest
 
 AxesRule = str | Axes
@@ -95,7 +103,10 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
         # A collective communicates nothing if every device is alone in its group.
         is_allowed = any(rule.allows(each, found.mesh_shape) for rule in rules)
         if each.axes != () and not is_allowed:
-            complaints.append(f"not allowed: {sentence(each)}")
+            place = format_source(each) or "no line"
+            complaints.append(
+                f"not allowed: {each.kind} over {format_axes(each.axes)}, from {place}"
+            )
     for rule in rules:
         times = summed(each.count for each in allowed_by(rule))
         if rule.times is not None and times != rule.times:

@@ -70,7 +70,7 @@ def test_a_matmul_sharded_on_the_contracting_dimension_is_one_all_reduce(auto_me
     found = only(
         matmul, abstract((16, 32), auto_mesh, None, "x"), abstract((32, 8), auto_mesh, "x")
     )
-    assert (found.kind, found.axes, found.reduction) == ("all-reduce", ("x",), "add")
+    assert (found.kind, found.axes) == ("all-reduce", ("x",))
     assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
     assert (found.nbytes, found.nbytes_output, found.count) == (16 * 8 * 4, 16 * 8 * 4, 1)
     assert found.source_file == HERE
@@ -213,11 +213,11 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     assert [each["axes"] for each in document["collectives"]] == [["x"], ["y"]]
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
-        "  collective        over  operands       times  bytes  from",
-        f"  all-reduce (add)  x     float32[4,16]  1      256 B  {place}",
-        f"  all-gather        y     float32[4,16]  1      256 B  {place}",
-        "  total             x                    1      256 B",
-        "  total             y                    1      256 B",
+        "  collective  over  operands       times  bytes  from",
+        f"  all-reduce  x     float32[4,16]  1      256 B  {place}",
+        f"  all-gather  y     float32[4,16]  1      256 B  {place}",
+        "  total       x                    1      256 B",
+        "  total       y                    1      256 B",
     ]
 
 
@@ -372,8 +372,8 @@ def test_allowed_collectives_pass(step: Any) -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    ([], "not allowed: all-reduce (add) over data of float32[4,16], 256 B, 1 time, from "),
-    ({"all-reduce": "data"}, "not allowed: all-gather over model of float32[4,16], 256 B, 1 time"),
+    ([], "not allowed: all-reduce over data, from "),
+    ({"all-reduce": "data"}, "not allowed: all-gather over model, from "),
     (
         {"all-reduce": ("data", "model"), "all-gather": "model"},
         "may communicate: all-reduce over data, model; all-gather over model; nothing else",
@@ -420,12 +420,11 @@ def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None
     found = gda.collectives(program)
     assert [(each.axes, each.count, each.nbytes_total) for each in found] == [(("x",), None, None)]
     assert (found.nbytes_total, found.by_axis()) == (None, {("x",): Traffic(None, None)})
-    assert re.search(r"all-reduce \(add\) .* \? ", str(found))
+    assert re.search(r"all-reduce .* \? ", str(found))
     gda.assert_collectives(program, allow={"all-reduce": "x"})
     for allow, max_bytes, message in (
         ({("all-reduce", "x"): 1}, None, "exactly 1 time; found: an unknown number of times"),
         ({"all-reduce": "x"}, 9, "at most 9 bytes .* found: an unknown number"),
-        ([], None, "512 B, in a loop of unknown length, from"),
     ):
         with pytest.raises(AssertionError, match=message):
             gda.assert_collectives(program, allow=allow, max_bytes=max_bytes)

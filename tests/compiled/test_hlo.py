@@ -230,7 +230,7 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
         """,
         before=SCATTERED,
     )
-    assert (found.kind, found.axes, found.reduction) == ("reduce-scatter", ("y",), "add")
+    assert (found.kind, found.axes) == ("reduce-scatter", ("y",))
     assert (found.operand_shapes, found.output_shapes) == (((16, 4),), ((4, 4),))
     assert (found.nbytes, found.nbytes_output) == (256, 64)
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
@@ -596,33 +596,6 @@ def test_computations_that_are_called(line: str, count: int | None, is_condition
     found = only(body, before=CALLED)
     assert (found.count, found.is_conditional) == (count, is_conditional)
     assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
-
-
-# Reductions.
-
-
-PROMOTED = """
-%promoted (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  %fa = f32[] convert(%a)
-  %fb = f32[] convert(%b)
-  %s = f32[] SECOND(%fa, %fb)
-  %m = f32[] maximum(%s, %s)
-  ROOT %c = bf16[] convert(%s)
-}
-"""
-
-
-def test_the_operation_of_a_reduction() -> None:
-    body = reduction("replica_groups={}")
-    for operation in ("add", "maximum", "minimum", "multiply", "and", "or"):
-        text = module(body).replace("f32[] add(", f"f32[] {operation}(")
-        (found,) = read_collectives(text, MESH)
-        assert found.reduction == operation
-    body = body.replace("%add", "%promoted")  # computed in another type
-    assert only(body, before=PROMOTED.replace("SECOND", "maximum")).reduction == "maximum"
-    assert only(body, before=PROMOTED.replace("SECOND", "add")).reduction is None  # of two
 
 
 # Lines of user code.

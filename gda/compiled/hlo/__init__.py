@@ -22,7 +22,6 @@ from gda.compiled.hlo.listing import format_axes as format_axes
 from gda.compiled.hlo.listing import format_line as format_line
 from gda.compiled.hlo.listing import format_size as format_size
 from gda.compiled.hlo.listing import format_source as format_source
-from gda.compiled.hlo.listing import sentence as sentence
 from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective

@@ -69,8 +69,6 @@ class Collective:
       count: number of executions in one call of the program: more than one in loops, None in a loop
         of unknown length.
       is_conditional: it is in a branch that may not be taken; ``count`` assumes that it is.
-      reduction: the operation of a reduction, as XLA names it: ``'add'``, ``'maximum'``, …; None
-        for no operation, or more than one.
       op_name: place in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
       source_file, source_line: the innermost line of user code that caused it: outside installed
         code or, if there is none, outside JAX and gda. None if XLA does not tell, as for a layout
@@ -96,7 +94,6 @@ class Collective:
     nbytes_output: int
     count: int | None = 1
     is_conditional: bool = False
-    reduction: str | None = None
     op_name: str = ""
     source_file: str | None = None
     source_line: int | None = None
@@ -266,7 +263,6 @@ class Module:
             nbytes_output=sum(leaf.nbytes for leaf in outputs),
             count=runs.times,
             is_conditional=runs.is_conditional,
-            reduction=self._reduction(instruction),
             op_name=metadata.get("op_name", ""),
             source_file=source_file,
             source_line=source_line,
@@ -329,16 +325,6 @@ class Module:
             return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
         # jax.jit makes partitions alone, whose numbers they are.
         return groups if self.replicas == 1 or self.partitions == 1 else None
-
-    def _reduction(self, instruction: Instruction) -> str | None:
-        opcodes = set()
-        for name in instruction.called("to_apply"):
-            if (computation := self.computations.get(name)) is not None:
-                read = map(computation.instruction, computation.lines)
-                opcodes |= {found.opcode for found in read if found is not None}
-        # XLA wraps the operation in conversions if it reduces in another type.
-        opcodes -= {"parameter", "convert", "constant"}
-        return opcodes.pop() if len(opcodes) == 1 else None
 
 
 def calls_of(
