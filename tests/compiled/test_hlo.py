@@ -236,21 +236,6 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
 
 
-@pytest.mark.parametrize("pairs", ['"{{0,1},{1,2}}",_pipeline="0"', "{{0,1},{1,2}}"])
-def test_a_send_between_devices(pairs: str) -> None:
-    attributes = f"frontend_attributes={{_xla_send_recv_source_target_pairs={pairs}}}"
-    found = only(
-        f"""
-        %p = f32[2,4]{{1,0}} parameter(0)
-        %t = token[] after-all()
-        %s = (f32[2,4]{{1,0}}, u32[], token[]) send(%p, %t), channel_id=2, {attributes}
-        %e = token[] send-done(%s), channel_id=2
-        """
-    )
-    assert (found.kind, found.axes, found.nbytes) == ("send", ("y",), 32)
-    assert found.pairs == ((0, 1), (1, 2))
-
-
 # Between slices of TPUs, in programs that each slice runs.
 
 
@@ -319,24 +304,16 @@ def test_axes_over_slices(target: str, axes: object) -> None:
 # Groups of devices.
 
 
-def test_the_numbers_are_those_of_replicas_or_partitions() -> None:
-    def groups(attributes: str, header: str = ", num_partitions=2") -> Groups:
-        return only(reduction(f"replica_groups={attributes}"), header=header).groups
+def test_numbers_are_those_of_partitions() -> None:
+    def groups(attributes: str) -> Groups:
+        return only(reduction(f"replica_groups={attributes}"), header=", num_partitions=2").groups
 
     assert groups("{{0}}") == ((0,), (1,))
     assert groups("{{0}}, channel_id=1") == ((0, 1),)
     assert groups("{}") == ((0, 1),)
-    both = ", replica_count=2, num_partitions=2"  # which jax.jit does not make
-    assert groups("{{0,1}}", both) == ()
-    assert groups("{}", both) == ((0, 1, 2, 3),)
-    body = (
-        "%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}"
-    )
-    assert only(body, header=", replica_count=8").axes == ("y",)
-    assert num_devices(module(body, header=", replica_count=8")) == 8
-    assert num_devices(module(body, header=", replica_count=2, num_partitions=3")) == 6
-    assert num_devices(module(body, header="")) == 1
-    assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
+    text = module("%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={}")
+    assert num_devices(text) == 8
+    assert len(read_collectives(text + "\n\n" + text, MESH)) == 2
 
 
 def test_groups_without_axes_are_kept() -> None:

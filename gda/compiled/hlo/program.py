@@ -140,15 +140,10 @@ def modules_of(text: str, mesh: ProgramMesh) -> list[Module]:
 
 
 def num_devices(text: str) -> int:
-    """Return the number of devices that a program was compiled for."""
-    return math.prod(_sizes(text))
-
-
-def _sizes(text: str) -> tuple[int, int]:
+    """Return the number of devices that a program was compiled for: ``jax.jit`` makes partitions."""
     header = text.lstrip().split("\n", 1)[0]
     partitions = re.search(r"\bnum_partitions=(\d+)", header)
-    replicas = re.search(r"\breplica_count=(\d+)", header)
-    return int(partitions[1]) if partitions else 1, int(replicas[1]) if replicas else 1
+    return int(partitions[1]) if partitions else 1
 
 
 # Computations: how often each is called, and what it communicates.
@@ -187,7 +182,7 @@ class Module:
             for computation in self.computations.values()
             for name in computation.ended_elsewhere & computation.of_interest.keys()
         }
-        self.partitions, self.replicas = _sizes(text)
+        self.partitions = num_devices(text)
         self.sources = Sources(text)
 
     def collectives(self) -> Iterator[Collective]:
@@ -317,14 +312,14 @@ class Module:
             return None
         groups = parse_groups(instruction.attributes.get("replica_groups", "{}"))
         if groups == ():
-            devices = self.partitions * self.replicas
-            return (tuple(range(devices if devices > 1 else math.prod(self.mesh_shape.values()))),)
+            known = self.partitions > 1
+            devices = self.partitions if known else math.prod(self.mesh_shape.values())
+            return (tuple(range(devices)),)
         if groups == ((0,),):  # the number of the only replica, which has all partitions
             partitions = range(self.partitions)
             is_together = "channel_id" in instruction.attributes
             return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
-        # jax.jit makes partitions alone, whose numbers they are.
-        return groups if self.replicas == 1 or self.partitions == 1 else None
+        return groups
 
 
 def calls_of(
@@ -353,12 +348,7 @@ def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
 
 def _pairs(instruction: Instruction) -> Pairs | None:
     """Return source and target positions of a permutation; None if the program omits them."""
-    if instruction.kind == "send":
-        form = r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})"
-        found = re.search(form, instruction.frontend_attributes)
-        text = found[1] if found else None
-    else:
-        text = instruction.attributes.get("source_target_pairs")
+    text = instruction.attributes.get("source_target_pairs")
     if text is None:
         return None
     ends = numbers(text)
