@@ -140,7 +140,7 @@ def modules_of(text: str, mesh: ProgramMesh) -> list[Module]:
 
 
 def num_devices(text: str) -> int:
-    """Return the number of devices that a program was compiled for: ``jax.jit`` makes partitions."""
+    """Return the number of devices that a program was compiled for."""
     header = text.lstrip().split("\n", 1)[0]
     partitions = re.search(r"\bnum_partitions=(\d+)", header)
     return int(partitions[1]) if partitions else 1
