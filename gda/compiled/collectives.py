@@ -84,7 +84,6 @@ def assert_collectives(
     /,
     *args: Any,
     allow: Allowed,
-    max_bytes: int | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     **kwargs: Any,
 ) -> None:
@@ -107,8 +106,6 @@ def assert_collectives(
     Args:
       fun, args, kwargs, mesh: as for ``gda.collectives``; nothing is run.
       allow: as above.
-      max_bytes: an upper bound on the bytes of all operands on one device, in one call, in the
-        types in which this kind of device sends them: on CPU twice as many for bfloat16.
 
     Raises:
       AssertionError: it communicates anything else; the message lists it with its source lines.
@@ -124,14 +121,12 @@ def assert_collectives(
     >>> gda.assert_collectives(step, w, x, allow={('all-reduce', 'data'): 1})
     """
     rules = rules_of(allow)
-    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
-        raise ValueError(f"max_bytes must be a number of bytes, 0 or more, not {max_bytes!r}")
     _check_mesh(mesh)
     if mesh is not None:
         check_axes(rules, dict(mesh.shape))
     found = collectives(fun, *args, mesh=mesh, **kwargs)
     check_axes(rules, found.mesh_shape)
-    complaints = complaints_of(found, rules, max_bytes)
+    complaints = complaints_of(found, rules)
     if complaints:
         inside, _, _ = unwrapped(fun, args, kwargs)
         name = getattr(inside, "__name__", type(inside).__name__)

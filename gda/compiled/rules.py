@@ -92,7 +92,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
             )
 
 
-def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) -> list[str]:
+def complaints_of(found: Collectives, rules: list[Rule]) -> list[str]:
     """Return the collectives that break the rules, and the rules that they do not fulfil."""
 
     def allowed_by(rule: Rule) -> list[Collective]:
@@ -112,8 +112,4 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
         if rule.times is not None and times != rule.times:
             often = "an unknown number of times" if times is None else counted(times, "time")
             complaints.append(f"expected {rule}; found: {often}")
-    total = found.nbytes_total
-    if max_bytes is not None and (total is None or total > max_bytes):
-        size = "an unknown number" if total is None else f"{total}"
-        complaints.append(f"expected at most {max_bytes} bytes on one device; found: {size}")
     return complaints
