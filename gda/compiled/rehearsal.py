@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,11 +186,8 @@ class Rehearsal:
         return self.price * self.num_devices * seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers, for JSON.
-
-        ``collectives`` are those of ``gda.Collectives.to_dict``, without its totals.
-        """
-        found = None if self.collectives is None else self.collectives.to_dict()["collectives"]
+        """Return everything as dicts, lists, strings and numbers, for JSON."""
+        found = None if self.collectives is None else [*map(asdict, self.collectives)]
         document = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return document | {
             "mesh_shape": dict(self.mesh_shape),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -88,14 +87,6 @@ class Collectives(Sequence[Collective]):
                 summed((so_far.nbytes, collective.nbytes_total)),
             )
         return totals
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the collectives as dicts, lists, strings and numbers, for JSON."""
-        return {
-            "mesh": dict(self.mesh_shape),
-            "collectives": [dataclasses.asdict(each) for each in self],
-            "nbytes_total": self.nbytes_total,
-        }
 
     def __repr__(self) -> str:
         lines = table(self._rows()) if self else []
