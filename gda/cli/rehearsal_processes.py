@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -21,7 +20,6 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.compiled.topologies.without_hardware import COMPILER_LOG_LEVEL
 from gda.launch.children import Children
 from gda.layout.text import format_mesh, signal_name
 from gda.planning.notation.mistakes import MistakesError
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from gda.compiled.rehearsal import Rehearsal
 
 _LOG_LINES = 20
-_SECONDS_BETWEEN_LINES = 15
 
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
@@ -42,8 +39,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 class RehearsalRequest(NamedTuple):
     """A rehearsal to make: ``function`` of ``file`` on a mesh over the devices of a topology.
 
-    ``keywords`` are further arguments of ``function``; ``examples`` and ``price`` are those of
-    ``gda.rehearse``.
+    ``examples`` and ``price`` are those of ``gda.rehearse``.
     """
 
     file: str
@@ -52,38 +48,28 @@ class RehearsalRequest(NamedTuple):
     num_slices: int
     target_config: str | None
     mesh: dict[str, int]
-    keywords: tuple[tuple[str, int], ...] = ()
     examples: float | None = None
     price: float | None = None
-
-    @property
-    def point(self) -> str:
-        """The mesh and the keywords, in words."""
-        keywords = (f"{name}={number}" for name, number in self.keywords)
-        return " ".join([format_mesh(self.mesh), *keywords])
 
 
 class RehearsalReport(NamedTuple):
     """The result of a request: a rehearsal, or the reason that there is none, in a line.
 
     ``lines`` are the reason with a traceback, if the user's program has raised. Other requests need
-    not be tried if it ``is_wrong_for_any_mesh``. Ctrl-C ended it if ``is_interrupted``.
+    not be tried if it ``is_wrong_for_any_mesh``.
     """
 
     rehearsal: Rehearsal | None = None
     reason: str = ""
     lines: Sequence[str] = ()
     is_wrong_for_any_mesh: bool = False
-    is_interrupted: bool = False
 
 
-def reports_of(
-    requests: Sequence[RehearsalRequest], *, is_silent: bool = False
-) -> list[RehearsalReport]:
-    """Return a report for each request of one function; Ctrl-C ends those that are not done.
+def reports_of(requests: Sequence[RehearsalRequest]) -> list[RehearsalReport]:
+    """Return a report for each request of one function; of several, stderr tells each that is done.
 
-    The program prints to stderr, unless ``is_silent``. All processes have ended when this returns
-    or raises. It raises ``MistakesError`` if a request is wrong for any mesh.
+    All processes have ended when this returns or raises. It raises ``MistakesError`` if a request
+    is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, RehearsalReport] = {}
@@ -91,68 +77,27 @@ def reports_of(
     idle: list[_RehearsalProcess] = []
     most = _most_processes()
     num_devices = max(num_cpus(request.topology) or 0 for request in requests)
-    lines = _ProgressLines(time.monotonic() + _SECONDS_BETWEEN_LINES, len(requests) > 1)
+    are_several = len(requests) > 1
     # Many processes would print the same, line by line.
-    target = os.open(os.devnull, os.O_WRONLY) if is_silent else os.dup(2)
+    target = os.open(os.devnull, os.O_WRONLY) if are_several else os.dup(2)
     with Children() as children, os.fdopen(target, "wb") as output, ExitStack() as files:
-        try:
-            while len(reports) < len(requests):
-                while waiting and len(running) < most:
-                    if not idle:
-                        new = _RehearsalProcess(children, num_devices, output.fileno(), files)
-                        idle.append(new)
-                    worker, (index, request) = idle.pop(), waiting.popleft()
-                    running[worker.pipe] = index, worker
-                    worker.begin(request)
-                for pipe in wait([*running], max(0, lines.next - time.monotonic())):
-                    index, worker = running[pipe]
-                    if (report := worker.report()) is None:
-                        continue
-                    del running[pipe]
-                    if report.is_wrong_for_any_mesh:
-                        raise MistakesError(*report.lines)
-                    reports[index] = report
-                    idle += [worker] if worker.is_alive else []
-                known = [(requests[index].point, report) for index, report in reports.items()]
-                lines.tell(known, [worker for _, worker in running.values()])
-        except KeyboardInterrupt:
-            phases = {index: f"while {worker.phase}" for index, worker in running.values()}
-            for index in range(len(requests)):
-                end = f"ended by Ctrl-C {phases.get(index, 'before it began')}"
-                reports.setdefault(index, RehearsalReport(None, end, [end], is_interrupted=True))
+        while len(reports) < len(requests):
+            while waiting and len(running) < most:
+                if not idle:
+                    idle.append(_RehearsalProcess(children, num_devices, output.fileno(), files))
+                worker, (index, request) = idle.pop(), waiting.popleft()
+                running[worker.pipe] = index, worker
+                worker.begin(request)
+            for pipe in wait([*running]):
+                index, worker = running.pop(pipe)
+                report = reports[index] = worker.report()
+                if report.is_wrong_for_any_mesh:
+                    raise MistakesError(*report.lines)
+                idle += [worker] if worker.is_alive else []
+                if are_several:
+                    done = f"gda: {format_mesh(requests[index].mesh)}: {_in_words(report)}"
+                    print(done, file=sys.stderr, flush=True)
     return [reports[index] for index in range(len(requests))]
-
-
-class _ProgressLines:
-    """The lines on stderr about rehearsals that take long: nothing before the time ``next``."""
-
-    def __init__(self, next_: float, are_several: bool) -> None:
-        self.next = self._first = next_
-        self._are_several = are_several
-        self._told: set[str] = set()
-
-    def tell(
-        self,
-        known: Sequence[tuple[str, RehearsalReport]],
-        running: Sequence[_RehearsalProcess],
-    ) -> None:
-        """Print what is known and was not printed and, when it is time, what is still made."""
-        now = time.monotonic()
-        if now < self._first:
-            return
-        if self._are_several:
-            for point, report in known:
-                self._tell(f"{point}: {_in_words(report)}")
-        if now < self.next:
-            return
-        self.next = now + _SECONDS_BETWEEN_LINES
-        for worker in running:
-            self._tell(f"{worker.point}: {worker.phase}, {now - worker.begun:.0f} s")
-
-    def _tell(self, line: str) -> None:
-        if line and line not in self._told:
-            print(f"gda: {line}", file=sys.stderr, flush=True)
-        self._told.add(line)
 
 
 def _in_words(report: RehearsalReport) -> str:
@@ -165,7 +110,7 @@ def _in_words(report: RehearsalReport) -> str:
 
 
 class _RehearsalProcess:
-    """A process that makes rehearsals, one at a time; its pipe takes requests and tells reports."""
+    """A process that makes rehearsals, one at a time; its pipe takes requests and has reports."""
 
     def __init__(self, children: Children, num_devices: int, output: int, files: ExitStack) -> None:
         self._log = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
@@ -187,20 +132,15 @@ class _RehearsalProcess:
 
     def begin(self, request: RehearsalRequest) -> None:
         """Begin a rehearsal."""
-        self.point, self.begun, self.phase = request.point, time.monotonic(), "starting"
         self._log.seek(0)  # of the process too, which shares the position
         self._log.truncate()
         with suppress(OSError):  # it was killed since its last report: report() says so
             self.pipe.send(request)
 
-    def report(self) -> RehearsalReport | None:
-        """Wait for news: the report, or None for another phase."""
+    def report(self) -> RehearsalReport:
+        """Wait for the report."""
         with suppress(EOFError, OSError):  # the process ended
-            news = self.pipe.recv()
-            if isinstance(news, RehearsalReport):
-                return news
-            self.phase = news
-            return None
+            return self.pipe.recv()
         self.is_alive = False
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:]
@@ -224,8 +164,6 @@ def _environment(num_devices: int) -> dict[str, str]:
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        # A warning of the compiler may be advice.
-        **dict.fromkeys(("TF_CPP_MIN_LOG_LEVEL", COMPILER_LOG_LEVEL), "1"),
         # A cached program lacks the list of temporaries, and JAX 0.12 cannot read one for devices
         # that are not here.
         "JAX_ENABLE_COMPILATION_CACHE": "0",

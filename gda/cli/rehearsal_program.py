@@ -1,21 +1,19 @@
 """The program of one process of ``gda rehearse``: it makes rehearsals and reports them.
 
 It takes two file descriptors: for the output of the user's program, and of the connection that has
-requests. It answers each with its phases and a report. stdout and stderr take the output of the
+requests. It answers each with a report. stdout and stderr take the output of the
 compiler.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import os
 import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, num_c
 from gda.layout.text import counted, format_mesh
 from gda.planning.notation.mistakes import MistakesError
 
-_LOG_BYTES = 2**20
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 
 
@@ -35,24 +32,11 @@ def main(output: int, descriptor: int) -> None:
         os.set_inheritable(each, False)
     sys.stdout = sys.stderr = os.fdopen(output, "w", buffering=1, errors="backslashreplace")
     with Connection(descriptor) as connection, suppress(EOFError):
-        log = logging.getLogger("gda.rehearse")
-        log.setLevel(logging.INFO)
-        log.propagate = False
-        log.addHandler(_Phases(connection))
         while True:
             report = _report(connection.recv())
             sys.stdout.flush()
             connection.send(report)
     os._exit(0)  # without the exit handlers of the compiler
-
-
-class _Phases(logging.Handler):
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self._connection = connection
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(record.getMessage())
 
 
 def _report(request: RehearsalRequest) -> RehearsalReport:
@@ -65,10 +49,9 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
         # A traced function may hold the mesh of the request before, as a global of its file.
         jax.clear_caches()
         mesh = _mesh(request)
-        fun, args, kwargs = _call(request, function(mesh, **dict(request.keywords)))
+        fun, args, kwargs = _call(request, function(mesh))
         about = {"examples": request.examples, "price": request.price}
         rehearsal = rehearsal_of(fun, args, kwargs, **about)
-        rehearsal = replace(rehearsal, message=rehearsal.message or _warnings())
     except MistakesError as mistake:
         return RehearsalReport(reason=str(mistake), lines=mistake.lines, is_wrong_for_any_mesh=True)
     except BaseException as error:
@@ -79,12 +62,6 @@ def _report(request: RehearsalRequest) -> RehearsalReport:
             reason=_reason(error), lines=[f"{failed}:", *traceback_of(error, __file__)]
         )
     return RehearsalReport(rehearsal)
-
-
-def _warnings() -> str:
-    """Return the lines of the compiler on tensors that it replicates against its will."""
-    log = os.pread(2, _LOG_BYTES, 0).decode(errors="replace")
-    return "\n".join(line for line in log.splitlines() if "Involuntary full remat" in line)
 
 
 def _reason(error: BaseException) -> str:
@@ -112,7 +89,7 @@ def _mesh(request: RehearsalRequest) -> Any:
             num_slices=request.num_slices,
             target_config=request.target_config,
         )
-    except (ImportError, TypeError, ValueError, TimeoutError, OSError) as error:
+    except (ImportError, TypeError, ValueError, OSError) as error:
         raise MistakesError(str(error)) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced, Wrapped
 
 _OPTION = "jax_compilation_cache_include_metadata_in_key"
+_lock = threading.Lock()  # the option is one for all threads
 
 Program = Callable[..., Any] | Traced | Lowered | Compiled
 
@@ -69,34 +69,19 @@ def compiled(
 ) -> Compiled:
     """Return the compiled program of a stage, with the lines of today's source.
 
-    ``options`` are those of XLA; a stage that is compiled already does without them.
+    ``options`` are those of XLA; a stage that is compiled already does without them. The keys of
+    JAX's cache omit lines by default, so that it may return the same program from another source.
     """
     if isinstance(stage, Compiled):
         return stage
     lowered = stage.lower() if isinstance(stage, Traced) else stage
-    with keys_with_lines():
-        return lowered.compile(options)
-
-
-_lock = threading.Lock()
-_before: list[Any] = []  # the option as each thread that is inside found it
-
-
-@contextlib.contextmanager
-def keys_with_lines() -> Iterator[None]:
-    """Make JAX's cache tell sources apart, while any thread is inside.
-
-    Its keys omit lines by default, so that it may return the same program from another source. The
-    option is one for all threads: the first to enter sets it, and the last to leave resets it.
-    """
     with _lock:
-        _before.append(getattr(jax.config, _OPTION))
+        before = getattr(jax.config, _OPTION)
         jax.config.update(_OPTION, True)
-    try:
-        yield
-    finally:
-        with _lock:
-            jax.config.update(_OPTION, _before.pop())
+        try:
+            return lowered.compile(options)
+        finally:
+            jax.config.update(_OPTION, before)
 
 
 def meshes_of(tree: Any) -> Iterator[Mesh | AbstractMesh]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import logging
 import math
 import os
 import re
-import shutil
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,10 +20,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
-from gda.compiled.collectives import collectives_in, schedule_in, slices_of, text_of
-from gda.compiled.float32 import float32_products
+from gda.compiled.collectives import collectives_in, schedule_in, slices_of
 from gda.compiled.flops import flops_of
-from gda.compiled.hlo import Collectives, Schedule, format_size
+from gda.compiled.hlo import Collectives, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
@@ -41,8 +36,6 @@ from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, ent
 from gda.layout.text import format_bytes
 from gda.multihost.descriptions import leaf_path
 from gda.planning.device_kinds import is_on_host, kind_of_device
-
-_log = logging.getLogger("gda.rehearse")
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
@@ -117,14 +110,11 @@ def rehearsal_of(
     with without_hardware():
         jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
     name = getattr(fun, "__name__", type(fun).__name__)
-    _log.info("tracing %s", name)
     stage = stage_of(fun, args, kwargs)
-    _log.info("lowering %s", name)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
     given = jax.tree.leaves((args, kwargs))
     mesh = _mesh_of(given)
-    _log.info("compiling %s", name)
     build = _compiled(lowered, mesh)
     program = build.program
     seconds = time.perf_counter() - begun
@@ -142,9 +132,8 @@ def rehearsal_of(
     )
     flops_total = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
     schedule = schedule_in(build.text, mesh) if build.text else None  # unless it is not written
-    flops, flops_are_counted = _flops_of_device(schedule, flops_total, num_devices)
     collectives = _collectives_of(build, mesh)
-    temporaries = build.facts.temporaries
+    temporaries = build.temporaries
     if isinstance(stage, Traced) and num_devices > 1:
         temporaries = with_whole_shapes(temporaries, stage.jaxpr, mesh_shape)
     has_slow, hosts, links = _links(mesh)
@@ -155,9 +144,8 @@ def rehearsal_of(
         mesh_shape=mesh_shape,
         **memory,
         undonated_bytes=sum(each.nbytes for each in arguments if each.could_be_donated),
-        flops=flops,
+        flops=None if schedule is None else schedule.flops,
         flops_total=flops_total,
-        flops_are_counted=flops_are_counted,
         compile_seconds=seconds,
         collectives=collectives,
         traffic=() if collectives is None else traffic_of(collectives, has_slow, hosts, links),
@@ -166,7 +154,6 @@ def rehearsal_of(
         message=build.failure.strip(),
         examples=examples,
         price=price,
-        float32_products=float32_products(stage.jaxpr) if isinstance(stage, Traced) else (),
     )
     kind = kind_of_device(device.device_kind)
     seconds_of_step = seconds_of(schedule, kind, links, rehearsal.repetitions or 1)
@@ -209,58 +196,39 @@ def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwa
 
 
 class _Build(NamedTuple):
-    """A compilation; without a program if it does not fit, and then with the compiler's words."""
+    """A compilation; without a program if it does not fit, and then with the compiler's words.
+
+    The bytes for arguments, outputs and temporaries, if XLA tells; the largest temporaries.
+    """
 
     program: Compiled | None
     failure: str
     text: str
-    facts: _Facts
-
-
-class _Facts(NamedTuple):
-    """The memory for arguments, outputs and temporaries, if XLA tells; the largest temporaries."""
-
-    allocated_bytes: int | None = None
-    temporaries: tuple[Temporary, ...] = ()
-
-
-# JAX does not compile again the program that it has, for the same options: the folder for the files
-# is the same for all rehearsals of a thread, and their facts are kept by the text of the program.
-_thread = threading.local()
-_facts_of: dict[str, _Facts] = {}
+    allocated_bytes: int | None
+    temporaries: tuple[Temporary, ...]
 
 
 def _compiled(lowered: Lowered | Compiled, mesh: Mesh | None) -> _Build:
-    if not hasattr(_thread, "folder"):
-        _thread.folder = tempfile.TemporaryDirectory(prefix="gda-")
-    folder = Path(_thread.folder.name) / "xla"
-    options: dict[str, str | bool] = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-    if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
-        options = {}  # the user wants the files
     failure, program = "", None
-    try:
-        program = compiled(lowered, options)
-    except JaxRuntimeError as error:
-        failure = str(error)
-        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
-            raise
-        if mesh is None:
-            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
-            raise
-    finally:
-        report, assignment, text = _written_to(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="gda-") as folder:
+        options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        if "--xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
+            options = {}  # the user wants the files
+        try:
+            program = compiled(lowered, options)
+        except JaxRuntimeError as error:
+            failure = str(error)
+            if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
+                raise
+            if mesh is None:
+                error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+                raise
+        report, assignment, text = _written_to(Path(folder))
     if program is not None:
         text = program.as_text() or ""
-    key = hashlib.sha256(text.encode()).hexdigest()
-    if not report:
-        return _Build(program, failure, text, _facts_of.get(key, _Facts()))
     total = re.search(r"^Total bytes: (\d+)", report, re.MULTILINE)
     temporaries = tuple(read_temporaries(assignment, text)) if assignment and text else ()
-    facts = _Facts(None if total is None else int(total[1]), temporaries)
-    if text:
-        _facts_of[key] = facts
-    return _Build(program, failure, text, facts)
+    return _Build(program, failure, text, None if total is None else int(total[1]), temporaries)
 
 
 def _written_to(folder: Path) -> list[str]:
@@ -285,7 +253,7 @@ def _memory_of(program: Compiled, build: _Build, device: Any) -> dict[str, Any]:
         # into, and its peak has the memory on the chip too. The report has the buffers, and so has
         # JAX 0.12.
         total = getattr(memory, "total_allocation_bytes", memory.peak_memory_in_bytes)
-        temporary = (build.facts.allocated_bytes or total) - held
+        temporary = (build.allocated_bytes or total) - held
     peak = held + temporary + memory.generated_code_size_in_bytes
     capacity = _capacity_bytes(device)
     return {
@@ -310,7 +278,7 @@ def _memory_that_does_not_fit(
     return {
         "fits": False,
         "capacity_bytes": available or _capacity_bytes(device),
-        "peak_bytes": _the_more_exact(build.facts.allocated_bytes, needed),
+        "peak_bytes": _the_more_exact(build.allocated_bytes, needed),
         "argument_bytes": sum(each.nbytes for each in arguments if not each.is_on_host),
         **dict.fromkeys(("output_bytes", "temporary_bytes", "aliased_bytes", "code_bytes")),
     }
@@ -318,24 +286,9 @@ def _memory_that_does_not_fit(
 
 def _collectives_of(build: _Build, mesh: Mesh | None) -> Collectives | None:
     """Return the collectives of a program; None for one that the compiler does not write."""
-    if build.program is None:
-        return collectives_in(build.text, mesh) if build.text else None
-    if mesh is None or mesh.size == 1:
+    if build.program is not None and (mesh is None or mesh.size == 1):
         return Collectives((), {} if mesh is None else dict(mesh.shape))
-    return collectives_in(build.text or text_of(build.program), mesh)
-
-
-def _flops_of_device(
-    schedule: Schedule | None, total: float | None, num_devices: int
-) -> tuple[float | None, bool]:
-    """Return the operations of one device, and True if the program tells them.
-
-    XLA makes sums of products of vectors, so that the program may have fewer products than a fair
-    share of the trace.
-    """
-    counted = None if schedule is None else schedule.flops
-    known = [flops for flops in (counted, total and total / num_devices) if flops is not None]
-    return max(known, default=None), counted is not None
+    return collectives_in(build.text, mesh) if build.text else None
 
 
 def _the_more_exact(allocated: int | None, needed: int | None) -> int | None:

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gda.compiled.hlo import KINDS, Axes, Collective, Collectives, format_axes, sentence, summed
+from gda.compiled.hlo import (
+    KINDS,
+    Axes,
+    Collective,
+    Collectives,
+    format_axes,
+    format_source,
+    summed,
+)
 from gda.layout.text import counted, did_you_mean, nearest
 
 AxesRule = str | Axes
@@ -77,10 +85,6 @@ def _rule(key: Any, value: Any) -> Rule:
 def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
     """Raise ``ValueError`` if a rule names an axis that the mesh lacks."""
     for name in [name for rule in rules for name in rule.over or ()]:
-        if not mesh_shape:
-            raise ValueError(
-                f"allow names the axis {name!r}, but no argument or result has a mesh; pass mesh="
-            )
         if name not in mesh_shape:
             hint = did_you_mean([*map(repr, nearest(name, map(str, mesh_shape)))])
             raise ValueError(
@@ -88,7 +92,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
             )
 
 
-def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) -> list[str]:
+def complaints_of(found: Collectives, rules: list[Rule]) -> list[str]:
     """Return the collectives that break the rules, and the rules that they do not fulfil."""
 
     def allowed_by(rule: Rule) -> list[Collective]:
@@ -99,14 +103,13 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
         # A collective communicates nothing if every device is alone in its group.
         is_allowed = any(rule.allows(each, found.mesh_shape) for rule in rules)
         if each.axes != () and not is_allowed:
-            complaints.append(f"not allowed: {sentence(each)}")
+            place = format_source(each) or "no line"
+            complaints.append(
+                f"not allowed: {each.kind} over {format_axes(each.axes)}, from {place}"
+            )
     for rule in rules:
         times = summed(each.count for each in allowed_by(rule))
         if rule.times is not None and times != rule.times:
             often = "an unknown number of times" if times is None else counted(times, "time")
             complaints.append(f"expected {rule}; found: {often}")
-    total = found.nbytes_total
-    if max_bytes is not None and (total is None or total > max_bytes):
-        size = "an unknown number" if total is None else f"{total}"
-        complaints.append(f"expected at most {max_bytes} bytes on one device; found: {size}")
     return complaints

@@ -45,7 +45,7 @@ _SLOW = ("equinox", "flax", "hypothesis", "optax", "pytest", "zarr")
 # server serves those only whose other variables are the same.
 _LATE = re.compile(
     "ALLOW_MULTIPLE_LIBTPU_LOAD|AWS_.*|GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS|"
-    "GDA_COMPILER_LOG_LEVEL|GDA_HEARTBEAT_TIMEOUT_SECONDS|GDA_TESTING_.*|"
+    "GDA_HEARTBEAT_TIMEOUT_SECONDS|GDA_TESTING_.*|"
     "JAX_COORDINATOR_.*|JAX_NUM_PROCESSES|JAX_PROCESS_ID|NPROC|PYTEST_.*|PYTHONUNBUFFERED|XLA_FLAGS"
 )
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -144,7 +144,7 @@ def test_help_and_version(run: Run) -> None:
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
     words = {"plan": "data+model", "inspect": "PATH", "verify": "PATH"}
-    words |= {"diff": "exit code", "convert": "--map", "rehearse": "'v5e:4x4; h100:8' --price"}
+    words |= {"diff": "exit code", "convert": "--map", "rehearse": "'data=8; data=4,model=2'"}
     words |= {"rollback": "STEP", "hold": "STEP"}
     for command, word in words.items():
         out = run.printed(command, "--help")

@@ -51,10 +51,10 @@ def golden(tmp_path: Path, reducing: gda.Rehearsal, monkeypatch: pytest.MonkeyPa
     return path
 
 
-def differences(rehearsal: gda.Rehearsal, path: Path, **options: Any) -> list[str]:
+def differences(rehearsal: gda.Rehearsal, path: Path) -> list[str]:
     """Return the lines of the differences."""
     with pytest.raises(AssertionError) as caught:
-        rehearsal.check(path, **options)
+        rehearsal.check(path)
     first, *lines, last = str(caught.value).splitlines()
     assert first == f"step differs from {path}:"
     assert last == "if this is intended, write the file again with pytest --update-golden"
@@ -71,47 +71,40 @@ def test_a_golden_file_has_devices_peak_and_communication(
         "mesh": {"x": 4, "y": 2},
         "fits": None,
         "peak_bytes": reducing.peak_bytes,
-        "collectives": [{"kind": "all-reduce", "axes": "y", "nbytes": 512}],
+        "collectives": {"all-reduce over y": 512},
     }
-    reducing.check(golden)
-    reducing.check(str(golden), tolerance=0)
+    reducing.check(str(golden))
 
 
 def test_differences_are_in_words(golden: Path, silent: gda.Rehearsal) -> None:
     turned = dataclasses.replace(silent, mesh_shape={"x": 2, "y": 4})
     mesh, peak, gone = differences(turned, golden)
-    assert mesh == "the mesh is x=2,y=4, not x=4,y=2"
-    assert re.fullmatch(r"peak: [\d.]+ KiB before, [\d.]+ KiB now \(\+\d+%\)", peak)
-    assert gone == "all-reduce over y: 512 B before, 0 B now (gone)"
+    assert mesh == "mesh: {'x': 4, 'y': 2} before, {'x': 2, 'y': 4} now"
+    assert re.fullmatch(r"peak: [\d.]+ KiB before, [\d.]+ KiB now", peak)
+    assert gone == "all-reduce over y: 512 B before, 0 B now"
 
 
-def test_bytes_may_change_by_a_tolerance(golden: Path, reducing: gda.Rehearsal) -> None:
+def test_bytes_may_change_by_a_twentieth(golden: Path, reducing: gda.Rehearsal) -> None:
     document = json.loads(golden.read_text())
-    document["collectives"][0]["nbytes"] = 500
-    golden.write_text(json.dumps(document))
-    reducing.check(golden)
-    change = "all-reduce over y: 500 B before, 512 B now (+2%)"
-    assert differences(reducing, golden, tolerance=0.02) == [change]
-    golden.write_text(json.dumps(document | {"collectives": []}))
-    assert differences(reducing, golden) == ["all-reduce over y: 0 B before, 512 B now (new)"]
+    for nbytes, expected in ((488, []), (487, ["all-reduce over y: 487 B before, 512 B now"])):
+        golden.write_text(json.dumps(document | {"collectives": {"all-reduce over y": nbytes}}))
+        if expected:
+            assert differences(reducing, golden) == expected
+        else:
+            reducing.check(golden)
+    golden.write_text(json.dumps(document | {"collectives": {}}))
+    assert differences(reducing, golden) == ["all-reduce over y: 0 B before, 512 B now"]
 
 
 def test_an_answer_that_changes(golden: Path, reducing: gda.Rehearsal) -> None:
-    assert differences(too_large(reducing), golden)[0] == "it does not fit any more"
-    assert not any("gone" in line for line in differences(too_large(reducing), golden))
-    document = json.loads(golden.read_text())
-    golden.write_text(json.dumps(document | {"fits": False, "device_kind": "TPU v5 lite"}))
-    assert differences(reducing, golden) == [
-        "the devices are cpu, not TPU v5 lite",
-        "the capacity of the devices is unknown now",
-    ]
-    fitting = dataclasses.replace(reducing, fits=True, device_kind="TPU v5 lite")
-    assert differences(fitting, golden) == ["it fits now"]
+    fits, peak = differences(too_large(reducing), golden)  # and no collective, which is unknown
+    assert fits == "fits: None before, False now"
+    assert peak.startswith("peak: ")
 
 
 def test_unknown_numbers_stay_unknown(golden: Path, reducing: gda.Rehearsal) -> None:
     document = json.loads(golden.read_text())
-    document["collectives"][0]["nbytes"] = None
+    document["collectives"] = {"all-reduce over y": None}
     golden.write_text(json.dumps(document))
     assert reducing.collectives is not None
     found = tuple(dataclasses.replace(each, count=None) for each in reducing.collectives)
@@ -133,9 +126,3 @@ def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
         says = re.escape(f"{path} is not a golden file: ")
         with pytest.raises(ValueError, match=f"{says}.*{re.escape(message)}"):
             silent.check(path)
-
-
-def test_a_tolerance_that_is_none(golden: Path, reducing: gda.Rehearsal) -> None:
-    for tolerance in (-0.1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="tolerance must be a part of the bytes, such as 0.05"):
-            reducing.check(golden, tolerance=tolerance)

@@ -6,13 +6,11 @@ axes, the bytes, and that nothing else is communicated.
 
 import dataclasses
 import functools
-import json
 import os
 import re
 import site
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from trials import rarely
 
 import gda
 from gda.compiled.hlo import Collective, Collectives, Traffic, format_line
-from gda.compiled.programs import keys_with_lines, unwrapped
+from gda.compiled.programs import unwrapped
 from gda.testing.strategies import mesh_shapes
 
 pytestmark = pytest.mark.usefixtures("optimizing_compiler")
@@ -71,7 +69,7 @@ def test_a_matmul_sharded_on_the_contracting_dimension_is_one_all_reduce(auto_me
     found = only(
         matmul, abstract((16, 32), auto_mesh, None, "x"), abstract((32, 8), auto_mesh, "x")
     )
-    assert (found.kind, found.axes, found.reduction) == ("all-reduce", ("x",), "add")
+    assert (found.kind, found.axes) == ("all-reduce", ("x",))
     assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
     assert (found.nbytes, found.nbytes_output, found.count) == (16 * 8 * 4, 16 * 8 * 4, 1)
     assert found.source_file == HERE
@@ -101,18 +99,6 @@ def test_elementwise_is_nothing(mesh: Mesh) -> None:
 
 
 # shard_map, where one says what is communicated; random programs are below.
-
-
-def test_half_precision_is_sent_as_floats_by_a_cpu(auto_mesh: Mesh) -> None:
-    x, spec = abstract((16, 32), auto_mesh, "x", "y", dtype=jnp.bfloat16), P("x", "y")
-    for call, expected in (
-        (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add")),
-        (lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True), ("all-to-all", ("x",), None)),
-    ):
-        found = only(mapped(call, auto_mesh, spec, spec), x)
-        assert (found.kind, found.axes, found.reduction) == expected
-        assert {*found.operand_dtypes} == {"float32"}
-        assert found.nbytes == found.nbytes_output == 4 * 16 * 4
 
 
 def test_axes_are_those_of_a_mesh_with_its_devices_in_another_order() -> None:
@@ -170,12 +156,6 @@ def test_nothing_is_run_or_donated(mesh: Mesh) -> None:
     assert not g.is_deleted()
 
 
-def test_static_and_keyword_arguments_and_trees(mesh: Mesh) -> None:
-    f = jax.jit(lambda tree, axis, *, scale: tree["a"].sum(axis=axis) * scale, static_argnums=1)
-    tree = {"a": abstract((16, 32), mesh, "x")}
-    assert only(f, tree, 0, scale=2.0).nbytes == 32 * 4
-
-
 def test_the_mesh_may_come_from_a_result_from_jax_or_by_hand(auto_mesh: Mesh) -> None:
     x = jax.ShapeDtypeStruct((16, 32), np.float32)
     f = mapped(lambda a: jax.lax.psum(a, "x"), auto_mesh, P("x", "y"), P(None, "y"))
@@ -227,30 +207,14 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     again = dataclasses.replace(found)
     assert (repr(found), found, hash(found)) == (str(found), again, hash(again))
     assert len({found, again, Collectives((), {})}) == 2
-    document = json.loads(json.dumps(found.to_dict()))
-    assert (document["mesh"], document["nbytes_total"]) == ({"x": 4, "y": 2}, 512)
-    assert [each["axes"] for each in document["collectives"]] == [["x"], ["y"]]
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
-        "  collective        over  operands       times  bytes  from",
-        f"  all-reduce (add)  x     float32[4,16]  1      256 B  {place}",
-        f"  all-gather        y     float32[4,16]  1      256 B  {place}",
-        "  total             x                    1      256 B",
-        "  total             y                    1      256 B",
+        "  collective  over  operands       times  bytes  from",
+        f"  all-reduce  x     float32[4,16]  1      256 B  {place}",
+        f"  all-gather  y     float32[4,16]  1      256 B  {place}",
+        "  total       x                    1      256 B",
+        "  total       y                    1      256 B",
     ]
-
-
-def test_operands_of_several_kinds_are_summed_up() -> None:
-    def described(*operands: tuple[tuple[int, ...], str]) -> str:
-        shapes, dtypes = zip(*operands, strict=True)
-        each = Collective("all-reduce", ("x",), shapes, dtypes, shapes, dtypes, 8, 8)
-        return str(Collectives((each,), {"x": 2})).splitlines()[2]
-
-    same = ((4,), "float32")
-    assert "  2 x float32[4]  " in described(same, same)
-    assert "  float32[4] and 2 more  " in described(same, ((), "int32"), ((2, 3), "int8"))
-    others = [((n,), "float32") for n in (1, 2, 3) for _ in range(2)]
-    assert "  3 x float32[4] and 6 more  " in described(*[same] * 3, *others)
 
 
 def test_files_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,18 +283,6 @@ def test_lines_are_those_of_today_where_jax_caches_programs(
         assert only(source(line), x).source_line == line
     assert getattr(jax.config, key) == before
     assert any(tmp_path.iterdir())
-
-
-def test_overlapping_compilations_leave_the_option_of_jax_as_it_was() -> None:
-    key = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, key)
-    first, second = ExitStack(), ExitStack()
-    first.enter_context(keys_with_lines())
-    second.enter_context(keys_with_lines())
-    first.close()
-    assert getattr(jax.config, key) is True
-    second.close()
-    assert getattr(jax.config, key) == before
 
 
 # Random programs.
@@ -416,8 +368,8 @@ def test_allowed_collectives_pass(step: Any) -> None:
 
 
 BAD: list[tuple[Any, str]] = [
-    ([], "not allowed: all-reduce (add) over data of float32[4,16], 256 B, 1 time, from "),
-    ({"all-reduce": "data"}, "not allowed: all-gather over model of float32[4,16], 256 B, 1 time"),
+    ([], "not allowed: all-reduce over data, from "),
+    ({"all-reduce": "data"}, "not allowed: all-gather over model, from "),
     (
         {"all-reduce": ("data", "model"), "all-gather": "model"},
         "may communicate: all-reduce over data, model; all-gather over model; nothing else",
@@ -439,18 +391,6 @@ def test_other_collectives_fail_with_the_table(step: Any) -> None:
         assert "test_collectives.py:" in text
 
 
-def test_a_bound_on_bytes(step: Any) -> None:
-    allow = ["all-reduce", "all-gather"]
-    gda.assert_collectives(*step, allow=allow, max_bytes=512)
-    with pytest.raises(
-        AssertionError, match="expected at most 511 bytes on one device; found: 512"
-    ):
-        gda.assert_collectives(*step, allow=allow, max_bytes=511)
-    for wrong in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="max_bytes must be a number of bytes, 0 or more, not"):
-            gda.assert_collectives(*step, allow=[], max_bytes=wrong)
-
-
 def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None:
     f = mapped(
         lambda a: jax.lax.while_loop(
@@ -464,15 +404,10 @@ def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None
     found = gda.collectives(program)
     assert [(each.axes, each.count, each.nbytes_total) for each in found] == [(("x",), None, None)]
     assert (found.nbytes_total, found.by_axis()) == (None, {("x",): Traffic(None, None)})
-    assert re.search(r"all-reduce \(add\) .* \? ", str(found))
+    assert re.search(r"all-reduce .* \? ", str(found))
     gda.assert_collectives(program, allow={"all-reduce": "x"})
-    for allow, max_bytes, message in (
-        ({("all-reduce", "x"): 1}, None, "exactly 1 time; found: an unknown number of times"),
-        ({"all-reduce": "x"}, 9, "at most 9 bytes .* found: an unknown number"),
-        ([], None, "512 B, in a loop of unknown length, from"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            gda.assert_collectives(program, allow=allow, max_bytes=max_bytes)
+    with pytest.raises(AssertionError, match="exactly 1 time; found: an unknown number of times"):
+        gda.assert_collectives(program, allow={("all-reduce", "x"): 1})
 
 
 def test_axes_of_size_one_make_no_difference() -> None:
@@ -512,22 +447,6 @@ def test_axes_are_those_that_collectives_names_whatever_meshes_there_are(auto_me
         gda.assert_collectives(total, static, x, allow={"all-reduce": "j"})
 
 
-def test_axes_where_no_mesh_is_known_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh = mesh_of({"x": 8})
-    f = mapped(lambda a: jax.lax.psum(a, "x"), mesh, P("x"), P())
-    program = jax.jit(f).lower(jax.ShapeDtypeStruct((8,), np.float32)).compile()
-    gda.assert_collectives(program, allow={"all-reduce": "x"})  # only the function knows the mesh
-    with pytest.raises(ValueError, match="allow names the axis 'z', but the mesh has the axes"):
-        gda.assert_collectives(program, allow={"all-reduce": "z"})
-    # JAX says the mesh of results in all cases that were tried.
-    monkeypatch.setattr(jax.stages.Compiled, "output_shardings", property(lambda self: None))
-    with pytest.raises(ValueError, match="no argument or result has a mesh; pass mesh="):
-        gda.assert_collectives(program, allow={"all-reduce": "x"})
-    gda.assert_collectives(program, allow=["all-reduce"])
-    assert str(gda.collectives(program)).startswith("1 collective on an unknown mesh; ")
-    gda.assert_collectives(program, allow={"all-reduce": "x"}, mesh=mesh)
-
-
 # Bad input.
 
 
@@ -553,11 +472,3 @@ def test_arguments_that_are_on_one_device_are_an_error() -> None:
         gda.collectives(program)
     with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
         gda.collectives(program, mesh=mesh_of({"x": 8}))
-
-
-def test_a_compiler_that_gives_no_text_is_an_error(
-    step: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax.stages.Compiled, "as_text", lambda self: None)
-    with pytest.raises(ValueError, match="does not give the text of its programs"):
-        gda.collectives(*step)

@@ -50,28 +50,6 @@ def reduction(more: str, element: str = "f32[8]{0}") -> str:
 # One instruction of each kind.
 
 
-def test_an_all_reduce_says_all_there_is_to_know() -> None:
-    more = """replica_groups=[2,4]<=[8], channel_id=1,
-      metadata={op_name="jit(f)/dot_general" source_file="/home/me/step.py" source_line=20}"""
-    found = only(reduction(more, "bf16[16,8]{1,0}"))
-    assert found == Collective(
-        kind="all-reduce",
-        axes=("y",),
-        operand_shapes=((16, 8),),
-        operand_dtypes=("bfloat16",),
-        output_shapes=((16, 8),),
-        output_dtypes=("bfloat16",),
-        nbytes=256,
-        nbytes_output=256,
-        reduction="add",
-        op_name="jit(f)/dot_general",
-        source_file="/home/me/step.py",
-        source_line=20,
-        groups=((0, 1, 2, 3), (4, 5, 6, 7)),
-    )
-    assert found.nbytes_total == 256
-
-
 @pytest.mark.parametrize(
     ("element", "dtype", "nbytes"),
     [
@@ -252,25 +230,10 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
         """,
         before=SCATTERED,
     )
-    assert (found.kind, found.axes, found.reduction) == ("reduce-scatter", ("y",), "add")
+    assert (found.kind, found.axes) == ("reduce-scatter", ("y",))
     assert (found.operand_shapes, found.output_shapes) == (((16, 4),), ((4, 4),))
     assert (found.nbytes, found.nbytes_output) == (256, 64)
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
-
-
-@pytest.mark.parametrize("pairs", ['"{{0,1},{1,2}}",_pipeline="0"', "{{0,1},{1,2}}"])
-def test_a_send_between_devices(pairs: str) -> None:
-    attributes = f"frontend_attributes={{_xla_send_recv_source_target_pairs={pairs}}}"
-    found = only(
-        f"""
-        %p = f32[2,4]{{1,0}} parameter(0)
-        %t = token[] after-all()
-        %s = (f32[2,4]{{1,0}}, u32[], token[]) send(%p, %t), channel_id=2, {attributes}
-        %e = token[] send-done(%s), channel_id=2
-        """
-    )
-    assert (found.kind, found.axes, found.nbytes) == ("send", ("y",), 32)
-    assert found.pairs == ((0, 1), (1, 2))
 
 
 # Between slices of TPUs, in programs that each slice runs.
@@ -341,24 +304,16 @@ def test_axes_over_slices(target: str, axes: object) -> None:
 # Groups of devices.
 
 
-def test_the_numbers_are_those_of_replicas_or_partitions() -> None:
-    def groups(attributes: str, header: str = ", num_partitions=2") -> Groups:
-        return only(reduction(f"replica_groups={attributes}"), header=header).groups
+def test_numbers_are_those_of_partitions() -> None:
+    def groups(attributes: str) -> Groups:
+        return only(reduction(f"replica_groups={attributes}"), header=", num_partitions=2").groups
 
     assert groups("{{0}}") == ((0,), (1,))
     assert groups("{{0}}, channel_id=1") == ((0, 1),)
     assert groups("{}") == ((0, 1),)
-    both = ", replica_count=2, num_partitions=2"  # which jax.jit does not make
-    assert groups("{{0,1}}", both) == ()
-    assert groups("{}", both) == ((0, 1, 2, 3),)
-    body = (
-        "%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}"
-    )
-    assert only(body, header=", replica_count=8").axes == ("y",)
-    assert num_devices(module(body, header=", replica_count=8")) == 8
-    assert num_devices(module(body, header=", replica_count=2, num_partitions=3")) == 6
-    assert num_devices(module(body, header="")) == 1
-    assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
+    text = module("%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={}")
+    assert num_devices(text) == 8
+    assert len(read_collectives(text + "\n\n" + text, MESH)) == 2
 
 
 def test_groups_without_axes_are_kept() -> None:
@@ -620,122 +575,19 @@ def test_computations_that_are_called(line: str, count: int | None, is_condition
     assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
 
 
-def test_called_computations_come_in_place_of_the_call() -> None:
-    def named(kind: str, name: str, operand: str = "%p") -> str:
-        more = f'replica_groups={{}}, metadata={{op_name="{name}"}}'
-        return f"f32[8]{{0}} {kind}({operand}), {more}"
-
-    before = f"""
-%inner (p: f32[8]) -> f32[8] {{
-  %p = f32[8]{{0}} parameter(0)
-  ROOT %r = {named("all-gather", "inner")}
-}}
-%body (p: f32[8]) -> f32[8] {{
-  %p = f32[8]{{0}} parameter(0)
-  %f = {named("all-to-all", "body, first")}
-  %c = f32[8]{{0}} call(%f), to_apply=%inner
-  ROOT %r = {named("all-to-all", "body, last", "%c")}
-}}
-"""
-    body = f"""
-        %p = f32[8]{{0}} parameter(0)
-        %a = {named("all-gather", "entry, first")}
-        %w = f32[8]{{0}} call(%a), to_apply=%body
-        %again = f32[8]{{0}} call(%w), to_apply=%inner
-        ROOT %l = {named("all-gather", "entry, last", "%again")}
-        """
-    found = [found.op_name for found in read(body, before=before)]
-    assert found == ["entry, first", "body, first", "inner", "body, last", "entry, last"]
-
-
-# Reductions.
-
-
-PROMOTED = """
-%promoted (a: bf16[], b: bf16[]) -> bf16[] {
-  %a = bf16[] parameter(0)
-  %b = bf16[] parameter(1)
-  %fa = f32[] convert(%a)
-  %fb = f32[] convert(%b)
-  %s = f32[] SECOND(%fa, %fb)
-  %m = f32[] maximum(%s, %s)
-  ROOT %c = bf16[] convert(%s)
-}
-"""
-
-
-def test_the_operation_of_a_reduction() -> None:
-    body = reduction("replica_groups={}")
-    for operation in ("add", "maximum", "minimum", "multiply", "and", "or"):
-        text = module(body).replace("f32[] add(", f"f32[] {operation}(")
-        (found,) = read_collectives(text, MESH)
-        assert found.reduction == operation
-    body = body.replace("%add", "%promoted")  # computed in another type
-    assert only(body, before=PROMOTED.replace("SECOND", "maximum")).reduction == "maximum"
-    assert only(body, before=PROMOTED.replace("SECOND", "add")).reduction is None  # of two
-
-
 # Lines of user code.
 
-TABLES = """
-FileNames
-1 "/lib/jax/_src/api.py"
-2 "/home/me/a \\"b\\" \\303\\251.py"
-3 "/lib/jaxtras/layer.py"
 
-FunctionNames
-1 "f"
-
-FileLocations
-1 {file_name_id=1 function_name_id=1 line=10 end_line=10 column=1 end_column=2}
-2 {file_name_id=2 function_name_id=1 line=20 end_line=20 column=1 end_column=2}
-3 {file_name_id=3 function_name_id=1 line=30 end_line=30 column=1 end_column=2}
-
-StackFrames
-1 {file_location_id=2 parent_frame_id=FIRST}
-2 {file_location_id=1 parent_frame_id=SECOND}
-3 {file_location_id=3 parent_frame_id=SECOND}
-4 {file_location_id=1 parent_frame_id=FOURTH}
-5 {file_location_id=3 parent_frame_id=FOURTH}
-6 {file_location_id=1 parent_frame_id=FIFTH}
-
-"""
-
-
-def _line(frame: int, excess: int, more: str = "") -> tuple[str | None, int | None]:
-    metadata = f'metadata={{op_name="f" stack_frame_id={frame}{more}}}'
-    body = reduction(f"replica_groups={{}}, {metadata}")
-    # Of the first and fourth frame there is no parent: XLA prints 0, plus one.
-    parents = {"FIRST": 0, "SECOND": 1, "FOURTH": 0, "FIFTH": 5}
-    tables = TABLES
-    for name, parent in parents.items():
-        tables = tables.replace(name, str(parent + excess))
-    (found,) = read_collectives(module(body, before=tables), MESH)
-    return found.source_file, found.source_line
-
-
-@pytest.fixture
-def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_innermost_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_lines, "LIBRARY", ("/lib/jax/",))
     monkeypatch.setattr(source_lines, "INSTALLED", ("/lib/",))
-
-
-@pytest.mark.usefixtures("_folders")
-@pytest.mark.parametrize("excess", [1, 0], ids=["as_printed", "plain"])
-def test_the_innermost_line_of_the_user(excess: int) -> None:
-    assert _line(1, excess) == ('/home/me/a "b" é.py', 20)
-    assert _line(2, excess) == ('/home/me/a "b" é.py', 20)
-    # Not that of a library which is installed, unless there is no other.
-    assert _line(3, excess) == ('/home/me/a "b" é.py', 20)
-    assert _line(5, excess) == _line(6, excess) == ("/lib/jaxtras/layer.py", 30)
-
-
-@pytest.mark.usefixtures("_folders")
-def test_no_line_where_there_is_none_of_the_user() -> None:
-    assert _line(4, 1) == (None, None)
-    assert _line(9, 1) == (None, None)
-    assert _line(9, 1, ' source_file="/lib/jax/x.py" source_line=3') == (None, None)
-    assert _line(9, 1, ' source_file="/home/me/x.py" source_line=3') == ("/home/me/x.py", 3)
+    jax, layer, model = ("/lib/jax/api.py", 1), ("/lib/layers/dense.py", 2), ("/home/me/m.py", 3)
+    assert source_lines.user_line([jax, layer, model, ("/home/me/main.py", 4)]) == model
+    assert source_lines.user_line([jax, layer]) == layer
+    assert source_lines.user_line([jax]) == (None, None)
+    metadata = 'metadata={op_name="f" source_file="/home/me/\\"b\\" \\303\\251.py" source_line=20}'
+    found = only(reduction(f"replica_groups={{}}, {metadata}"))
+    assert (found.source_file, found.source_line) == ('/home/me/"b" é.py', 20)
 
 
 # Errors.
@@ -765,13 +617,6 @@ def test_a_kind_that_is_not_known_is_reported() -> None:
 def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line: str) -> None:
     with pytest.raises(ValueError, match="may communicate, and gda cannot read it: .*all-reduce"):
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
-
-
-def test_call_of_a_missing_computation_is_an_error() -> None:
-    for call in ("call(%p), to_apply=%gone", "while(%p), condition=%gone, body=%called"):
-        body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} {call}"
-        with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not"):
-            read(body, before=CALLED)
 
 
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.compiled.topologies import gpus, tpus
+from gda.compiled.topologies import gpus
 from gda.planning.device_kinds import KINDS, DeviceKind, kind_named
 
 PROGRAM = """
@@ -110,16 +109,6 @@ def test_without_a_compiler_the_error_names_the_extra(
         monkeypatch.setattr(gpus, name, value)
     with pytest.raises(ImportError, match=message):
         gda.rehearsal_mesh(topology, {"x": 4})
-
-
-def test_a_description_that_never_comes_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TPU_LIBRARY_PATH", "libtpu.so")
-    monkeypatch.setattr(tpus, "_description", lambda *_, **__: time.sleep(3600))
-    monkeypatch.setattr(tpus, "_SECONDS", 0.1)
-    before = dict(os.environ)
-    with pytest.raises(TimeoutError, match=r"libtpu did not describe the topology within 0\.1 s"):
-        gda.rehearsal_mesh("v5e:8x4", {"x": 32})
-    assert dict(os.environ) == before
 
 
 # With libtpu.

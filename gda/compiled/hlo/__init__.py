@@ -10,9 +10,9 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 
 Read in this order: ``instructions`` (the text), ``groups`` and ``loops``, ``source_lines`` (of user
-code), ``carried`` (by loops), ``program`` (its collectives), ``listing`` (their totals and tables),
-``products`` and ``memory_traffic`` (of each instruction), ``schedule`` (its steps in their order,
-with the work of each); ``allocations`` (the largest temporaries).
+code), ``program`` (its collectives), ``listing`` (their totals and tables), ``products`` and
+``memory_traffic`` (of each instruction), ``schedule`` (its steps in their order, with the work of
+each); ``allocations`` (the largest temporaries).
 """
 
 from gda.compiled.hlo.listing import Axes as Axes
@@ -22,7 +22,6 @@ from gda.compiled.hlo.listing import format_axes as format_axes
 from gda.compiled.hlo.listing import format_line as format_line
 from gda.compiled.hlo.listing import format_size as format_size
 from gda.compiled.hlo.listing import format_source as format_source
-from gda.compiled.hlo.listing import sentence as sentence
 from gda.compiled.hlo.listing import summed as summed
 from gda.compiled.hlo.program import KINDS as KINDS
 from gda.compiled.hlo.program import Collective as Collective

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -89,14 +88,6 @@ class Collectives(Sequence[Collective]):
             )
         return totals
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the collectives as dicts, lists, strings and numbers, for JSON."""
-        return {
-            "mesh": dict(self.mesh_shape),
-            "collectives": [dataclasses.asdict(each) for each in self],
-            "nbytes_total": self.nbytes_total,
-        }
-
     def __repr__(self) -> str:
         lines = table(self._rows()) if self else []
         return "\n".join([self._headline(), *(f"  {line}" for line in lines)])
@@ -127,33 +118,16 @@ def summed(numbers: Iterable[NumberT | None]) -> NumberT | None:
     return total
 
 
-def sentence(collective: Collective) -> str:
-    """Return the words for a collective in a message."""
-    count = collective.count
-    times = "in a loop of unknown length" if count is None else counted(count, "time")
-    branch = ", in a branch" if collective.is_conditional else ""
-    return (
-        f"{_format_kind(collective)} over {format_axes(collective.axes)} of "
-        f"{_format_operands(collective)}, {format_bytes(collective.nbytes)}, {times}{branch}, "
-        f"from {format_source(collective) or 'no line'}"
-    )
-
-
 def _row(collective: Collective) -> list[str]:
     count = _format_count(collective.count)
     return [
-        _format_kind(collective),
+        collective.kind,
         format_axes(collective.axes),
         _format_operands(collective),
         f"<={count}" if collective.is_conditional else count,
         format_size(collective.nbytes_total),
         format_source(collective),
     ]
-
-
-def _format_kind(collective: Collective) -> str:
-    reduction = collective.reduction
-    return collective.kind if reduction is None else f"{collective.kind} ({reduction})"
 
 
 def format_axes(axes: Axes | None) -> str:

@@ -7,10 +7,9 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gda.compiled.hlo.carried import is_of_same_array, is_only_summed
 from gda.compiled.hlo.groups import (
     Groups,
     Pairs,
@@ -70,8 +69,6 @@ class Collective:
       count: number of executions in one call of the program: more than one in loops, None in a loop
         of unknown length.
       is_conditional: it is in a branch that may not be taken; ``count`` assumes that it is.
-      reduction: the operation of a reduction, as XLA names it: ``'add'``, ``'maximum'``, …; None
-        for no operation, or more than one.
       op_name: place in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
       source_file, source_line: the innermost line of user code that caused it: outside installed
         code or, if there is none, outside JAX and gda. None if XLA does not tell, as for a layout
@@ -80,8 +77,6 @@ class Collective:
       pairs: source and target positions of a permutation.
       is_between_slices: it is the part of a collective that goes over the network between slices of
         TPUs. The part within each slice is a collective of its own.
-      is_needed_once: each trip of a loop gathers the same array, or only adds the result of an
-        all-reduce to a sum, so that one before or after the loop does the same.
 
     >>> import gda
     >>> gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
@@ -99,14 +94,12 @@ class Collective:
     nbytes_output: int
     count: int | None = 1
     is_conditional: bool = False
-    reduction: str | None = None
     op_name: str = ""
     source_file: str | None = None
     source_line: int | None = None
     groups: Groups = field(default=(), repr=False)
     pairs: Pairs = field(default=(), repr=False)
     is_between_slices: bool = False
-    is_needed_once: bool = False
 
     @property
     def nbytes_total(self) -> int | None:
@@ -148,14 +141,9 @@ def modules_of(text: str, mesh: ProgramMesh) -> list[Module]:
 
 def num_devices(text: str) -> int:
     """Return the number of devices that a program was compiled for."""
-    return math.prod(_sizes(text))
-
-
-def _sizes(text: str) -> tuple[int, int]:
     header = text.lstrip().split("\n", 1)[0]
     partitions = re.search(r"\bnum_partitions=(\d+)", header)
-    replicas = re.search(r"\breplica_count=(\d+)", header)
-    return int(partitions[1]) if partitions else 1, int(replicas[1]) if replicas else 1
+    return int(partitions[1]) if partitions else 1
 
 
 # Computations: how often each is called, and what it communicates.
@@ -184,14 +172,9 @@ class Module:
         self.position_of = {device_id: at for at, device_id in enumerate(mesh.device_ids)}
         self.computations, self.entry = parse_computations(text)
         self.fusions: dict[str, Instruction] = {}
-        self.bodies: set[str] = set()
         for computation in self.computations.values():
             for instruction in computation.of_interest.values():
                 called = instruction.called()
-                if missing := [callee for callee in called if callee not in self.computations]:
-                    raise unreadable(f"a call of {missing[0]}, which is not in the program")
-                if instruction.opcode == "while":
-                    self.bodies |= {*instruction.called("body")}
                 if instruction.opcode == "fusion":
                     self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
@@ -199,7 +182,7 @@ class Module:
             for computation in self.computations.values()
             for name in computation.ended_elsewhere & computation.of_interest.keys()
         }
-        self.partitions, self.replicas = _sizes(text)
+        self.partitions = num_devices(text)
         self.sources = Sources(text)
 
     def collectives(self) -> Iterator[Collective]:
@@ -220,17 +203,7 @@ class Module:
             instruction = computation.of_interest[definition]
             is_more = definition not in computation.ended_elsewhere and self.was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                found = self.collective(computation, instruction, runs_of(computation.name))
-                is_once = self._is_needed_once(computation, definition, found)
-                yield replace(found, is_needed_once=True) if is_once else found
-
-    def _is_needed_once(self, body: Computation, name: str, collective: Collective) -> bool:
-        if body.name not in self.bodies or collective.count == 1:
-            return False
-        if collective.kind == "all-gather":
-            return is_of_same_array(body, name)
-        is_sum = collective.kind == "all-reduce" and collective.reduction == "add"
-        return is_sum and is_only_summed(body, name, self.computations)
+                yield self.collective(computation, instruction, runs_of(computation.name))
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
@@ -285,7 +258,6 @@ class Module:
             nbytes_output=sum(leaf.nbytes for leaf in outputs),
             count=runs.times,
             is_conditional=runs.is_conditional,
-            reduction=self._reduction(instruction),
             op_name=metadata.get("op_name", ""),
             source_file=source_file,
             source_line=source_line,
@@ -340,24 +312,14 @@ class Module:
             return None
         groups = parse_groups(instruction.attributes.get("replica_groups", "{}"))
         if groups == ():
-            devices = self.partitions * self.replicas
-            return (tuple(range(devices if devices > 1 else math.prod(self.mesh_shape.values()))),)
+            known = self.partitions > 1
+            devices = self.partitions if known else math.prod(self.mesh_shape.values())
+            return (tuple(range(devices)),)
         if groups == ((0,),):  # the number of the only replica, which has all partitions
             partitions = range(self.partitions)
             is_together = "channel_id" in instruction.attributes
             return (tuple(partitions),) if is_together else tuple((each,) for each in partitions)
-        # jax.jit makes partitions alone, whose numbers they are.
-        return groups if self.replicas == 1 or self.partitions == 1 else None
-
-    def _reduction(self, instruction: Instruction) -> str | None:
-        opcodes = set()
-        for name in instruction.called("to_apply"):
-            if (computation := self.computations.get(name)) is not None:
-                read = map(computation.instruction, computation.lines)
-                opcodes |= {found.opcode for found in read if found is not None}
-        # XLA wraps the operation in conversions if it reduces in another type.
-        opcodes -= {"parameter", "convert", "constant"}
-        return opcodes.pop() if len(opcodes) == 1 else None
+        return groups
 
 
 def calls_of(
@@ -386,12 +348,7 @@ def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
 
 def _pairs(instruction: Instruction) -> Pairs | None:
     """Return source and target positions of a permutation; None if the program omits them."""
-    if instruction.kind == "send":
-        form = r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})"
-        found = re.search(form, instruction.frontend_attributes)
-        text = found[1] if found else None
-    else:
-        text = instruction.attributes.get("source_target_pairs")
+    text = instruction.attributes.get("source_target_pairs")
     if text is None:
         return None
     ends = numbers(text)

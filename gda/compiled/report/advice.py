@@ -1,22 +1,12 @@
-"""Advice on a rehearsed program: changes that save time, memory or communication, with numbers."""
+"""Advice on a rehearsed program: changes that save time or memory, with numbers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from gda.compiled.hlo import (
-    Axes,
-    Collective,
-    format_axes,
-    format_line,
-    format_size,
-    format_source,
-    summed,
-)
-from gda.compiled.hlo.instructions import leaves
+from gda.compiled.hlo import format_source
 from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
@@ -28,17 +18,8 @@ from gda.planning.device_kinds import speeds_of_device
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
 
-_LEAST_SHARE = 100  # of the memory, of all communication or of the time: less is not worth a line
-_LEAST_SHARE_OF_PRODUCTS = 10
+_LEAST_SHARE = 100  # of the memory or of the time: less is not worth a line
 _MOST_NAMES = 2
-
-# "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding {…} to {…}
-# efficiently for HLO operation %gather = f32[16,32,8]{2,1,0} gather(…", and of older versions:
-# "… was not able to go from sharding {…} to {…} without doing … for HLO operation: %gather = …"
-_REPLICATED = re.compile(
-    r"Involuntary full rematerialization.*? from sharding (.*?) to (.*?) (?:efficiently|without) "
-    r".*?HLO operation:? %\S+ = (\S+?\[[\d,]*\])\S* ([\w-]+)\("
-)
 
 
 @set_module("gda")
@@ -48,11 +29,11 @@ class Advice(NamedTuple):
     Attributes:
       text: the change and its effect, in words.
       saves_bytes: bytes on one device that it saves, of the arguments or results; the temporaries
-        may change as well. Below 0 if it takes memory, and None if it is unknown.
+        may change as well. None if it is unknown.
       costs_seconds: the least time to gather a sharded argument once, at the vendor's figure; None
         if nothing is to be gathered, or the figure is unknown.
-      saves_seconds: the time of the work or communication that it saves, at the vendor's figures;
-        None if it is unknown.
+      saves_seconds: the time of the work that it saves, at the vendor's figures; None if it is
+        unknown.
 
     >>> import gda
     >>> gda.Advice("shard params/w float32[8,2] by P('x')", saves_bytes=32).saves_bytes
@@ -67,8 +48,7 @@ class Advice(NamedTuple):
 
 def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
     """Return the advice on a rehearsal: temporaries that are too large, then what saves most."""
-    found = [*_repeated(rehearsal), *_in_float32(rehearsal), *_in_loops(rehearsal)]
-    found += [*_replicated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
+    found = [*_repeated(rehearsal), *_shardings(rehearsal), *_donations(rehearsal)]
 
     def order(each: Advice) -> tuple[float, ...]:
         savings = -(each.saves_seconds or 0), -(each.saves_bytes or 0)
@@ -79,13 +59,6 @@ def advice_of(rehearsal: Rehearsal) -> tuple[Advice, ...]:
 
 def _is_much(nbytes: int, rehearsal: Rehearsal) -> bool:
     return nbytes * _LEAST_SHARE > (rehearsal.peak_bytes or rehearsal.argument_bytes)
-
-
-def _saves(seconds: float | None) -> str:
-    return f"; saves {format_seconds(seconds)}" if seconds else ""
-
-
-# Work.
 
 
 def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
@@ -102,42 +75,15 @@ def _repeated(rehearsal: Rehearsal) -> Iterator[Advice]:
         over = f" over {', '.join(unused)}" if unused else ""
         seconds = rehearsal.seconds.compute
         seconds = seconds and seconds * (1 - 1 / (rehearsal.repetitions or 1))
+        saves = f"; saves {format_seconds(seconds)}" if seconds else ""
         yield Advice(
             printable(
                 f"shard the batch{over}, or constrain what is computed from it by "
-                f"jax.lax.with_sharding_constraint: {repeated}{_saves(seconds)}"
+                f"jax.lax.with_sharding_constraint: {repeated}{saves}"
             ),
             None,
             saves_seconds=seconds,
         )
-
-
-def _in_float32(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield the products in float32 whose operands were narrower, if they are many of all."""
-    products, total = rehearsal.float32_products, rehearsal.flops_total or 0
-    flops = sum(each for *_, each in products)
-    if total and flops * _LEAST_SHARE_OF_PRODUCTS >= total:
-        lines = [format_line(file, line) for file, line, _ in products if file]
-        if more := len(lines[_MOST_NAMES:]):
-            lines[_MOST_NAMES:] = [f"{more:,} more"]
-        at = f" at {listed(lines)}" if lines else ""
-        speeds, seconds = speeds_of_device(rehearsal.device_kind), None
-        if speeds is not None and rehearsal.flops:
-            rates = speeds.flops_by_dtype
-            # 0 on TPUs, which round the operands of such a product to bfloat16.
-            seconds = rehearsal.flops * flops / total * (1 / rates["f32"] - 1 / rates["bf16"])
-        yield Advice(
-            printable(
-                f"cast operands to bfloat16{at}, if float32 is not meant: {flops / total:.0%} of "
-                "the operations are products in float32 of values that came from a narrower type"
-                f"{_saves(seconds)}"
-            ),
-            None,
-            saves_seconds=seconds or None,
-        )
-
-
-# Memory.
 
 
 def _temporaries(rehearsal: Rehearsal) -> Iterator[Advice]:
@@ -208,62 +154,3 @@ def _donations(rehearsal: Rehearsal) -> Iterator[Advice]:
             f"shapes: saves {format_bytes(nbytes)}",
             nbytes,
         )
-
-
-# Communication.
-
-
-def _in_loops(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield what a loop communicates in each trip and need not, by kind, axes and line."""
-    sent = summed(each.nbytes_total for each in rehearsal.collectives or ()) or 0
-    places: dict[tuple[str, Axes | None, str], list[Collective]] = {}
-    for each in rehearsal.collectives or ():
-        if each.is_needed_once:
-            places.setdefault((each.kind, each.axes, format_source(each)), []).append(each)
-    for (kind, axes, source), some in places.items():
-        nbytes, times = summed(each.nbytes_total for each in some), some[0].count
-        if nbytes is not None and nbytes * _LEAST_SHARE <= sent:
-            continue
-        gathered = sum(each.nbytes_output for each in some) if kind == "all-gather" else 0
-        capacity, peak = rehearsal.capacity_bytes, rehearsal.peak_bytes
-        if capacity is not None and gathered > capacity - (peak or 0):
-            continue
-        seconds = _seconds_of(axes, nbytes, rehearsal)
-        seconds = seconds and times and seconds * (1 - 1 / times)
-        what, change = "of sums that only grow", "add up in the loop, and all-reduce once after it"
-        if kind == "all-gather":
-            what, change = "of the same array", "gather once before the loop"
-        size = format_size(nbytes)
-        yield Advice(
-            printable(
-                f"{change}: {kind} over {format_axes(axes)} {what} "
-                f"{'?' if times is None else format(times, ',')} times, {size} sent in all"
-                f"{f', from {source}' if source else ''}{_saves(seconds)}"
-                f"{f', and takes {format_bytes(gathered)}' if gathered else ''}"
-            ),
-            -gathered if gathered else None,
-            saves_seconds=seconds,
-        )
-
-
-def _seconds_of(axes: Axes | None, nbytes: int | None, rehearsal: Rehearsal) -> float | None:
-    """Return the part of the least time over some axes that these bytes take."""
-    for each in rehearsal.traffic:
-        if each.axes == axes and each.least_seconds and each.nbytes and nbytes:
-            return each.least_seconds * nbytes / each.nbytes
-    return None
-
-
-def _replicated(rehearsal: Rehearsal) -> Iterator[Advice]:
-    """Yield the tensors that XLA replicates because it finds no other way between two layouts."""
-    for before, after, type_, operation in dict.fromkeys(_REPLICATED.findall(rehearsal.message)):
-        (array,) = leaves(type_)
-        if _is_much(array.nbytes, rehearsal):
-            yield Advice(
-                printable(
-                    f"constrain {operation} {typed_shape(array.dtype, array.shape)} and its "
-                    "operands by jax.lax.with_sharding_constraint: XLA replicates it "
-                    f"({format_bytes(array.nbytes)}) to go from {before} to {after}"
-                ),
-                None,
-            )

@@ -53,8 +53,7 @@ def _notes(rehearsal: Rehearsal) -> list[str]:
     """Return lines on everything but memory and communication."""
     lines = []
     if flops := rehearsal.flops:
-        share = "" if rehearsal.flops_are_counted else ", if all devices share them"
-        lines.append(f"{flops:.3g} floating-point operations per device in products{share}")
+        lines.append(f"{flops:.3g} floating-point operations per device in products")
     lines += filter(None, [repetition_of(rehearsal)])
     return [*lines, *_times(rehearsal), f"compiled in {rehearsal.compile_seconds:.1f} s"]
 
@@ -201,4 +200,4 @@ def _advice(rehearsal: Rehearsal) -> list[str]:
     lines = [f"- {each.text}" for each in advice[:_ADVICE_SHOWN]]
     if len(advice) > len(lines):
         lines.append(f"{format_more(len(advice) - len(lines))} in rehearsal.advice")
-    return ["", "to save time, memory or communication:", *lines] if lines else []
+    return ["", "to save time or memory:", *lines] if lines else []

@@ -65,7 +65,6 @@ def rehearsal_mesh(
         ``target_config`` cannot be read.
       TypeError: an argument has the wrong type.
       FileNotFoundError: there is no file ``target_config``.
-      TimeoutError: libtpu did not answer within a minute.
 
     >>> import gda
     >>> mesh = gda.rehearsal_mesh('v5e:4x4', {'data': 8, 'model': 2})  # doctest: +SKIP

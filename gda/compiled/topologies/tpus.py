@@ -11,8 +11,6 @@ import functools
 import importlib.util
 import os
 import re
-import threading
-from concurrent.futures import Future, wait
 from typing import Any
 
 import jax
@@ -23,9 +21,6 @@ from gda.layout.distribution import install_command
 from gda.planning.device_kinds import KINDS
 
 _AT_MOST_16 = ("v5e", "v6e")
-
-# libtpu takes a second at most; it hangs if it waits for hardware or a server.
-_SECONDS = 60.0
 
 
 # Two descriptions of one topology have different devices, which one program must not mix.
@@ -51,7 +46,8 @@ def tpus_of(topology: str, num_slices: int) -> list[Any]:
     if topology.startswith("v4:"):
         options["chip_config_name"] = "megacore"  # as JAX uses a v4: a chip is one device
     try:
-        return _within_time(lambda: _description(topology, **options).devices)
+        with without_hardware():
+            return topologies.get_topology_desc(topology, platform="tpu", **options).devices
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0].rstrip(".")
         if "INVALID_ARGUMENT" not in reason:
@@ -71,28 +67,3 @@ def _check_dimensions(topology: str, kind: str, sizes: list[int]) -> None:
             f"a slice of {kind} has {dimensions} dimensions, such as "
             f"{kind}:{'x'.join('4' * dimensions)}, and not {len(sizes)} as {topology}"
         )
-
-
-def _description(topology: str, **options: Any) -> Any:
-    return topologies.get_topology_desc(topology, platform="tpu", **options)
-
-
-def _within_time(ask: Any) -> Any:
-    """Return the answer of libtpu; ``TimeoutError`` if it gives none."""
-    answer: Future[Any] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(ask())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    with without_hardware():
-        # A daemon, because a call that hangs in libtpu cannot be ended.
-        threading.Thread(target=work, daemon=True).start()
-        if not wait([answer], _SECONDS).done:
-            raise TimeoutError(
-                f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new "
-                "process, with JAX_PLATFORMS=cpu"
-            )
-    return answer.result()

@@ -21,9 +21,6 @@ _WITHOUT_TPU = {
 # missing. The compiler, which reads the second as it is loaded, prints that memory is short.
 _WITHOUT_GPU = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
-# The level for a process whose parent reads the warnings of the compiler.
-COMPILER_LOG_LEVEL = "GDA_COMPILER_LOG_LEVEL"
-
 _lock = threading.Lock()
 
 
@@ -31,8 +28,6 @@ _lock = threading.Lock()
 def without_hardware() -> Iterator[None]:
     """Stop compilers from looking for hardware and a server in this block, unless there is some."""
     wanted = ({} if _has_tpu() else _WITHOUT_TPU) | ({} if _has_gpu() else _WITHOUT_GPU)
-    if level := os.environ.get(COMPILER_LOG_LEVEL):  # JAX has set that of the compiler itself
-        wanted["TF_CPP_MIN_LOG_LEVEL"] = level
     with _lock:
         before = {name: os.environ.get(name) for name in wanted}
         os.environ.update(wanted)
