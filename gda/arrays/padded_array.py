@@ -94,15 +94,10 @@ class PaddedArray(Container):
     ) -> Self:
         """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
 
-        Raises the errors of ``from_source``; or other processes hold parts of the array.
+        Raises the errors of ``from_source``, or JAX's if other processes hold parts of the array.
         """
         if not isinstance(array, np.ndarray):
             array = live(array, "give other sources to from_source")
-            if not array.is_fully_addressable:
-                raise ValueError(
-                    "other processes hold parts of the array; build it with "
-                    "PaddedArray.from_callback in every process"
-                )
         made = cls.from_source(np.asarray(array), mesh, spec, fill=fill)
         return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
 

@@ -705,13 +705,6 @@ def test_result_of_a_batched_callback_is_checked(auto_mesh: Mesh) -> None:
             )
 
 
-def test_result_of_a_placing_callback_is_checked(auto_mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match=r"array\[0\] .* of the devices that the callback"):
-        gda.GlobalArray.from_batched_callback_with_devices(
-            (8, 2), auto_mesh, P("x", "y"), lambda request: place(request, DATA)[::-1]
-        )
-
-
 # A process without a device of the mesh.
 
 
@@ -843,14 +836,6 @@ def test_a_single_device_has_its_sharding_too() -> None:
     assert g.sharding.memory_kind == "pinned_host"
     wrapped = gda.GlobalArray.from_array(jax.device_put(DATA, sharding))
     assert wrapped.sharding == g.sharding
-
-
-def test_a_spec_is_given_once(mesh: Mesh) -> None:
-    sharding, make = NamedSharding(mesh, P("x")), gda.GlobalArray.from_callback
-    with pytest.raises(TypeError, match="the spec .* was given with .*, which has its own; give"):
-        make((8, 2), sharding, P("x"), np.zeros)
-    with pytest.raises(TypeError, match="data_callback must be a function, not NoneType"):
-        make((8, 2), sharding)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
