@@ -9,7 +9,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -309,11 +309,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         return self.__jax_array__() == unwrapped(other)
 
     __array_priority__ = 200  # so that NumPy leaves `numpy_array + g` to the devices
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
 
     if not TYPE_CHECKING:  # for which it is that of ``jax.Array``
 

@@ -177,8 +177,6 @@ class PaddedArray(Container):
             other.shape,
         )
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
     __array_priority__ = 200  # so that `numpy_array + p` raises, and does not compute on the host
 
 
