@@ -63,8 +63,6 @@ class PaddedArray(Container):
     shape: Shape
     """Sizes of the whole array without padding."""
 
-    _in_jit = "inside jit use .array, mask() and filled(value)"
-
     def __new__(cls, array: Any, shape: Any) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
         self = object.__new__(cls)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, Sharding
 
 from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.fingerprint import fingerprint_of
 from gda.arrays.liveness import check_held
 from gda.arrays.process_local import distinct_shards
@@ -148,6 +149,9 @@ def gather(
     shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Return the whole value as ``GlobalArray.gather``; ``shape`` is that without padding."""
+    if is_extended(array.dtype):
+        wanted = "GlobalArray.from_array(jax.random.key_data(g.array))"
+        raise TypeError(f"NumPy has no {array.dtype}; gather {wanted}")
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:

@@ -723,7 +723,7 @@ def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
         assert [shard.index for shard in g.local_shards] == reads
         assert reads == [(slice(i, i + 2),) for i in range(0, 8, 2)]
         return
-    message = "no device of the mesh {'x': 4} belongs to process 0, so no block tells the dtype"
+    message = "process 0 has no elements on the mesh {'x': 4}, so no block tells the dtype"
     for construct in (
         make.from_callback,
         make.from_batched_callback,
