@@ -329,11 +329,6 @@ def grid_of_array(array: jax.Array) -> ShardGrid:
     return grid_of(array.shape, sharding.mesh, sharding.spec)
 
 
-def view_of_array(array: jax.Array) -> ProcessView:
-    sharding: Any = sharding_of(array)
-    return view_of(array.shape, sharding.mesh, sharding.spec)
-
-
 def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import Shape, integers
-from gda.layout.text import format_bytes
 
 ALIGNMENT = 64  # bytes; JAX's CPU backend adopts memory that begins at a multiple of it
 
@@ -32,8 +31,7 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
 
     JAX's CPU backend places such an array on a device without copying it.
 
-    Shape and dtype are as for ``numpy.empty``, or a dtype of JAX such as ``jax.numpy.bfloat16``. A
-    ``MemoryError`` has a note of shape, dtype and bytes.
+    Shape and dtype are as for ``numpy.empty``, or a dtype of JAX such as ``jax.numpy.bfloat16``.
 
     >>> import gda, jax.numpy as jnp
     >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
@@ -71,18 +69,11 @@ class Buffers:
     def empty(self, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         nbytes = math.prod(shape) * dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        try:
-            if nbytes >= self._alone_from:
-                return np.ndarray(shape, dtype, *_memory(taken))
-            if self._offset + taken > self._slab.size:
-                most = _SMALL_SLAB_BYTES if nbytes < _SMALL_BELOW else _MEDIUM_SLAB_BYTES
-                self._slab, self._offset = _memory(min(max(self._wanted, 1) * taken, most))
-        except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
-            error.add_note(
-                f"gda: no memory for an array of shape {shape} and dtype {dtype}, "
-                f"{format_bytes(nbytes)}"
-            )
-            raise
+        if nbytes >= self._alone_from:
+            return np.ndarray(shape, dtype, *_memory(taken))
+        if self._offset + taken > self._slab.size:
+            most = _SMALL_SLAB_BYTES if nbytes < _SMALL_BELOW else _MEDIUM_SLAB_BYTES
+            self._slab, self._offset = _memory(min(max(self._wanted, 1) * taken, most))
         self._wanted -= 1
         offset = self._offset
         self._offset += taken

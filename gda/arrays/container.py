@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, overload
 
 import jax
 import numpy as np
@@ -51,9 +51,6 @@ class Container:
     __slots__ = ("__weakref__", "_global_shards", "_local_shards", "array")
 
     array: jax.Array
-
-    _in_jit: ClassVar[str] = OUTSIDE
-    """The way to do inside ``jit`` what an error refuses for an array that is being traced."""
 
     _shape_if_padded: Shape | None = None
     """The shape without padding, where the array may have padding."""
@@ -308,17 +305,17 @@ class Container:
         """Return True if the data was deleted or donated."""
         return self._real().is_deleted()
 
-    def _live(self, in_jit: str | None = None) -> jax.Array:
-        """Return the array with its data; ``in_jit`` as the attribute of the class."""
+    def _live(self, in_jit: str = OUTSIDE) -> jax.Array:
+        """Return the array with its data; ``in_jit`` is what to do for one that is traced."""
         array = self._real(in_jit)
         if array.is_deleted():
             raise deleted_error(array, type(self).__name__, self._shape_if_padded)
         return array
 
-    def _real(self, in_jit: str | None = None) -> jax.Array:
+    def _real(self, in_jit: str = OUTSIDE) -> jax.Array:
         """Return the array as ``_live`` does, also one that was deleted."""
         if is_tracer(self.array):
-            raise traced_error("the array", in_jit or self._in_jit)
+            raise traced_error("the array", in_jit)
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
         return self.array

@@ -6,10 +6,9 @@ All compute on the array inside, and give ordinary ``jax.Array``s.
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import numpy as np
@@ -310,11 +309,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
     __array_priority__ = 200  # so that NumPy leaves `numpy_array + g` to the devices
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
-
     if not TYPE_CHECKING:  # for which it is that of ``jax.Array``
 
         @property
@@ -335,8 +329,6 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 _NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__", *dir(GlobalArray)} - {
     *("__ne__", "__lt__", "__le__", "__gt__", "__ge__")  # comparisons, which every object has
 }
-
-_OPERATORS: dict[str, Any] = vars(operator) | {"__divmod__": divmod}
 
 # They compute nothing, so a data callback may ask them too.
 _QUESTIONS = {
@@ -369,16 +361,11 @@ def _delegating(name: str, of_jax: Any) -> Any:
 
     if isinstance(of_jax, property):
         return property(lambda self: getattr(array_of(self), name), doc=doc)
-    both = _OPERATORS.get(name)
 
     def method(self: GlobalArray, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             kwargs = {key: unwrapped(value) for key, value in kwargs.items()}
-        result = getattr(array_of(self), name)(*map(unwrapped, args), **kwargs)
-        # NumPy's array leaves the answer to JAX's; of two containers Python asks the first alone.
-        if result is NotImplemented and both and isinstance(args[0], GlobalArray):
-            return both(array_of(self), unwrapped(args[0]))
-        return result
+        return getattr(array_of(self), name)(*map(unwrapped, args), **kwargs)
 
     if isinstance(of_jax, FunctionType):  # else JAX's own has no signature to show
         functools.update_wrapper(method, of_jax)

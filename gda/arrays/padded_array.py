@@ -63,8 +63,6 @@ class PaddedArray(Container):
     shape: Shape
     """Sizes of the whole array without padding."""
 
-    _in_jit = "inside jit use .array, mask() and filled(value)"
-
     def __new__(cls, array: Any, shape: Any) -> Self:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
         self = object.__new__(cls)
@@ -94,15 +92,10 @@ class PaddedArray(Container):
     ) -> Self:
         """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
 
-        Raises the errors of ``from_source``; or other processes hold parts of the array.
+        Raises the errors of ``from_source``, or JAX's if other processes hold parts of the array.
         """
         if not isinstance(array, np.ndarray):
             array = live(array, "give other sources to from_source")
-            if not array.is_fully_addressable:
-                raise ValueError(
-                    "other processes hold parts of the array; build it with "
-                    "PaddedArray.from_callback in every process"
-                )
         made = cls.from_source(np.asarray(array), mesh, spec, fill=fill)
         return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
 
@@ -181,8 +174,6 @@ class PaddedArray(Container):
             other.array,
             other.shape,
         )
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     __array_priority__ = 200  # so that `numpy_array + p` raises, and does not compute on the host
 

@@ -24,7 +24,6 @@ from gda.mesh import (
     named_sharding,
     sharding_of,
     view_of,
-    view_of_array,
 )
 
 
@@ -32,7 +31,8 @@ def is_all_here(array: jax.Array) -> bool:
     """Return True if this process has every block of an array, and so knows the whole value."""
     if array.is_fully_addressable:
         return True
-    return len(view_of_array(array).block_ids) == grid_of_array(array).num_shards
+    grid = grid_of_array(array)
+    return len(grid.view(jax.process_index()).block_ids) == grid.num_shards
 
 
 def check_all_here(array: jax.Array, container: object) -> None:

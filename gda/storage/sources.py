@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from gda.layout.dtype_names import dtype_named
+from gda.layout.dtype_names import dtype_named, native
 from gda.layout.indices import bounded, sizes_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index, format_processes
@@ -260,13 +260,23 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def checked_block(source: Source, index: Index, block: object) -> np.ndarray[Any, Any]:
-    """Return the block that a source gave for an index; ``ValueError`` for another shape."""
+def checked_block(
+    source: Source, index: Index, block: object, any_dtype: bool = False
+) -> np.ndarray[Any, Any]:
+    """Return the block that a source gave for an index.
+
+    ``ValueError`` for another shape, and ``TypeError`` for another dtype unless any will do.
+    """
     found, shape = as_numpy(block, index), sizes_of(index)
     if found.shape != shape:
         raise ValueError(
             f"the block at index {format_index(index)} has shape {found.shape}; a source of shape "
             f"{source.shape} has {shape} there"
+        )
+    if not any_dtype and native(found.dtype) != native(source.dtype):
+        raise TypeError(
+            f"the source has dtype {source.dtype}, but its block has dtype {found.dtype}, as in "
+            "libraries that scale their data; choose one with gda.storage.lazy(source).astype"
         )
     return found
 

@@ -84,7 +84,7 @@ def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
         del g.array
     with pytest.raises(AttributeError, match="immutable"):
         g.anything = 1
-    with pytest.raises(TypeError, match=r"g\.at\[index\]\.set\(value\)"):
+    with pytest.raises(TypeError, match=r"\.at\[idx\]\.set"):
         g[0] = 1
     with pytest.raises(TypeError, match="unhashable"):
         hash(g)
@@ -530,8 +530,6 @@ def test_a_container_of_numpy_computes_and_has_no_layout(mesh: Mesh) -> None:
     on_host = jax.device_get(g)
     np.testing.assert_array_equal(np.asarray(on_host), DATA)
     np.testing.assert_array_equal(on_host + 1, DATA + 1)
-    np.testing.assert_array_equal(on_host - g, 0 * DATA)
-    assert_same_program(lambda x: divmod(on_host, x), g)
     for name in ("mesh", "spec", "sharding", "grid", "local_shards"):
         with pytest.raises(TypeError, match=r"holds a ndarray and no jax.Array, .*gda.to_numpy"):
             getattr(on_host, name)

@@ -457,7 +457,7 @@ def with_attributes(**attributes: Any) -> Any:
         (
             with_attributes(dtype=np.dtype(np.int16)),
             TypeError,
-            "the source has dtype int16, but its block has dtype float32",
+            "has dtype float32, those before it int16; .* cast with dtype=",
         ),
     ],
 )

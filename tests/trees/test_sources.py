@@ -226,7 +226,7 @@ WRONG = {
     "dtype": (
         lambda block: block.astype(np.float64),
         TypeError,
-        "the source has dtype float32, and returned a block of dtype float64; it must say",
+        "the source has dtype float32, but its block has dtype float64",
     ),
     "nothing": (lambda block: None, TypeError, r"source returned None for index"),
     "masked": (lambda block: np.ma.masked_less(block, 1e9), TypeError, "JAX has no masks"),

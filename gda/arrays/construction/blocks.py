@@ -294,16 +294,6 @@ class BlockReader:
         else:
             cast_into(out, value, _origin(index, is_narrowed=out.dtype != wanted))
 
-    def check_source(self, block: Any, expected: np.dtype[Any]) -> None:
-        """Raise ``TypeError`` if a block has another dtype than its source says."""
-        dtype = getattr(block, "dtype", None)
-        is_other = isinstance(dtype, np.dtype) and native(dtype) != native(expected)
-        if is_other and self.wanted_dtype is None:
-            raise TypeError(
-                f"the source has dtype {expected}, but its block has dtype {dtype}, as in "
-                f"libraries that scale their data; pass dtype={dtype} for this array"
-            )
-
     def check_shape(self, index: Index, shape: Shape) -> None:
         expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
         if shape != expected:

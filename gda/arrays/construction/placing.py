@@ -103,13 +103,10 @@ class LocalBlocks:
 
     def check_dtype_is_known(self, dtype: object) -> None:
         if dtype is None and not self.distinct:
-            mesh, process = dict(self.grid.mesh_shape), f"process {jax.process_index()}"
-            why = (
-                f"the devices of {process} in the mesh {mesh} hold padding alone"
-                if self.devices
-                else f"no device of the mesh {mesh} belongs to {process}"
+            raise ValueError(
+                f"process {jax.process_index()} has no elements on the mesh "
+                f"{dict(self.grid.mesh_shape)}, so no block tells the dtype; pass dtype="
             )
-            raise ValueError(f"{why}, so no block tells the dtype; pass dtype=")
 
     @cached_property
     def holders(self) -> list[tuple[Device, ...]]:

@@ -49,8 +49,8 @@ class BoxTasks:
       dtype: of the blocks.
       part: returns the memory of the elements at an index of the array, in a block.
       write: copies elements at an index of the array into such memory.
-      check: raises if what was read has a wrong dtype.
       note: adds to an error where it happened: in a block, or, with ``None``, in a box.
+      any_dtype: True if what was read may have another dtype than the source.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class BoxTasks:
         dtype: np.dtype[Any],
         part: Callable[[int, Index], _Memory],
         write: Callable[[_Memory, _Memory, Index], object],
-        check: Callable[[_Memory], object],
         note: Callable[[int | None, Index, Exception], object],
+        any_dtype: bool = False,
     ) -> None:
         self._source, self._is_cast = source, native(source.dtype) != dtype
-        self._part, self._write, self._check, self._note = part, write, check, note
+        self._part, self._write, self._note, self._any_dtype = part, write, note, any_dtype
         self._buffers: list[_Memory] = []
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -119,8 +119,7 @@ class BoxTasks:
             read = self._source.read(box, empty)
             if read is out and out is not None:
                 return buffer
-            block = checked_block(self._source, box, read)
-            self._check(block)
+            block = checked_block(self._source, box, read, self._any_dtype)
         except Exception as error:
             self._note(None, box, error)
             raise
@@ -214,8 +213,8 @@ class BoxReads:
         self._guard = threading.Lock()  # of the memory, which threads fill
         self._tasks = BoxTasks(
             *(source, self._dtype, self._part, reader.write),
-            check=lambda block: reader.check_source(block, source.dtype),
             note=lambda number, box, error: note(box if number is None else indices[number], error),
+            any_dtype=reader.wanted_dtype is not None,
         )
 
     def tasks(self) -> Iterator[Task | AsyncTask]:

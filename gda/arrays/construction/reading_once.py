@@ -231,20 +231,12 @@ class SharedBlocks:
             *(self._source, native(self._source.dtype)),
             part=lambda number, _: self.memory(pieces[number]),
             write=lambda out, block, _: np.copyto(out, block),
-            check=self._check,
             note=note,
         )
         needed = [(number, piece.place) for number, piece in enumerate(pieces)]
         # The memory is made here, in the thread of the caller.
         nbytes = [self.memory(piece).nbytes for piece in pieces]
         return tasks.task([needed], lambda: None, sum(nbytes) if nbytes[1:] else 0)
-
-    def _check(self, block: np.ndarray[Any, Any]) -> None:
-        if native(block.dtype) != native(self._source.dtype):
-            raise TypeError(
-                f"a block has dtype {block.dtype}, but the source says {self._source.dtype}; omit "
-                "read_once for a source that converts its data"
-            )
 
     def settling(self) -> Iterator[Task]:
         for number in sorted(self._memory):

@@ -250,7 +250,6 @@ class _Wave:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, int], Any] = {}
-        self._blank: dict[tuple[int, Device], jax.Array] = {}
         self._watch, self._mesh = watch, leaves[0].mesh
         devices = devices_of(self._mesh)
         self._mine = {device.id: device for device in self._mesh.local_devices}
@@ -337,13 +336,12 @@ class _Wave:
         return sent, send
 
     def _sent(self, packets: Packets, sent: Sent, size: int, device: Device) -> jax.Array:
-        """Return the buffer that a device sends; the same one wherever it has nothing to send."""
+        """Return the buffer that a device sends, of any numbers if it has nothing to send."""
         flat = self._packed(packets, sent, size, device)
-        if flat is not None:
-            return self._staging.sent(flat, device)
-        if (size, device) not in self._blank:
-            self._blank[size, device] = self._staging.sent(self._staging.flat(size, device), device)
-        return self._blank[size, device]
+        if flat is None:
+            flat = self._staging.flat(size, device)
+            sent.buffers.append((flat, device))
+        return self._staging.sent(flat, device)
 
     def _packed(self, packets: Packets, sent: Sent, size: int, device: Device) -> Any:
         flat = None

@@ -150,10 +150,8 @@ def gather(
 ) -> np.ndarray[Any, Any] | None:
     """Return the whole value as ``GlobalArray.gather``; ``shape`` is that without padding."""
     if is_extended(array.dtype):
-        raise TypeError(
-            f"NumPy has no {array.dtype}; gather the numbers of the keys: "
-            "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
-        )
+        wanted = "GlobalArray.from_array(jax.random.key_data(g.array))"
+        raise TypeError(f"NumPy has no {array.dtype}; gather {wanted}")
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:

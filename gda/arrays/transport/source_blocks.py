@@ -160,16 +160,8 @@ class SourceBlock:
             if block is not None and block is self._out:
                 return
             # A source may hand out its own memory, and write there before this was written.
-            np.copyto(self._empty(self.dtype), self._checked(block))
-
-    def _checked(self, block: Any) -> _Memory:
-        block = checked_block(self._array.source, self._index, block)
-        if native(block.dtype) != self.dtype:
-            raise TypeError(
-                f"the source has dtype {self.dtype}, and returned a block of dtype {block.dtype}; "
-                "it must say the dtype of its blocks"
-            )
-        return block
+            block = checked_block(source, self._index, block)
+            np.copyto(self._empty(self.dtype), block)
 
     def _empty(self, dtype: np.dtype[Any]) -> _Memory:
         self._out = _empty(self.shape, dtype)

@@ -316,7 +316,7 @@ class _SourceRead:
             read = leaf.source.read(self.index, empty)
             if read is memory:
                 return
-            self._block = checked_block(leaf.source, self.index, read)
+            self._block = checked_block(leaf.source, self.index, read, any_dtype=True)
             self.deliver()
         except Exception as error:
             error.add_note(

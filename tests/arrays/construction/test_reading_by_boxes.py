@@ -270,6 +270,6 @@ def test_values_and_blocks_that_do_not_fit_are_named() -> None:
     short.data, scaled.dtype = batch(8, 8)[:4], np.dtype("int8")
     with pytest.raises(ValueError, match=r"has shape \(4, 8\); a source of shape \(8, 8\) has"):
         gda.load_tree([short], MESH, P(None, "y"))
-    with pytest.raises(TypeError, match="dtype int8, but its block has dtype float32.*pass dtype="):
+    with pytest.raises(TypeError, match="int8, but its block has dtype float32.*choose one"):
         gda.load_tree([scaled], MESH, P(None, "y"))
     assert math.isclose(gda.load_tree([scaled], MESH, P(None, "y"), dtype=["f4"])[0][1, 2], 10)

@@ -193,7 +193,7 @@ def test_a_source_that_converts_its_data_is_refused() -> None:
 
     mesh = ordered_mesh(range(8), {"x": 8})
     both = (TypeError, gda.DisagreementError)
-    with pytest.raises(both, match=r"dtype float64.*omit read_once"):
+    with pytest.raises(both, match=r"dtype float64.*choose one with"):
         gda.load_tree([Scaling(np.arange(8)), Scaling(np.arange(8))], mesh, P(), read_once=True)
 
 
