@@ -1,5 +1,5 @@
 # In the order of __init__.py. A name that is imported under its own name is public.
-# ruff: noqa: I001, F401
+# ruff: noqa: I001
 
 from gda.arrays.global_array import GlobalArray as GlobalArray
 from gda.arrays.padded_array import PaddedArray as PaddedArray
@@ -12,7 +12,7 @@ from gda.layout.spec import Index as Index
 from gda.trees.plain import to_numpy as to_numpy
 from gda.trees.plain import to_jax as to_jax
 from gda.trees.digests import fingerprint as fingerprint
-from gda.show import this_module as show
+from gda.show import show as show
 from gda.trees.live_arrays import memory as memory
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory

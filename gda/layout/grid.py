@@ -45,9 +45,9 @@ class ShardGrid:
       pad: takes sizes that the mesh does not divide. Blocks of such a dimension have
         ``ceil(size / ways)`` elements, and the last ones fewer or none. Every answer has the
         elements of the array only; ``shard_shape`` and ``padded_shape`` have the padding too.
-      process_of: the process of each device, non-negative integers in device order or in the shape
-        of the mesh; for a ``jax.Device``, this is ``process_index``. ``view`` needs it. To share
-        it between grids, pass ``other.processes``.
+      process_of: the process of each device, non-negative integers in device order; for a
+        ``jax.Device``, this is ``process_index``. ``view`` needs it. To share it between grids,
+        pass ``other.processes``.
 
     Raises:
       ValueError: the spec does not fit the shape and the mesh, or ``process_of`` does not fit the

@@ -37,14 +37,14 @@ class Processes:
 
     def __init__(self, process_of: ProcessOf) -> None:
         given = _integers(process_of)
-        flat = given.astype(np.int64).ravel()
-        if flat.size and flat.min() < 0:
-            device = int(np.argmin(flat))
+        numbers = given.astype(np.int64)
+        if numbers.size and numbers.min() < 0:
+            device = int(np.argmin(numbers))
             raise ValueError(
-                f"process_of says {given.flat[device]} for device {device}; processes are numbered "
+                f"process_of says {given[device]} for device {device}; processes are numbered "
                 "from 0 to 2**63 - 1"
             )
-        self.__dict__["process_of"] = read_only(flat)
+        self.__dict__["process_of"] = read_only(numbers)
 
     @property
     def num_devices(self) -> int:
@@ -111,12 +111,10 @@ class Processes:
 
 def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
     values = process_of.process_of if isinstance(process_of, Processes) else _integers(process_of)
-    if values.shape not in ((layout.num_devices,), layout.sizes):
-        either = f" or {layout.sizes}, the shape of the mesh" if len(layout.sizes) > 1 else ""
+    if values.shape != (layout.num_devices,):
         raise ValueError(
             f"process_of has the shape {values.shape}, but the mesh {dict(layout.mesh_shape)} has "
-            f"{layout.num_devices} devices; give the process of each device in device order, of "
-            f"shape ({layout.num_devices},){either}"
+            f"{layout.num_devices} devices; give the process of each device in device order"
         )
     return process_of if isinstance(process_of, Processes) else Processes(values)
 

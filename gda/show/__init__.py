@@ -199,4 +199,4 @@ def _notebook_display() -> Callable[[str], None] | None:
 
 
 sys.modules[__name__].__class__ = Show
-this_module = cast("Show", sys.modules[__name__])
+show = cast("Show", sys.modules[__name__])

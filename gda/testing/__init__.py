@@ -11,7 +11,7 @@ Provisional: see ``docs/stable.md``.
 Read ``pool`` and ``worker`` first, with ``channel`` between them, ``forking`` below and ``answer``;
 then ``plugin``, ``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
 
-Modules are imported on first use. Each names the package that it needs and the extra with it.
+Modules are imported on first use.
 
 >>> import gda
 >>> from hypothesis import find

@@ -102,10 +102,7 @@ def _module(name: str, file: str | None) -> ModuleType:
         return importlib.import_module(name)
     if file in _modules_of_files:
         return _modules_of_files[file]
-    loaded = sys.modules.get(name)
-    if name != "__main__" and loaded is not None and getattr(loaded, "__file__", None) == file:
-        return loaded  # by pytest, and not a second time
-    if name != "__main__" and _is_importable(name, file):
+    if name != "__main__" and _is_importable(name, file):  # which pytest may have done
         return importlib.import_module(name)
     return _load(name, file)
 

@@ -139,7 +139,7 @@ class _ForkServer:
 
     def close(self) -> None:
         if os.getpid() == self._owner:
-            with self._socket, suppress(OSError):  # others may have copies; it may be killed
+            with self._socket, suppress(OSError):  # others may have copies
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._process.wait()
 
@@ -153,13 +153,9 @@ def _send(environment: Mapping[str, str], name: object, group: int, files: Seque
     variables = {name: each for name, each in environment.items() if not _LATE.fullmatch(name)}
     key = os.getpid(), name, *sorted(variables.items())
     with _guard:
-        if key in _servers:
-            try:
-                return _servers[key].send(group, files)
-            except BrokenPipeError:  # it was killed
-                _servers.pop(key).close()
-        _servers[key] = _ForkServer(variables)
-        return _servers[key].send(group, files)
+        if key not in _servers:
+            _servers[key] = _ForkServer(variables)
+        _servers[key].send(group, files)
 
 
 def end_servers() -> None:

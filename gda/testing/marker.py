@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import pytest
 
@@ -18,6 +18,7 @@ class WantedProcesses:
     """The number of processes, virtual devices of each, and seconds for the test."""
 
     num_processes: int
+    _: KW_ONLY
     devices: int = 1
     timeout: float = 60.0
 
@@ -50,18 +51,10 @@ def wanted(item: pytest.Item) -> WantedProcesses:
             "Remove the marker, and call a function of the test module in all processes with the "
             "fixture process_pool: process_pool(2).run(check, example)"
         )
-    options = {**dict(zip(["num_processes"], mark.args, strict=False)), **mark.kwargs}
-    kinds = {"num_processes": int, "devices": int, "timeout": (int, float)}
-    are_right = all(
-        isinstance(value, kinds.get(name, ())) and not isinstance(value, bool) and value > 0
-        for name, value in options.items()
-    )
-    if len(mark.args) <= 1 and "num_processes" in options and are_right:
-        return WantedProcesses(**options)
-    written = [repr(value) for value in mark.args]
-    written += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
-    raise ValueError(
-        f"@pytest.mark.{NAME}({', '.join(written)}) is not valid; give the number of processes, "
-        "and maybe devices of each and a timeout in seconds, all above 0: "
-        f"@pytest.mark.{NAME}(4, devices=2, timeout=60)"
-    )
+    try:
+        return WantedProcesses(*mark.args, **mark.kwargs)
+    except TypeError as error:
+        raise ValueError(
+            f"@pytest.mark.{NAME} is not valid: {error}; give the number of processes, and maybe "
+            f"devices of each and a timeout: @pytest.mark.{NAME}(4, devices=2, timeout=60)"
+        ) from None

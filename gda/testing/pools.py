@@ -63,7 +63,7 @@ class Pools:
             raise_first(answers, f"the import of {item.path}")
             command = "test", address_of(item), self._shared_directory(item)
             answers = pool.ask(command, processes.timeout)
-        except (ValueError, ProcessError) as error:
+        except (TypeError, ValueError, ProcessError) as error:
             return failed_setup(item, str(error))
         except pytest.fail.Exception as error:
             # From plugins that limit the time of a test. The pool has ended its processes.

@@ -27,19 +27,10 @@ from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
-
-try:
-    from hypothesis import note
-    from hypothesis import strategies as st
-    from hypothesis.extra import numpy as hnp
-except ModuleNotFoundError as error:
-    if error.name != "hypothesis":
-        raise
-    raise ImportError(
-        "gda.testing.strategies needs hypothesis, which is not installed; install that package",
-        name="hypothesis",
-    ) from error
 
 from gda.arrays.global_array import GlobalArray
 from gda.layout.grid import ShardGrid

@@ -1,7 +1,5 @@
 import doctest
-import importlib
 import math
-import sys
 from collections.abc import Iterator
 
 import jax
@@ -159,13 +157,3 @@ def test_a_mesh_has_axes_and_devices() -> None:
     for options in ({"max_devices": 0}, {"axis_names": ()}):
         with pytest.raises(ValueError, match=r"no mesh has the axes \(.*\) and at most . devices"):
             mesh_shapes(**options)  # pyright: ignore[reportArgumentType]
-
-
-def test_a_missing_hypothesis_asks_for_hypothesis_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delitem(sys.modules, "gda.testing.strategies")
-    monkeypatch.setitem(sys.modules, "hypothesis", None)
-    with pytest.raises(ImportError, match="install that package$") as info:
-        importlib.import_module("gda.testing.strategies")
-    assert info.value.name == "hypothesis"
