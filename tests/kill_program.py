@@ -350,7 +350,7 @@ def status(name: str) -> int:
 def warm_up() -> None:
     """Import and start whatever a checkpoint needs."""
     with tempfile.TemporaryDirectory() as folder:
-        gda.checkpoint.save(folder, {"w": np.zeros(2**18)}, compression="zstd")
+        gda.checkpoint.save(folder, {"w": np.zeros(2**18)})
         gda.checkpoint.restore(folder)
         gda.checkpoint.verify(folder)
 

@@ -105,7 +105,7 @@ class Contents:
             return 0
         folder = FileStore(self.data)
         return sum(
-            array.nbytes_of_file(chunk)
+            array.nbytes_of_file
             for array in self.arrays
             for chunk in range(array.grid.num_chunks)
             if folder.num_links(f"{array.name}/{array.grid.key(chunk)}") > 1
@@ -178,8 +178,7 @@ def verify(
     Args:
       path: as for ``restore``.
       max_workers: number of files read at a time, as for ``restore``.
-      max_bytes: bound on the memory. Uncompressed chunks are read even if they are larger: they
-        are as large as their files.
+      max_bytes: bound on the memory; one chunk is always allowed.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(nbytes_done, nbytes_total)``.
@@ -187,7 +186,6 @@ def verify(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
-      ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
       RuntimeError: the checkpoint was replaced meanwhile.
       OSError: reading failed for another reason; the message names the file.
 
@@ -224,11 +222,9 @@ def contents_at(path: Any, timeout: float) -> Contents:
 
 def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:
     files = Files(store, manifest)
-    _check_fits(files, options)
     problems: list[str] = []
-    total = sum(
-        sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in manifest.arrays
-    ) + sum(leaf.nbytes for leaf in manifest.per_process)
+    total = sum(array.nbytes_of_file * array.grid.num_chunks for array in manifest.arrays)
+    total += sum(leaf.nbytes for leaf in manifest.per_process)
     with counting(options.progress, "verify", total) as add:
 
         def finish(nbytes: int, found: list[str]) -> None:
@@ -259,22 +255,6 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
-def _check_fits(files: Files, options: Options) -> None:
-    """Raise unless every chunk can be decompressed: a tiny file may become any size."""
-    for number, array in enumerate(files.manifest.arrays):
-        if array.sizes is None:
-            continue
-        chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
-        needed = _checking_bytes(files, (number, chunk))
-        if options.max_bytes is not None and needed > options.max_bytes:
-            raise ValueError(
-                f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: decompressing "
-                f"it takes {format_bytes(needed)}, and max_bytes is "
-                f"{format_bytes(options.max_bytes)}; call verify with max_bytes={needed}, if you "
-                f"trust {files.store.url}"
-            )
-
-
 def _checking_bytes(files: Files, where: Chunk) -> int:
     return files.manifest.arrays[where[0]].nbytes_per_chunk + files.loading_bytes(where)
 
@@ -293,7 +273,7 @@ def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
             check = partial(files.checked, where)
-            yield check, array.nbytes_of_file(chunk), _checking_bytes(files, where)
+            yield check, array.nbytes_of_file, _checking_bytes(files, where)
 
 
 def _check_leaf(leaf: ArrayLeaf) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Self
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
+from gda.checkpoint.format.manifest import Manifest, group_of
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import BEGUN
@@ -61,7 +61,6 @@ def save(
     *,
     overwrite: bool = False,
     base: Any = None,
-    compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
@@ -90,11 +89,10 @@ def save(
       base: the path of another complete checkpoint, such as the one before. An array of 1 MiB or
         more that is equal to the one at the same place of its tree, in the same chunks, becomes
         hard links to the files there: it takes no space and no time to write. Fingerprints, shapes,
-        dtypes and compression are compared before the values leave their devices. Sources, and all
+        and dtypes are compared before the values leave their devices. Sources, and all
         that cannot be linked, are written: files of another file system or user, or with a changed
         size, or changed after that checkpoint was complete. An object store has no links: there
         everything is written.
-      compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
       max_workers: number of files written at a time; by default 32. Sources are read one block at a
@@ -136,8 +134,7 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
-    agreed["fingerprint"] = fingerprint
+    agreed = {"overwrite": overwrite, "base": base, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
@@ -155,7 +152,6 @@ def save_async(
     *,
     overwrite: bool = False,
     base: Any = None,
-    compression: str | None = None,
     fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
@@ -191,8 +187,7 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
-    agreed["fingerprint"] = fingerprint
+    agreed = {"overwrite": overwrite, "base": base, "fingerprint": fingerprint}
     options = Options(max_workers, max_bytes, retry=retry)
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
@@ -224,15 +219,6 @@ def in_background(
     # Threads of this name communicate.
     pending._start(finish, f"gda-save-{saving.claim.data}")
     return pending
-
-
-def check_codec(compression: Any) -> None:
-    """Raise unless a save can compress so, and compute checksums."""
-    if compression not in (None, "zstd"):
-        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-    checksums.require_crc32c()
-    if compression:
-        require_zstd()
 
 
 class Save:
@@ -270,7 +256,7 @@ class Save:
         before_commit: Callable[[], None] = lambda: None,
         needs_base: bool = True,
     ) -> None:
-        check_codec(agreed["compression"])
+        checksums.require_crc32c()
         base = agreed.get("base")
         if base is not None and not agreed["fingerprint"]:
             raise ValueError(
@@ -318,7 +304,6 @@ class Save:
         self._writer = Writer(
             store=self.store,
             data=data,
-            codec=self._agreed["compression"] or "bytes",
             fingerprints=self._agreed["fingerprint"],
             options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
         )
@@ -420,8 +405,7 @@ class Save:
             about=_about(),
             group=checksums.size_and_crc(group),
         )
-        chunks = [(array, range(array.grid.num_chunks)) for array in arrays]
-        self.nbytes = sum(sum(map(array.nbytes_of_file, numbers)) for array, numbers in chunks)
+        self.nbytes = sum(array.nbytes_of_file * array.grid.num_chunks for array in arrays)
         file = manifest_json.dump(manifest)
         self._may_be_committed = True
         try:

@@ -32,7 +32,6 @@ from damaged import (
     save_tiny,
     sealed,
 )
-from fastcrc import crc32
 from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
@@ -43,7 +42,7 @@ from trials import Trials, rarely, tried
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, compress
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading import checked_files
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
@@ -54,18 +53,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of checkpoints that tests copy."""
     path = tmp_path_factory.mktemp("saved")
     save_tiny(path / "plain", make_tree())
-    save_tiny(path / "zstd", make_tree(), "zstd")
-    save_tiny(path / "one", {"w": make_tree()["w"]}, "zstd")
     return path
 
 
 def copy_of(source: Path, path: Path) -> Damaged:
     return Damaged(shutil.copytree(source, path))
-
-
-@pytest.fixture(params=["plain", "zstd"])
-def damaged(request: pytest.FixtureRequest, saved: Path, tmp_path: Path) -> Damaged:
-    return copy_of(saved / request.param, tmp_path / "run")
 
 
 @pytest.fixture
@@ -124,41 +116,41 @@ def plain_arrays(tree: Any) -> Any:
 # Damage.
 
 
-def test_whole_checkpoints_pass(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_checkpoints_pass(plain: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("load", "loads", "Unpickler"):  # no code comes from a file
         monkeypatch.delattr(pickle, name)
-    assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
-    check_equal(restore(damaged.path), plain_arrays(make_tree()))
-    restore(damaged.path, like=make_tree())
-    assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
-    assert len(damaged.chunks) >= 11
+    assert verify(plain.path) == gda.checkpoint.inspect(plain.path)
+    check_equal(restore(plain.path), plain_arrays(make_tree()))
+    restore(plain.path, like=make_tree())
+    assert {file.parent.name.partition(".")[0] for file in plain.chunks} >= {"packed", "00000"}
+    assert len(plain.chunks) >= 11
 
 
 @tried("a bit of a manifest, a chunk or the metadata of an array is flipped", sample=4)
 @pytest.mark.parametrize("files", ["manifest.json", "c.*", "[0-9p]*/zarr.json"])
-def test_every_flipped_byte_is_found(damaged: Damaged, files: str, trials: Trials) -> None:
-    there = [file for file in damaged.whole if file.match(files)]
-    bytes_of = [(file, at) for file in there for at in range(len(damaged.whole[file]))]
+def test_every_flipped_byte_is_found(plain: Damaged, files: str, trials: Trials) -> None:
+    there = [file for file in plain.whole if file.match(files)]
+    bytes_of = [(file, at) for file in there for at in range(len(plain.whole[file]))]
     for file, at in trials.of(bytes_of):
-        with damaged.changed(file, flip(damaged.whole[file], at)):
-            check_found(damaged, file, restore, verify)
+        with plain.changed(file, flip(plain.whole[file], at)):
+            check_found(plain, file, restore, verify)
         trials.count("found")
 
 
 @tried("a file is too short, too long, empty or missing", sample=8)
-def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
+def test_altered_files_are_found(plain: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
-    for file in [*damaged.data.glob("*/*"), damaged.manifest]:
-        whole = damaged.whole[file]
+    for file in [*plain.data.glob("*/*"), plain.manifest]:
+        whole = plain.whole[file]
         cases += [(file, whole[:length]) for length in range(len(whole))]
         cases += [(file, data) for data in (whole + b"\0", whole + whole, b"\0" + whole, None)] * 9
     for file, data in trials.of(cases):
-        with damaged.changed(file, data):
-            if file == damaged.manifest and data is None:
+        with plain.changed(file, data):
+            if file == plain.manifest and data is None:
                 with pytest.raises(CheckpointNotFoundError):
-                    restore(damaged.path)
+                    restore(plain.path)
             else:
-                check_found(damaged, file, restore, verify)
+                check_found(plain, file, restore, verify)
         trials.count("found")
 
 
@@ -446,10 +438,9 @@ HOSTILE = [
     *each(put, about=[3, [], None, {"a": []}, {"a": None}, {"a": nested(500)}]),
     *each(put, arrays=[*LISTED, [], [[]], [{}]], leaves=[*LISTED, [], [[]], [{}]]),
     *each(on_array, name=NO_NAMES, dtype=NO_DTYPES, shape=LISTED),
-    *each(on_array, chunk_shape=[*LISTED, [3, 4], [0, 4]], codec=["gzip", "", None, 3, "zstd"]),
+    *each(on_array, chunk_shape=[*LISTED, [3, 4], [0, 4]]),
     *each(on_array, metadata=[*LISTED, [2**21, 1], [1], [1, 2**32], [1, 2, 3]]),
     *each(on_array, crc32c=["", "0", "x" * 64, 3, None, "0" * 8 + " " * 24, "\u0660" * 64]),
-    *[on_array(codec="zstd", sizes=value) for value in LISTED],
     *each(on_leaf, "w", dtype=["int32", 3], shape=[*LISTED, [1], []], array=[-1, 99, 1.0, True, 0]),
     *each(on_leaf, "w", path=[3, "w", None, [1.5], [None], [True], [["w"]], [], ["half"], ["x"]]),
     *each(on_leaf, "w", path=[["w", 0], [2**64], nested(500)], kind=["object", "", 3, None, "str"]),
@@ -484,7 +475,6 @@ HOSTILE = [
     lambda body: body["structure"]["dict"].pop(),
 ]
 ABSURD = [
-    on_array(codec="zstd", sizes=[2**41] * 8),
     on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
     on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
     on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
@@ -515,7 +505,7 @@ def test_the_pieces_of_a_leaf_have_each_of_its_elements_once() -> None:
     count = 2000
     leaf = {"path": [], "kind": "numpy", "shape": [count], "dtype": "int8"}
     array = {"name": "p", "shape": [count], "chunk_shape": [count], "dtype": "int8"}
-    array |= {"codec": "bytes", "metadata": [1, 1], "crc32c": "0" * 8}
+    array |= {"metadata": [1, 1], "crc32c": "0" * 8}
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
     body["group"] = [1, 1]
@@ -560,23 +550,6 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
     check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
-    """Of a frame with much more, the memory is measured in test_memory.py."""
-    damaged = copy_of(saved / "one", tmp_path / "run")
-    more, less = (bytes(compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
-    for frame in (more, less, b"", b"\x28\xb5\x2f\xfd"):
-        crc = crc32.iscsi(frame)
-
-        def declare(body: dict[str, Any], frame: bytes = frame, crc: int = crc) -> None:
-            array = array_named(body)
-            array["sizes"][0] = len(frame)
-            array["crc32c"] = f"{crc:08x}" + array["crc32c"][8:]
-
-        damaged.seal(declare)
-        damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
-        check_found(damaged, damaged.chunks[0], restore, verify)
-
-
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
     other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
     for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other)]:
@@ -618,7 +591,7 @@ ALLOWED = (CorruptionError, CheckpointNotFoundError)
 
 numbers = st.integers() | st.sampled_from([0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30, -1])
 words = st.text(max_size=8) | st.sampled_from(
-    ["float32", "object", "int4", "zstd", "numpy", "..", "GlobalArray", "str", "bytes", "int"]
+    ["float32", "object", "int4", "numpy", "..", "GlobalArray", "str", "bytes", "int"]
 )
 scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False) | words
 values = st.recursive(

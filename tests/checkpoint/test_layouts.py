@@ -107,7 +107,6 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
     limits=st.tuples(
         st.sampled_from([1, 24, 2**20]), st.sampled_from([1, 32, 2**24]), st.sampled_from([64, 999])
     ),
-    compression=st.sampled_from([None, "zstd"]),
     workers=st.sampled_from([None, 1, 3]),
 )
 def test_any_tree_onto_any_layout(
@@ -115,7 +114,6 @@ def test_any_tree_onto_any_layout(
     cases: Any,
     dtype: str,
     limits: tuple[int, int, int],
-    compression: str | None,
     workers: int | None,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
@@ -129,7 +127,7 @@ def test_any_tree_onto_any_layout(
         for shape, _, target in cases
     ]
     with noting(*limits) as noted:
-        save(path, tree, compression=compression, max_workers=workers, max_bytes=100)
+        save(path, tree, max_workers=workers, max_bytes=100)
         assert not noted.reads
         written = set(noted.written)
         restored = restore(path, like, max_workers=workers, max_bytes=100)

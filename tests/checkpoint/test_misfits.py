@@ -174,12 +174,6 @@ def test_arguments_of_restore(auto_mesh: Mesh, tmp_path: Path, reads: list[str])
     assert not reads
 
 
-def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="compression must be None or \"zstd\", not 'gzip'"):
-        save(tmp_path / "run", {"a": DATA}, compression="gzip")
-    assert not (tmp_path / "run").exists()
-
-
 def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, str]] = [
         ({True: 1}, "the key True in True is a bool; use only strings and integers"),

@@ -140,7 +140,7 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
     # It is replaced only if that is asked for.
     with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
         checkpoint.save(spec, tree_of(8))
-    checkpoint.save_async(spec, tree_of(9), overwrite=True, compression="zstd").result()
+    checkpoint.save_async(spec, tree_of(9), overwrite=True).result()
     check_restored(spec, 9)
     (new, _) = directories(spec)
     assert new != old

@@ -92,7 +92,7 @@ def test_other_tools_see_the_elements_alone(auto_mesh: Mesh, tmp_path: Path) -> 
 def test_templates(mesh: Mesh, tmp_path: Path) -> None:
     saved = padded_tree(mesh, P("x"))
     seen: dict[int, int] = {}
-    save(tmp_path, saved, compression="zstd", progress=seen.__setitem__)
+    save(tmp_path, saved, progress=seen.__setitem__)
     assert max(seen) == seen[max(seen)]
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved

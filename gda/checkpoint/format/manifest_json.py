@@ -294,7 +294,7 @@ def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
 
 def _array(value: Any) -> StoredArray:
     array = _record(StoredArray, value)
-    shape, chunk_shape, sizes = array.shape, array.chunk_shape, array.sizes
+    shape, chunk_shape = array.shape, array.chunk_shape
     fits = len(shape) == len(chunk_shape)
     if not fits or not all(0 < c <= n for n, c in zip(shape, chunk_shape, strict=True)):
         raise _Invalid(f" has chunks of shape {chunk_shape}, which do not fit {shape}")
@@ -305,10 +305,6 @@ def _array(value: Any) -> StoredArray:
     count = array.grid.num_chunks
     if len(array.crcs) != count:
         raise _Invalid(f".crc32c is not one checksum for each of {count} chunks")
-    if (sizes is None) == (array.codec == "zstd") or (
-        sizes is not None and (len(sizes) != count or max(sizes) > _MOST_CHUNK_BYTES)
-    ):
-        raise _Invalid(f".sizes are not those of {count} chunks with codec {array.codec!r}")
     return array
 
 
@@ -431,7 +427,6 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "array": ("the number of an array", _number),
     "arrays": ("a list of arrays", _each(_array)),
     "chunk_shape": _SHAPE,
-    "codec": ("'bytes' or 'zstd'", _matching("bytes|zstd")),
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
     "dtype": ("the name of a dtype", recorded_dtype),
@@ -448,7 +443,6 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "path": ("a list of strings and integers", _path),
     "pieces": ("a list of pieces", _each(_piece)),
     "shape": _SHAPE,
-    "sizes": ("a list of sizes", _numbers),
     "spec": ("a string", _text),
     "structure": ("anything", lambda value: value),
     "value": ("anything", lambda value: value),

@@ -16,7 +16,7 @@ import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, decompress
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
@@ -108,7 +108,7 @@ class Files:
             with self._about(number, chunk):
                 size = self.store.size(self.name(array, array.grid.key(chunk)))
                 if size is not None:
-                    _check_size(size, array.nbytes_of_file(chunk))
+                    _check_size(size, array.nbytes_of_file)
             if chunk == last_of.get(number):
                 self.check_metadata(number)
 
@@ -172,14 +172,15 @@ class Files:
     def load(self, where: Chunk, out: Bytes) -> None:
         """Read a chunk into contiguous memory; raise ``CorruptionError`` if it is damaged."""
         number, chunk = where
-        sizes = self.manifest.arrays[number].sizes
+        array = self.manifest.arrays[number]
+        tail = np.empty(checksums.CRC_BYTES, np.uint8)
         with self._about(number, chunk):
-            if sizes is None:
-                self._read(where, out)
-            else:
-                frame = np.empty(sizes[chunk], np.uint8)
-                self._read(where, frame)
-                decompress(frame, out)
+            size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), out, tail)
+            _check_size(size, array.nbytes_of_file)
+            in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
+            if not crc == in_file == expected:
+                what = "intact, but from another save" if crc == in_file else "damaged"
+                raise ValueError(f"is {what}: its CRC-32C is {crc:08x}, not {expected:08x}")
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
         array = self.manifest.arrays[where[0]]
@@ -193,9 +194,8 @@ class Files:
         return self.loaded(where)
 
     def loading_bytes(self, where: Chunk) -> int:
-        """Return the memory that ``load`` takes beside ``out``: answers and frames."""
-        array = self.manifest.arrays[where[0]]
-        return array.nbytes_of_file(where[1]) * (self.store.is_remote + (array.sizes is not None))
+        """Return the memory that ``load`` takes beside ``out``: that of an answer."""
+        return self.manifest.arrays[where[0]].nbytes_of_file * self.store.is_remote
 
     @contextmanager
     def _about(self, number: int, chunk: int | None = None) -> Iterator[None]:
@@ -213,18 +213,6 @@ class Files:
                 what += f"; the file has {links} hard links, so verify what shares it too"
             kind = MissingFileError if isinstance(error, _GONE) else CorruptionError
             raise kind(f"{leaves}, {part}: {self.store.join(name)} {what}") from None
-
-    def _read(self, where: Chunk, payload: Bytes) -> None:
-        """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""
-        number, chunk = where
-        array = self.manifest.arrays[number]
-        tail = np.empty(checksums.CRC_BYTES, np.uint8)
-        size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), payload, tail)
-        _check_size(size, array.nbytes_of_file(chunk))
-        in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
-        if not crc == in_file == expected:
-            what = "intact, but from another save" if crc == in_file else "damaged"
-            raise ValueError(f"is {what}: its CRC-32C is {crc:08x}, not {expected:08x}")
 
 
 def _check_size(found: int, expected: int) -> None:

@@ -189,12 +189,11 @@ def pairs_of_trees(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @rarely(2)
-@given(pairs_of_trees(), st.booleans())
-def test_any_two_trees(trees: Any, is_compressed: bool) -> None:
+@given(pairs_of_trees())
+def test_any_two_trees(trees: Any) -> None:
     a, b = trees
     store = ts.KvStore.open("memory://").result()
-    form = {"compression": "zstd"} if is_compressed else {}
-    save(store / "a/", a, **form)
+    save(store / "a/", a)
     save(store / "b/", b)
     read = diff(store / "a/", store / "b/")
     with_tree = diff(store / "a/", b)
