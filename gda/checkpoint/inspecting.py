@@ -17,7 +17,6 @@ from gda.checkpoint.reading.checked_files import (
     load_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
-from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
@@ -35,7 +34,6 @@ from gda.trees.records.recorded_tree import (
     PerProcessLeaf,
     ValueLeaf,
     check_keys,
-    flatten,
     format_path,
     saved_type,
     unflatten,
@@ -131,7 +129,7 @@ class Contents:
         shared = self.shared_nbytes
         links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
         total = f"{leaves}, {format_bytes(self.nbytes)}{links}; {about:.200}"
-        return [total, f"zarr arrays: {self.data}"] if self.data else [total]
+        return [total, f"zarr arrays: {self.data}"]
 
 
 @set_module("gda.checkpoint")
@@ -200,24 +198,6 @@ def verify(
     store = open_store(path_of(path, timeout), timeout)
     options = options_for(store, Options(max_workers, max_bytes, progress))
     return _verified(store, load_complete(store), options)
-
-
-def contents_at(path: Any, timeout: float) -> Contents:
-    """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
-
-    The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
-    ``open_tree``.
-    """
-    path = path_of(path, timeout)
-    store = open_store(path, timeout)
-    if kind_at(store) is FileKind.CHECKPOINT:
-        return _contents(store, load_complete(store))
-    opened = open_tree(path, timeout)
-    structure, leaves = flatten(opened.tree)
-    records = tuple(leaf_records(leaves))
-    nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))
-    about = {"format": opened.kind.value}
-    return Contents(opened.url, "", records, (), nbytes, about, structure)
 
 
 def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -86,11 +86,6 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
 def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
     """Return an opened tree as it would be recorded in a checkpoint, and its leaves by path."""
     structure, leaves = flatten(opened.tree)
-    return RecordedTree(tuple(leaf_records(leaves)), structure), dict(leaves)
-
-
-def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
-    """Return what is known of each leaf of an opened tree before its data is read."""
     records: list[Leaf] = []
     for path, leaf in leaves:
         if isinstance(leaf, LazyArray):
@@ -100,7 +95,7 @@ def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
         else:
             (saved,) = saved_leaves([(path, leaf)], Options())
             records.append(saved if isinstance(saved, ValueLeaf) else saved.record)
-    return records
+    return RecordedTree(tuple(records), structure), dict(leaves)
 
 
 def _lazy(leaf: Any) -> Any:

@@ -31,7 +31,6 @@ from trials import Trials, tried
 
 import gda
 from gda import checkpoint
-from gda.checkpoint.inspecting import contents_at
 from gda.storage import options
 from gda.storage.stores import waiting
 from gda.storage.stores.object_store import KvStore
@@ -171,7 +170,7 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     del faults.listed[:]
     checkpoint.restore(kv / "run/")
     checkpoint.open(kv / "run/")
-    contents_at(kv / "run/", 10)
+    checkpoint.inspect(kv / "run/", timeout=10)
     assert faults.listed == []
     with pytest.raises(FileExistsError, match="there is a checkpoint at"):
         checkpoint.save(kv / "run/", tree)

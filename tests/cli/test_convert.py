@@ -239,28 +239,7 @@ def test_progress_counts_all_bytes(
 # The other commands.
 
 
-def test_inspect_takes_every_kind(run: Run, sources: Path) -> None:
-    assert run.printed("inspect", sources / "orbax") == (
-        "big         float32[1024,512]  2.0 MiB  source\n"
-        "layers/0/b  int8[2]            2 B      source\n"
-        "layers/0/w  float32[3,4]       48 B     source\n"
-        "step        int                7\n"
-        "4 leaves, 2.0 MiB; format an Orbax run\n"
-    )
-    *leaves, total = run.printed("inspect", sources / "safetensors").splitlines()
-    assert [line.split()[0] for line in leaves] == ["big", "layers.0.b", "layers.0.w"]
-    assert total.endswith("; format safetensors files")
-
-
 def test_leaves_that_cannot_be_read_are_named(run: Run, tmp_path: Path) -> None:
-    entries = {"q": {"dtype": "F4", "shape": [2], "data_offsets": [0, 1]}}
-    entries |= {"w": {"dtype": "U8", "shape": [3], "data_offsets": [1, 4]}}
-    header = json.dumps(entries).encode()
-    file = tmp_path / "packed.safetensors"
-    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\0\0\0\0")
-    code, out, _ = run("inspect", file)
-    assert (code, "q" in out) == (0, True)
-
     write_orbax(tmp_path / "run", {("w",): W, ("other",): W})
     metadata = json.loads((tmp_path / "run" / "_METADATA").read_text())
     metadata["tree_metadata"]["('other',)"]["value_metadata"]["value_type"] = "MyType"
@@ -275,8 +254,7 @@ def test_an_item_of_an_orbax_run(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run" / "_CHECKPOINT_METADATA").write_text("{}")
     path, new = tmp_path / "run", tmp_path / "new"
     said = "has 2 items: 'ema'; 'state'; pass one of them, such as item='state', or the path of its"
-    assert said in run.refusal("inspect", path)
-    assert run("inspect", path / "ema")[0] == 0
+    assert said in run.refusal("convert", path, new)
     assert run("convert", path / "ema", new)[0] == 0
     assert gda.checkpoint.restore(new)["w"].tolist() == (W + 1).tolist()
 
@@ -372,10 +350,8 @@ def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "both").mkdir()
     save_file({"w": W}, tmp_path / "both" / "model.safetensors")
     write_orbax(tmp_path / "both", {("w",): W})
-    for command in (["convert", tmp_path / "both", target], ["inspect", tmp_path / "both"]):
-        code, _, err = run(*command)
-        assert code == 2
-        assert "has safetensors files and an Orbax run side by side; move each into" in err
+    err = run.refusal("convert", tmp_path / "both", target)
+    assert "has safetensors files and an Orbax run side by side; move each into" in err
     code, _, err = run("convert", tmp_path / "both" / "model.safetensors", target)
     assert (code, err) == (0, "")
     write_orbax(tmp_path / "runs" / "100", {("w",): W})
