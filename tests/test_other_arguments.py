@@ -169,12 +169,10 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("tree: a value", lambda w: {"tree": w.tree | {"s": 2}}, "only in process 1: s"),
         Case("overwrite", lambda w: {"overwrite": False}, "process 1: overwrite False"),
-        Case("fingerprint", lambda w: {"fingerprint": False}, "process 1: fingerprint False"),
     ],
     save_async: [
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("overwrite", lambda w: {"overwrite": False}, "process 1: overwrite False"),
-        Case("fingerprint", lambda w: {"fingerprint": False}, "process 1: fingerprint False"),
     ],
     restore_together: [
         Case("path", lambda w: {"path": f"{w.folder}/d", "at": ()}, "process 1: checkpoint 'data-"),

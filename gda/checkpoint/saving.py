@@ -61,7 +61,6 @@ def save(
     *,
     overwrite: bool = False,
     base: Any = None,
-    fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     retry: Retry | None = None,
@@ -93,8 +92,6 @@ def save(
         that cannot be linked, are written: files of another file system or user, or with a changed
         size, or changed after that checkpoint was complete. An object store has no links: there
         everything is written.
-      fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
-        save compiles a program for each shape of a large array, which may take a second.
       max_workers: number of files written at a time; by default 32. Sources are read one block at a
         time unless it is given, because not every library is thread-safe. A TensorStore reads
         concurrently by itself.
@@ -112,7 +109,6 @@ def save(
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
       CheckpointNotFoundError: ``base`` has no complete checkpoint.
-      ValueError: ``base`` with ``fingerprint=False``.
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
       OSError: a file cannot be written; the message names it.
@@ -134,7 +130,7 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "fingerprint": fingerprint}
+    agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
@@ -152,7 +148,6 @@ def save_async(
     *,
     overwrite: bool = False,
     base: Any = None,
-    fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     retry: Retry | None = None,
@@ -187,7 +182,7 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "fingerprint": fingerprint}
+    agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, retry=retry)
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
@@ -258,10 +253,6 @@ class Save:
     ) -> None:
         checksums.require_crc32c()
         base = agreed.get("base")
-        if base is not None and not agreed["fingerprint"]:
-            raise ValueError(
-                "base is compared by fingerprints, and fingerprint is False; omit one of the two"
-            )
         self.store = open_store(path, timeout)
         self._base = None if base is None else open_store(base, timeout)
         self._linkable = None  # an object store has no links
@@ -304,7 +295,6 @@ class Save:
         self._writer = Writer(
             store=self.store,
             data=data,
-            fingerprints=self._agreed["fingerprint"],
             options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
         )
         self._has_begun = True
@@ -324,7 +314,7 @@ class Save:
             self.claim = self._lock.enter_context(claim)
             data = self.claim.data
         if keeps:
-            self._share = self._share.kept(self._agreed["fingerprint"])
+            self._share = self._share.kept()
         return {"values": values, "data": data}
 
     def _read_base(self, base: Store) -> Manifest:
@@ -358,7 +348,7 @@ class Save:
         def link() -> int:
             self._share = links.linked(self._share, unchanged)
             if keeps:
-                self._share = self._share.kept(fingerprints=True)
+                self._share = self._share.kept()
             return sum(each.nbytes for each in self._share.linked)
 
         unchanged = self._together("comparing", compare, decide).decision

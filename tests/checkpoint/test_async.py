@@ -251,7 +251,7 @@ if not failure:
 
 @atexit.register
 def save_at_exit():
-    print(gda.checkpoint.save_async(path + '/at_exit', arrays, fingerprint=False))
+    print(gda.checkpoint.save_async(path + '/at_exit', arrays))
     try:
         gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
     except OSError as error:

@@ -325,7 +325,7 @@ def test_an_array_without_memory_is_named(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = {"g": [np.ones(3, np.int8), cut(batch(512, 1024), auto_mesh, P("x"))]}
-    save(tmp_path, tree, fingerprint=False)
+    save(tmp_path, tree)
     memory = buffers.OwnedMemory
     monkeypatch.setattr(
         buffers, "OwnedMemory", lambda n, dtype: memory(n if n < 2**20 else 2**60, dtype)

@@ -163,7 +163,7 @@ def test_restored_arrays_are_the_memory_that_was_read_into(
     monkeypatch.setattr(Arrival, "finish", noted)
     tree = {"big": cut(batch(512, 1024), auto_mesh, P("x", "y")), "n": batch(2**19)}
     tree |= {"small": cut(batch(64, 8), auto_mesh, P("x", "y"))}
-    save(tmp_path, tree, fingerprint=False)
+    save(tmp_path, tree)
     restored = restore(tmp_path, tree, mesh=auto_mesh, specs=P("x", "y"))
     placed = {
         shard.data.unsafe_buffer_pointer()
@@ -289,8 +289,7 @@ def saved(path: str, shape: Any, layout: Layout, order: list[int], limits: Any) 
     with noting(*limits) as noted:
         arrays = [cut(data + n, mesh, spec) for n in range(2)]
         tree = {"arrays": arrays, "own": np.arange(10), "one": jnp.float32(3), "step": 7}
-        # Each layout of large arrays would compile a program.
-        save(path, tree | {"padded": padded(order)}, overwrite=True, fingerprint=limits[0] > 1)
+        save(path, tree | {"padded": padded(order)}, overwrite=True)
     return noted.written
 
 

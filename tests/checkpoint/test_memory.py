@@ -93,9 +93,9 @@ def test_saved_data_does_not_stay_on_the_host(tmp_path: Path) -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
     make = jax.jit(lambda: jnp.ones((8, 2**21), jnp.int4), out_shardings=sharding)
     arrays = jax.block_until_ready([make() for _ in range(4)])
-    gda.checkpoint.save(tmp_path / "first", arrays[0], fingerprint=False, max_bytes=2**23)
+    gda.checkpoint.save(tmp_path / "first", arrays[0], max_bytes=2**23)
     before = resident()
-    gda.checkpoint.save(tmp_path / "others", arrays[1:], fingerprint=False, max_bytes=2**23)
+    gda.checkpoint.save(tmp_path / "others", arrays[1:], max_bytes=2**23)
     assert resident() - before < 2**25
 
 

@@ -200,7 +200,7 @@ def save_and_restore(spec: Spec) -> None:
             "w": cut(WEIGHTS + step, mesh, P("x", "y")),
             "small": cut(batch(8, 2), mesh, P("x")),
         }
-        checkpoint.save(spec, tree, overwrite=True, fingerprint=False)
+        checkpoint.save(spec, tree, overwrite=True)
     other = ordered_mesh(ORDERS["reversed"], {"x": 8})
     back = checkpoint.restore(spec, mesh=other, specs={"w": P(None, "x"), "small": P("x")})
     assert is_right(back["w"], WEIGHTS + 2)
@@ -307,7 +307,7 @@ def test_each_object_is_written_and_fetched_once_and_many_at_a_time(
 
     faults.fault = fault
     tree = {"weights": cut(WEIGHTS, auto_mesh, P("x", "y")), "small": batch(8)}
-    checkpoint.save(kv, tree, fingerprint=False)
+    checkpoint.save(kv, tree)
     assert set(faults.counts("write").values()) == {1}
     del faults.requests[:]
     np.testing.assert_array_equal(checkpoint.restore(kv)["weights"], WEIGHTS)

@@ -18,7 +18,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.opening import names_store, open_store
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, ValueLeaf, flatten, saved_type
+from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten, saved_type
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
@@ -128,8 +128,6 @@ def _leaves_of(
 
 
 def _is_known(leaf: SavedLeaf, saved: Mapping[Path, Leaf]) -> bool:
-    """Return True if the saved leaf is an array of this type, with a fingerprint."""
+    """Return True if the saved leaf is an array of this type."""
     there = saved.get(leaf.record.path)
-    if not isinstance(there, ArrayLeaf) or there.fingerprint is None:
-        return False
-    return are_of_one_type(leaf.record, there)
+    return there is not None and are_of_one_type(leaf.record, there)

@@ -451,6 +451,8 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
     """Raise unless the stored arrays have each element of the leaf exactly once."""
+    if leaf.fingerprint is None:
+        raise _Invalid(f"{name} has no 'fingerprint'")
     used = [piece.array for piece in leaf.pieces] if leaf.array is None else [leaf.array]
     for number in used:
         if not 0 <= number < len(arrays):

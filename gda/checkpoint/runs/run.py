@@ -80,7 +80,7 @@ class Run:
         ``wait`` raise its error nevertheless.
       unchanged: ``'write'`` writes all arrays. By default, an array that has not changed since the
         newest step is linked where the file system can.
-      fingerprint, retry, max_workers, max_bytes: as for ``save``.
+      retry, max_workers, max_bytes: as for ``save``.
 
     Raises:
       TypeError, ValueError: an argument is wrong.
@@ -119,7 +119,6 @@ class Run:
         on_complete: Callable[[int, Any], object] | None = None,
         on_error: Literal["raise", "log"] = "raise",
         unchanged: Literal["link", "write"] = "link",
-        fingerprint: bool = True,
         retry: Retry | None = None,
         max_workers: int | None = None,
         max_bytes: int = MAX_BYTES,
@@ -133,7 +132,6 @@ class Run:
         keeping = Keeping.of(keep, keep_every, keep_best)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
-        self._agreed = {"overwrite": False, "fingerprint": fingerprint}
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
         self._compared = {
@@ -147,9 +145,7 @@ class Run:
             "on_error": on_error,
             "unchanged": unchanged,
         }
-        self._keeper = Keeper(
-            self._folder, keeping, unchanged == "link" and fingerprint, on_complete
-        )
+        self._keeper = Keeper(self._folder, keeping, unchanged == "link", on_complete)
         self._is_owned = False
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._newest: int | None = None  # the newest step, complete or being saved
@@ -580,7 +576,7 @@ class Run:
         save = Save(
             "gda.checkpoint.Run.save",
             below(self._folder.path, name_of(number)),
-            self._agreed | {"base": below(self._folder.path, base) if base else None},
+            {"overwrite": False, "base": below(self._folder.path, base) if base else None},
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),

@@ -108,7 +108,7 @@ class Links:
     def _may_be_same(self, leaf: SavedLeaf) -> bool:
         """Return True unless an array surely differs from the base, as far as this process sees."""
         there = self._there.get(leaf.record.path)
-        if there is None or there[0].fingerprint is None or leaf.is_source:
+        if there is None or leaf.is_source:
             return False
         ours, theirs = self.writer.array_of(leaf), there[1]
         if ours != replace(theirs, name=ours.name, crcs=()):

@@ -72,11 +72,10 @@ class Share:
     def _arrays(self) -> list[SavedLeaf]:
         return [each for each in self.leaves if isinstance(each, SavedLeaf)]
 
-    def kept(self, fingerprints: bool) -> Share:
+    def kept(self) -> Share:
         """Return the share with blocks that nothing can change any more.
 
-        With ``fingerprints``, accelerators begin the sums of their blocks first: they are faster
-        than this process.
+        Accelerators begin the sums of their blocks first: they are faster than this process.
         """
         on_accelerators = [
             leaf
@@ -84,7 +83,7 @@ class Share:
             if any(is_on_accelerator(block.data) for block in leaf.blocks)
             and leaf.number not in self.sums
         ]
-        sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators if fingerprints}
+        sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators}
         leaves = [kept(x) if isinstance(x, SavedLeaf) else x for x in self.leaves]
         return replace(self, leaves=leaves, sums={**self.sums, **sums})
 
@@ -215,7 +214,6 @@ class Writer:
 
     store: Store
     data: str
-    fingerprints: bool  # True to record those of the arrays
     options: Options
 
     def write(self, share: Share) -> dict[str, Any]:
@@ -314,7 +312,7 @@ class Writer:
             # While the disk has enough to do, and the processor would wait for it: a save of
             # 512 MiB on 2 cores takes an eighth less than with the sums first.
             is_half = block is leaf.blocks[len(leaf.blocks) // 2]
-            if is_half and self.fingerprints and not leaf.is_source and leaf.number not in sums:
+            if is_half and not leaf.is_source and leaf.number not in sums:
                 sums[leaf.number] = leaf.begin_sums()
 
     def _chunks_of_packs(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
@@ -374,7 +372,7 @@ class Writer:
 
     def _write_chunk(self, chunk: _Chunk) -> Written:
         data = chunk.data()
-        sums = chunk.sums(data) if self.fingerprints else {}
+        sums = chunk.sums(data)
         payload = data.reshape(-1).view(np.uint8)
         array, number = chunk.array, chunk.number
         crc = self.store.write_sealed(self.name(array, number), payload)
@@ -418,9 +416,7 @@ class Writer:
 
         return tuple(arrays), tuple(map(record_of, itertools.count(), share.leaves))
 
-    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
-        if not self.fingerprints:
-            return None
+    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str:
         shares = [part["sums"].get(str(leaf.number), [0] * LANES) for part in parts]
         return digest_of(*saved_type(leaf.record), shares)
 

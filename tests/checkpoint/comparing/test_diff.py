@@ -22,7 +22,7 @@ from trials import rarely
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 
-KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
+KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content"]
 
 
 @pytest.fixture
@@ -104,15 +104,6 @@ def test_no_data_is_read(saved: Callable[..., Path]) -> None:
         (data,) = path.glob("data-*")
         shutil.rmtree(data)
     assert diff(a, b) == expected
-
-
-def test_arrays_without_a_fingerprint_are_unknown(saved: Callable[..., Path]) -> None:
-    a, b = saved(A, fingerprint=False), saved(B)
-    assert paths(diff(a, b))["of_unknown_content"] == [("w",)]
-    unknown = diff(a, a)
-    assert paths(unknown) == {"of_unknown_content": [("b",), ("n",), ("old",), ("w",)]}
-    assert unknown  # not known to be the same
-    assert "of unknown content: 4 leaves" in str(unknown)
 
 
 class Pair(NamedTuple):

@@ -83,7 +83,7 @@ def test_each_process_reads_the_blocks_that_it_needs() -> None:
     mesh, data = mesh_of({"x": 4, "y": 2}), batch(512, 512)  # of several chunks
     path = one_folder() + "/run"
     saved = {"w": cut(data, mesh, P("x", "y")), "key": jax.random.key(7)}
-    gda.checkpoint.save(path, saved, fingerprint=False)
+    gda.checkpoint.save(path, saved)
     tree = gda.checkpoint.open(path)
     assert jax.random.key_data(tree["key"]).tolist() == [0, 7]
     for read_once in (False, True):

@@ -144,18 +144,13 @@ def test_an_array_of_which_anything_changed_is_written(auto_mesh: Mesh, tmp_path
         check_holds(tmp_path / name, tree)
 
 
-def test_sources_and_arrays_without_a_fingerprint_are_written(
-    tmp_path: Path,
-) -> None:
+def test_sources_are_written(tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", FROZEN)
     tree = {"w": np.load(tmp_path / "w.npy", mmap_mode="r")}
     checkpoint.save(tmp_path / "1", tree)
     checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
-    checkpoint.save(tmp_path / "3", {"w": FROZEN}, fingerprint=False)
-    checkpoint.save(tmp_path / "4", {"w": FROZEN}, base=tmp_path / "3")
-    for number in range(1, 5):
-        assert linked_in(tmp_path / f"{number}") == set()
-        checkpoint.verify(tmp_path / f"{number}")
+    assert linked_in(tmp_path / "2") == set()
+    checkpoint.verify(tmp_path / "2")
 
 
 ERRORS = {errno.EMLINK: 5, errno.ENOSYS: 0}
@@ -320,15 +315,10 @@ def test_a_store_without_links_keeps_all_that_an_accelerator_has(
 
 
 @pytest.mark.parametrize("save", [checkpoint.save, checkpoint.save_async])
-def test_a_base_must_be_there_and_needs_fingerprints(
-    tmp_path: Path, save: Callable[..., Any]
-) -> None:
+def test_a_base_must_be_there(tmp_path: Path, save: Callable[..., Any]) -> None:
     message = re.escape(f"there is no checkpoint at {tmp_path / '1'}: no such directory")
     with pytest.raises(CheckpointNotFoundError, match=message):
         save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1")
-    message = "base is compared by fingerprints, and fingerprint is False; omit one of the two"
-    with pytest.raises(ValueError, match=message):
-        save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1", fingerprint=False)
     assert not (tmp_path / "2").exists()
 
 
