@@ -33,7 +33,6 @@ from gda.trees.records.recorded_tree import (
     Leaf,
     PerProcessLeaf,
     ValueLeaf,
-    check_keys,
     format_path,
     saved_type,
     unflatten,
@@ -241,10 +240,6 @@ def _checking_bytes(files: Files, where: Chunk) -> int:
 
 def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
-    yield files.check_group, 0, files.manifest.group[0]
-    for leaf in files.manifest.array_leaves:
-        if leaf.key_impl is not None:
-            yield partial(_check_leaf, leaf), 0, 0
     for leaf in files.manifest.per_process:
         for process, (nbytes, _) in enumerate(leaf.files):
             yield partial(files.value_of, leaf, process), nbytes, nbytes
@@ -254,13 +249,6 @@ def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
             where = (number, chunk)
             check = partial(files.checked, where)
             yield check, array.nbytes_of_file, _checking_bytes(files, where)
-
-
-def _check_leaf(leaf: ArrayLeaf) -> None:
-    try:
-        check_keys(leaf)
-    except ValueError as error:
-        raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

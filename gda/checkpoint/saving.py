@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Self
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, group_of
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import BEGUN
@@ -46,11 +45,9 @@ MAX_BYTES = 64 * 2**20
 # of ext4. With 8, it was idle four times in 512 MiB while all copied.
 _AT_A_TIME = 32
 
-# The array of a large leaf, one of packed leaves, and the document of their group.
-_OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 _NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 # In place of a base that cannot be read: it has no array, and another name than a readable one.
-_EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={}, group=(0, 0))
+_EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={})
 
 
 @set_module("gda.checkpoint")
@@ -383,17 +380,12 @@ class Save:
             return
         self._before_commit()
         arrays, leaves = self._writer.records(self._share, self._parts)
-        group = group_of(arrays)
-        # Makes the arrays of all processes one zarr group.
-        self.store.write(f"{self.claim.data}/zarr.json", group)
-        self.store.flush()
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
             leaves=leaves,
             structure=self._structure,
             about=_about(),
-            group=checksums.size_and_crc(group),
         )
         self.nbytes = sum(array.nbytes_of_file * array.grid.num_chunks for array in arrays)
         file = manifest_json.dump(manifest)
@@ -520,11 +512,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                     "running, remove that file"
                 )
             _remove(store, _NEW)
-        before = [
-            name
-            for name in entries
-            if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
-        ]
+        before = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
         # Left by saves that died. Without a lock one of them may still be running.
         if is_locked and committed is not None:
             for name in before:
@@ -532,14 +520,6 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                     _remove(store, name)
             before = [committed] if committed in before else []
         yield _Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
-
-
-def _holds_data_alone(store: Store, name: str) -> bool:
-    """Return True if a directory has nothing but what a save writes into its own."""
-    try:
-        return all(map(_OF_DATA.fullmatch, store.entries(name)))
-    except NotADirectoryError:
-        return False
 
 
 def _remove(store: Store, name: str) -> None:

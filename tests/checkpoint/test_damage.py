@@ -178,16 +178,6 @@ def test_fingerprints_of_every_kind_of_array_are_computed_from_the_files(plain: 
         assert [each.path for each in differences.of_other_content] == [tuple(leaf["path"])]
 
 
-def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
-    group = plain.data / "zarr.json"
-    whole = plain.whole[group]
-    for wrong in [None, whole[:-1], b" " * 2**21, flip(whole, 61)]:
-        with plain.changed(group, wrong):
-            check_found(plain, group, verify)
-    with plain.changed(group, None):
-        check_equal(restore(plain.path), plain_arrays(make_tree()))
-
-
 def test_chunks_of_an_older_save_say_so(plain: Damaged, tmp_path: Path) -> None:
     save_tiny(tmp_path / "old", make_tree(1))
     old = Damaged(tmp_path / "old")
@@ -208,7 +198,7 @@ def test_chunks_of_an_older_save_say_so(plain: Damaged, tmp_path: Path) -> None:
 
 
 def test_verify_lists_all_that_is_wrong(plain: Damaged) -> None:
-    wrong = [*plain.chunks[::2], *plain.data.glob("*/zarr.json"), plain.data / "zarr.json"]
+    wrong = [*plain.chunks[::2], *plain.data.glob("*/zarr.json")]
     for i, file in enumerate(wrong):
         data = plain.whole[file]
         if i % 3 == 0:
@@ -319,7 +309,7 @@ def some_files(damaged: Damaged) -> list[Path]:
 
 def test_files_and_directories_may_be_links(plain: Damaged, tmp_path: Path) -> None:
     array = plain.chunks[0].parent
-    for place in [*some_files(plain), plain.data / "zarr.json", array, plain.data]:
+    for place in [*some_files(plain), array, plain.data]:
         elsewhere = tmp_path / "elsewhere"
         place.rename(elsewhere)
         place.symlink_to(elsewhere)
@@ -361,7 +351,7 @@ def test_a_save_over_links_leaves_the_files_behind_them(plain: Damaged, tmp_path
 def test_pipes_sockets_and_directories_are_refused(
     plain: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in [*some_files(plain), plain.data / "zarr.json"]:
+    for place in some_files(plain):
         place.unlink()
         with contextlib.ExitStack() as stack:
             monkeypatch.chdir(place.parent)  # names of sockets are short
@@ -455,17 +445,15 @@ HOSTILE = [
     on_leaf("step", kind="complex", value="1+"),
     on_leaf("step", kind="bytes", value="0"),
     *[on_piece(place, value) for place, values in enumerate(OF_PIECES) for value in values],
-    *[without(key) for key in ("about", "data", "group", "structure", "leaves", "arrays")],
+    *[without(key) for key in ("about", "data", "structure", "leaves", "arrays")],
     *[without("arrays", 0, key) for key in ("name", "shape", "crc32c")],
     *[without("leaves", 0, key) for key in ("path", "kind", "shape")],
     lambda body: leaf_at(body, "w").pop("array"),
     lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 2),
-    lambda body: leaf_at(body, "small", 2).update(pieces=leaf_at(body, "more")["pieces"]),
     lambda body: (
         body["leaves"].append({**leaf_at(body, "w"), "path": ["again"]}),
         body["structure"]["dict"].append(["again", len(body["leaves"]) - 1]),
     ),
-    lambda body: body["arrays"].append({**array_named(body), "name": "other"}),
     lambda body: body["arrays"].append(array_named(body)),
     lambda body: (
         leaf_at(body, "small", 2).update(path=["more"]),
@@ -479,9 +467,6 @@ ABSURD = [
     on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
     on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
     on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
-    lambda body: array_named(body, ".float64.0").update(
-        shape=[2**40], chunk_shape=[2**30], crc32c="0" * 8 * 2**10
-    ),
     lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 10**4),
     lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
     huge,
@@ -509,16 +494,12 @@ def test_the_pieces_of_a_leaf_have_each_of_its_elements_once() -> None:
     array |= {"metadata": [1, 1], "crc32c": "0" * 8}
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
-    body["group"] = [1, 1]
 
     def load(pieces: Any) -> Manifest:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
         return manifest_json.load(sealed(said), "m")
 
     load(pieces[::-1])
-    pieces[5][1] = 6
-    with pytest.raises(CorruptionError, match="two leaves have one part"):
-        load(pieces)
     pieces[5] = [0, 5, [6], [1]]  # element 5 would be memory that nobody wrote
     for wrong in (pieces, pieces[:5] + pieces[6:]):
         with pytest.raises(CorruptionError, match="do not have each element of its shape"):
@@ -552,11 +533,8 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
 
 
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
-    other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
-    for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other)]:
+    for kind in ("unknown", "rbg"):
         plain.seal(on_leaf("key", key_impl=kind))
-        with pytest.raises(CorruptionError, match=rf"array key: {said}"):
-            verify(plain.path)
         mesh = mesh_of({"x": 4, "y": 2})
         for options in ({"mesh": mesh, "specs": P()}, {"like": make_tree()}):
             with pytest.raises(ValueError, match="key"):

@@ -252,7 +252,7 @@ def test_all_is_durable_before_the_manifest_counts_and_that_before_the_old_one_g
     new = f"{path / 'manifest.json'}.new"
     assert steps[commits[0]] == ("replace", new)
     files = [str(each) for each in path.glob("data-*/**/*") if each.is_file()]
-    assert len(files) == 8  # of the group 1, of an array of two chunks 3, of two packs 2 each
+    assert len(files) == 7  # of an array of two chunks 3, of two packs 2 each
     for file in [*files, new]:
         written = _last(before, "writev", file)
         assert written < _last(before, "fsync", file), file

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -28,15 +28,6 @@ _AS_INTEGERS = {
     *("int1", "uint1", "uint2", "uint4"),
     *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
 }
-
-_LISTING = json.dumps(
-    {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": {},
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
-    }
-).encode()
 
 
 def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
@@ -215,7 +206,6 @@ class Manifest(RecordedTree):
     data: str  # the directory with its arrays
     arrays: tuple[StoredArray, ...]
     about: dict[str, Any]  # date and versions of the save, for people
-    group: tuple[int, int]  # size and CRC-32C of the zarr.json of the group of all arrays
 
     def chunk_of(self, piece: Piece) -> Chunk:
         """Return the chunk that has a piece."""
@@ -233,7 +223,6 @@ class Manifest(RecordedTree):
     @property
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every file but that of the manifest."""
-        yield f"{self.data}/zarr.json", self.group[0]
         for array in self.arrays:
             yield f"{self.data}/{array.name}/zarr.json", array.metadata[0]
             for chunk in range(array.grid.num_chunks):
@@ -242,21 +231,6 @@ class Manifest(RecordedTree):
         for leaf in self.per_process:
             for process, (nbytes, _) in enumerate(leaf.files):
                 yield self.file_of(leaf, process), nbytes
-
-
-def group_of(arrays: Iterable[StoredArray]) -> bytes:
-    """Return the ``zarr.json`` of the group of all arrays.
-
-    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
-    it does not know, such as bfloat16, would be an error for the whole group.
-    """
-    # Joined as text: a hostile manifest may name millions, which take more memory when parsed.
-    listed = [
-        f'"{array.name}": '.encode() + array.document
-        for array in arrays
-        if array.dtype.isbuiltin == 1 or array.dtype.name in _AS_INTEGERS
-    ]
-    return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
 
 
 @lru_cache(maxsize=64)  # a tree has many arrays of few shapes

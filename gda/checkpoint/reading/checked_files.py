@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -141,32 +141,18 @@ class Files:
             if found != crc:
                 raise ValueError(f"is damaged: its CRC-32C is {found:08x}, not {crc:08x}")
 
-    def check_group(self) -> None:
-        name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
-        self._document("the group of all arrays", name, expected)
-
     def value_of(self, leaf: PerProcessLeaf, process: int) -> Any:
         """Return the value of a process; raise ``CorruptionError`` if its file is damaged."""
-        what = f"value {format_path(leaf.path)} of process {process}"
-        name = self.manifest.file_of(leaf, process)
-        return self._document(what, name, leaf.files[process], from_bytes)
-
-    def _document(
-        self,
-        what: str,
-        name: str,
-        expected: tuple[int, int],
-        read: Callable[[bytes], Any] = lambda data: data,
-    ) -> Any:
-        """Return what ``read`` makes of a file with the expected size and checksum."""
+        name, expected = self.manifest.file_of(leaf, process), leaf.files[process]
         try:
             data = self.store.read(name, expected[0])
             _check_size(len(data), expected[0])
             if checksums.size_and_crc(data) == expected:
-                return read(data)
+                return from_bytes(data)
             problem = "is damaged"
         except (*_GONE, ValueError) as error:
             problem = "is missing" if isinstance(error, _GONE) else str(error)
+        what = f"value {format_path(leaf.path)} of process {process}"
         raise CorruptionError(f"{what}: {self.store.join(name)} {problem}")
 
     def load(self, where: Chunk, out: Bytes) -> None:
