@@ -183,9 +183,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
     ],
     diff: [
-        Case(
-            "a and b", lambda w: {"a": w.tree, "b": w.path}, "process 1: order 'tree, checkpoint'"
-        ),
         Case("a: path", lambda w: {"a": f"{w.folder}/d"}, "process 1: checkpoint 'data-"),
         Case("b: keys", lambda w: {"b": w.tree | {"c": w.g}}, "only in process 1: c"),
         Case("b: layout", lambda w: {"b": w.columns}, "process 1: spec P(None, 'x')"),

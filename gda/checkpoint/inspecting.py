@@ -20,7 +20,6 @@ from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
-from gda.show.markup import html_table, report
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
@@ -44,7 +43,7 @@ MAX_BYTES = 128 * 2**20
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
 class Contents:
-    """The contents of a checkpoint, by its manifest. A table, also in a notebook.
+    """The contents of a checkpoint, by its manifest. ``print`` shows a table.
 
     Attributes:
       path: its path or URL.
@@ -110,10 +109,6 @@ class Contents:
 
     def __repr__(self) -> str:
         return "\n".join([*table(self.rows), *self.summary])
-
-    def _repr_html_(self) -> str:
-        rows = [[path, dtype, layout, size] for path, dtype, size, layout in self.rows]
-        return report(self.summary, [html_table(["leaf", "", "saved", "size or value"], rows)])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:

@@ -68,8 +68,8 @@ def test_each_process_gets_back_what_it_had() -> None:
     if jax.process_index() == 2:
         changed["data"].value["next"] = 5
     save(f"{folder}/c", changed, overwrite=True)
-    assert diff(changed, f"{folder}/c").are_equal
-    differences = diff(state_here(), f"{folder}/c")
+    assert diff(f"{folder}/c", changed).are_equal
+    differences = diff(f"{folder}/c", state_here())
     assert [each.path for each in differences.of_other_content] == [("data",)]
     assert differences.num_equal == 2
 

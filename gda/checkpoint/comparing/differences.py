@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
-from gda.show.markup import html_table, report
 from gda.storage.stores.errors import repr_of
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -55,7 +54,7 @@ class LeafDifference:
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """The differences between two trees; true if there are any. A report, also in a notebook.
+    """The differences between two trees; true if there are any.
 
     Attributes:
       a, b: the paths of the checkpoints; ``'the tree'`` for a tree.
@@ -98,11 +97,6 @@ class Differences:
         for kind, rows in self._tables():
             lines += [kind, *(f"  {line}" for line in table(rows))]
         return "\n".join([*lines, self._equal])
-
-    def _repr_html_(self) -> str:
-        rows = [[kind, *row] for kind, rows in self._tables() for row in rows]
-        tables = [html_table(["", "leaf", "a -> b"], rows)] if rows else []
-        return report([f"a: {self.a}, b: {self.b}", self._equal], tables)
 
     def _tables(self) -> Iterator[tuple[str, list[Sequence[str]]]]:
         """Yield each kind of difference, with the cells of its first leaves."""

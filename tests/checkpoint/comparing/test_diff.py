@@ -87,7 +87,7 @@ def test_each_kind_of_difference(saved: Callable[..., Path]) -> None:
 
 def test_a_checkpoint_is_the_same_as_itself_and_its_tree(saved: Callable[..., Path]) -> None:
     path = saved(A)
-    for differences in (diff(path, path), diff(path, A), diff(A, path)):
+    for differences in (diff(path, path), diff(path, A)):
         assert differences.are_equal
         assert not differences
         assert (differences.num_equal, differences.equal_nbytes) == (6, 48 + 12 + 16 + 16)
@@ -188,9 +188,8 @@ def test_any_two_trees(trees: Any) -> None:
     save(store / "b/", b)
     read = diff(store / "a/", store / "b/")
     with_tree = diff(store / "a/", b)
-    backwards = diff(a, store / "b/")
     expected = _expected(a, b)
-    assert paths(read) == paths(with_tree) == paths(backwards) == expected
+    assert paths(read) == paths(with_tree) == expected
     assert read == replace(with_tree, b=read.b)
     assert bool(read) == bool(expected)
     shared = a.keys() & b.keys()
@@ -231,8 +230,9 @@ def test_a_tree_over_processes(shared_tmp_path: Path) -> None:
     other[0, 0] += 1  # in a block of process 0
     other[31, 7] += 2  # and of process 1
     now = tree | {"w": cut(other, mesh, P(("y", "x"))), "step": 2}
-    assert paths(diff(now, shared_tmp_path)) == {"of_other_content": [("step",), ("w",)]}
-    assert diff(shared_tmp_path, now).num_equal == 2
+    differences = diff(shared_tmp_path, now)
+    assert paths(differences) == {"of_other_content": [("step",), ("w",)]}
+    assert differences.num_equal == 2
     with pytest.raises(gda.DisagreementError, match=r"at step, process 0: value 0, process"):
         diff(shared_tmp_path, tree | {"step": jax.process_index()})
 
@@ -240,25 +240,8 @@ def test_a_tree_over_processes(shared_tmp_path: Path) -> None:
 # Bad inputs.
 
 
-def test_one_of_both_is_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"a is a dict and b is a ndarray; pass the path"):
+def test_the_first_is_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the first argument must be the path of a"):
         diff(A, np.ones(3))
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
         diff(tmp_path / "none", A)
-    with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
-        diff(A, tmp_path / "none")
-
-
-def test_a_notebook_shows_differences_and_contents_as_tables(tmp_path: Path) -> None:
-    tree = {"w": np.zeros((2, 3), np.float32), "step": 7}
-    save(tmp_path, tree)
-    differences = diff(tmp_path, {"w": np.zeros((2, 3), np.float32), "<step>": 8})
-    html = differences._repr_html_()
-    for cell in ("only in a: 1 leaf", "step", "&lt;step&gt;"):
-        assert f"<td>{cell}</td>" in html
-    assert "<p>the same: 1 leaf, 24 B</p>" in html
-    equal = diff(tmp_path, tree)
-    assert "<table" not in equal._repr_html_()
-    contents = gda.checkpoint.inspect(tmp_path)._repr_html_()
-    for cell in ("float32[<wbr/>2,<wbr/>3]", "24 B", "7"):
-        assert f"<td>{cell}</td>" in contents
