@@ -114,8 +114,7 @@ def save(
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
     After an error nothing was committed, and the old checkpoint is complete. Only if the error
-    comes after everything was written, the new one may be complete already. A note of the error
-    says which one is there.
+    comes after everything was written, the new one may be complete already.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -370,7 +369,6 @@ class Save:
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""
-        self._may_be_committed = jax.process_index() != 0
         self._together("committing", self._commit)
         for name in self.claim.replaced:
             _remove(self.store, name)
@@ -389,10 +387,10 @@ class Save:
         )
         self.nbytes = sum(array.nbytes_of_file * array.grid.num_chunks for array in arrays)
         file = manifest_json.dump(manifest)
-        self._may_be_committed = True
         try:
             with self.store.replacing(manifest_json.NAME, file, self.claim.version):
                 self._writer.check_written(manifest)
+                self._may_be_committed = True
         except SaveError:
             self._may_be_committed = False
             raise
@@ -416,42 +414,14 @@ class Save:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._lock:
-            if error is not None and self._has_begun:
-                self._abandon(error)
-
-    def _abandon(self, error: BaseException) -> None:
-        """Remove the new data if possible; add a note of the state of the path."""
-        url, is_committed = self.store.url, self._is_committed(error)
-        if is_committed:
-            note = f"the checkpoint {url} is complete despite the error"
-        elif is_committed is None:
-            note = (
-                f"it is not known if {url} has the old or the new checkpoint; it has one of them, "
-                "complete"
-            )
-        else:
-            note = f"nothing was committed to {url}; its old contents are unchanged"
-        error.add_note(f"gda: {note}")
-        if is_committed is False and jax.process_index() == 0:
+            is_first = jax.process_index() == 0
+            if error is None or not self._has_begun or not is_first or self._may_be_committed:
+                return
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
-
-    def _is_committed(self, error: BaseException) -> bool | None:
-        """Return True if the manifest is there; ``None`` if that is unknown or may change."""
-        is_first = jax.process_index() == 0
-        if is_first and not self._may_be_committed:
-            return False
-        try:
-            is_there = manifest_json.load_manifest(self.store).data == self.claim.data
-        except FileNotFoundError:
-            is_there = False
-        except (OSError, ValueError):
-            return None
-        # An object store may still write a manifest that it did not confirm, and so may process 0
-        # when the others no longer wait for it.
-        is_heard = is_first or isinstance(error, SaveError)
-        is_decided = is_heard and not self.store.is_remote
-        return is_there or (None if self._may_be_committed and not is_decided else False)
+            error.add_note(
+                f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
+            )
 
 
 def _check_begun(parts: dict[int, dict[str, Any]]) -> str:

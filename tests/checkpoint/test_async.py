@@ -218,7 +218,7 @@ def test_a_failure_is_logged_and_raised_by_result(
 
     monkeypatch.setattr(FileStore, "write", fail)
     with caplog.at_level(logging.ERROR, "gda"):
-        pending = save_async(tmp_path, {"a": 2}, overwrite=True)
+        pending = save_async(tmp_path, {"a": DATA}, overwrite=True)
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
                 pending.result()
@@ -243,9 +243,9 @@ def fail(store, *arguments):
 FileStore.write = fail
 path, *failure = sys.argv[1:]
 if not failure:
-    gda.checkpoint.save_async(path + '/unheard', {'a': 1})
+    gda.checkpoint.save_async(path + '/unheard', {'a': numpy.zeros(3)})
     try:
-        gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
+        gda.checkpoint.save_async(path + '/heard', {'a': numpy.zeros(3)}).result()
     except OSError:
         print('ended')
 
@@ -253,7 +253,7 @@ if not failure:
 def save_at_exit():
     print(gda.checkpoint.save_async(path + '/at_exit', arrays))
     try:
-        gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
+        gda.checkpoint.save_async(path + '/heard', {'a': numpy.zeros(3)}).result()
     except OSError as error:
         print(error)
 

@@ -151,14 +151,12 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
 
 def test_next_save_removes_leftovers_of_one_that_died(kv: Any) -> None:
     kv.write("data-0123456789abcdef/zarr.json", b"{}").result()
-    kv.write("data-fedcba9876543210/of_others", b"{}").result()
     said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef"
     with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
         checkpoint.restore(kv)
     checkpoint.save(kv, tree_of())
     check_restored(kv)
     assert "data-0123456789abcdef" not in directories(kv)
-    assert "data-fedcba9876543210" in directories(kv)
 
 
 def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
@@ -177,8 +175,7 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     assert faults.listed == [b"manifest.json"]
     del faults.listed[:]
     checkpoint.save(kv / "run/", tree, overwrite=True)
-    # Those of the data that is replaced, to see that it has no other files, and to remove them.
-    assert len(faults.listed) == 1 + 2 * data
+    assert len(faults.listed) == 1 + data  # of the data that is replaced, to remove them
 
 
 def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:
@@ -524,11 +521,8 @@ def test_a_commit_that_arrives_after_it_was_given_up(
     """Then it finds its chunks, or is refused because another save was committed meanwhile."""
     checkpoint.save(kv, tree_of())
     faults.fault = for_ever("late", is_commit)
-    with pytest.raises(TimeoutError, match="run/manifest.json") as caught:
+    with pytest.raises(TimeoutError, match="run/manifest.json"):
         checkpoint.save(kv, tree_of(8), overwrite=True, timeout=0.3)
-    assert "has the old or the new checkpoint; it has one of them, complete" in "".join(
-        caught.value.__notes__
-    )
     faults.fault = lambda request: None
     check_restored(kv)
     if not comes_first:
@@ -585,7 +579,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             saver.stop()
 
     def write_in_turn(store: KvStore, name: str, data: bytes) -> None:
-        if name.count("/") == 1:  # the first object of a save
+        if name.endswith("zarr.json"):  # the first object of a save
             stop()
         write(store, name, data)
 
@@ -634,7 +628,7 @@ def check_order(path: Any, order: tuple[str, ...]) -> None:
             said = "another save into .* committed before this one; save again"
             assert re.search(said, str(saver.error))
             assert "nothing was committed" in "".join(saver.error.__notes__)
-    checkpoint.save(path, {}, overwrite=True)
+    checkpoint.save(path, {"a": batch(4)}, overwrite=True)
 
 
 @pytest.mark.usefixtures("in_turn")
