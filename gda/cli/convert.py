@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gda.cli.commands import (
     ERRORS,
@@ -15,16 +15,11 @@ from gda.cli.commands import (
     add_command,
     add_timeout,
     shows_progress,
-    terminal_width,
     without_accelerators,
 )
 from gda.cli.functions import file_and_function, function_of, traceback_of
-from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
 from gda.planning.notation.mistakes import MistakesError
-
-if TYPE_CHECKING:
-    from gda.checkpoint.converting import Conversion
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
@@ -42,7 +37,7 @@ the function of --map:
 examples:
   gda convert run/100 checkpoint
   gda convert checkpoint model.safetensors --dtype bf16
-  gda convert hf checkpoint --map examples/convert_llama.py:to_scanned --dry-run
+  gda convert hf checkpoint --map examples/convert_llama.py:to_scanned
   gda convert checkpoint hf --to safetensors --map map.py:to_hugging_face
 
 exit code:
@@ -79,9 +74,6 @@ def add_convert(commands: Any) -> None:
         default=5 * 2**30,
         help="the most data in a safetensors file; default 5GiB",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be written, and write nothing"
-    )
     add_timeout(parser)
 
 
@@ -107,11 +99,12 @@ def convert(options: argparse.Namespace) -> int:
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
     )
-    if options.dry_run:
-        print(*_plan(conversion), sep="\n")
-    else:
-        conversion.write(shows_progress())
-        print(f"wrote {_target(conversion)}")
+    conversion.write(shows_progress())
+    leaves = counted(len(conversion.leaves), "leaf", "leaves")
+    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
+    files = counted(conversion.num_files, "safetensors file")
+    kind = files if conversion.num_files else conversion.kind.value
+    print(f"wrote {leaves}, {nbytes}, to {conversion.target}, {kind}")
     return OK
 
 
@@ -129,20 +122,3 @@ def _change(text: str) -> Callable[[Any], Any]:
             raise MistakesError(f"{text} failed:", *traceback_of(error, __file__)) from None
 
     return change
-
-
-def _plan(conversion: Conversion) -> list[str]:
-    rows = [("path", "type", "size")]
-    rows += [(name, type_, format_bytes(nbytes)) for name, type_, nbytes in conversion.leaves]
-    return [
-        *table(rows, right={"size"}, width=terminal_width()),
-        f"would write {_target(conversion)}",
-    ]
-
-
-def _target(conversion: Conversion) -> str:
-    leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
-    files = counted(conversion.num_files, "safetensors file")
-    kind = files if conversion.num_files else conversion.kind.value
-    return f"{leaves}, {nbytes}, to {conversion.target}, {kind}"
