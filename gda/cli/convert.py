@@ -86,10 +86,10 @@ def _bytes(text: str) -> int:
 
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.converting import plan_conversion
+    from gda.checkpoint.converting import convert as written
     from gda.checkpoint.tree_at import FileKind
 
-    conversion = plan_conversion(
+    converted = written(
         options.source,
         options.target,
         kind=None if options.to is None else FileKind[options.to.upper()],
@@ -98,13 +98,11 @@ def convert(options: argparse.Namespace) -> int:
         max_bytes=options.max_bytes,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
+        progress=shows_progress(),
     )
-    conversion.write(shows_progress())
-    leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
-    files = counted(conversion.num_files, "safetensors file")
-    kind = files if conversion.num_files else conversion.kind.value
-    print(f"wrote {leaves}, {nbytes}, to {conversion.target}, {kind}")
+    leaves = counted(converted.num_leaves, "leaf", "leaves")
+    nbytes = format_bytes(converted.nbytes)
+    print(f"wrote {leaves}, {nbytes}, to {options.target}, {converted.kind.value}")
     return OK
 
 
