@@ -32,11 +32,11 @@ from damaged import (
     save_tiny,
     sealed,
 )
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from leaks import little_memory
-from meshes import batch, cut, mesh_of
+from meshes import mesh_of
 from trials import Trials, rarely, tried
 
 import gda
@@ -151,21 +151,6 @@ def test_altered_files_are_found(plain: Damaged, trials: Trials) -> None:
                     restore(plain.path)
             else:
                 check_found(plain, file, restore, verify)
-        trials.count("found")
-
-
-@tried("a bit of a larger checkpoint is flipped", sample=1, full=300)
-def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
-    mesh = mesh_of({"x": 8})
-    tree = {"w": cut(batch(2048, 256), mesh, P("x")), "v": np.arange(300_000, dtype=np.int32)}
-    gda.checkpoint.save(tmp_path / "run", tree)
-    damaged = Damaged(tmp_path / "run")
-    assert len(damaged.chunks) == 9
-    for _ in range(trials.most):
-        file = trials.chance.choice(damaged.chunks)
-        whole = damaged.whole[file]
-        with damaged.changed(file, flip(whole, trials.chance.randrange(len(whole)))):
-            check_found(damaged, file, verify, functools.partial(restore, like=tree))
         trials.count("found")
 
 
@@ -643,26 +628,3 @@ def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
             break
     shared.seal(body)
     use(shared)
-
-
-@rarely(2)
-@given(
-    st.integers(0, 10**6),
-    st.integers(0, 8),
-    st.binary(max_size=8) | words.map(repr).map(lambda text: text.encode("utf-8", "replace")),
-    st.booleans(),
-)
-@example(10, 0, b"", False)
-def test_fuzzed_bytes(
-    shared: Damaged, position: int, removed: int, added: bytes, is_sealed: bool
-) -> None:
-    whole = shared.whole[shared.manifest]
-    begin = whole.index(b"\n") + 1 if is_sealed else 0
-    position = begin + position % (len(whole) - begin)
-    fuzzed = whole[:position] + added + whole[position + removed :]
-    shared.manifest.write_bytes(sealed(fuzzed[begin:]) if is_sealed else fuzzed)
-    if not is_sealed and fuzzed != whole:
-        for function in (restore, verify, gda.checkpoint.inspect):
-            said_by(function, shared.path)
-    else:
-        use(shared)

@@ -329,20 +329,6 @@ def test_no_permission(public_directory: Path) -> None:
     check_next_save(path, 3)
 
 
-@pytest.mark.usefixtures("nothing_left")
-def test_a_directory_that_may_be_written_and_not_listed(public_directory: Path) -> None:
-    # Whoever may not list it cannot see what is there, nor wait until a new entry is durable.
-    inbox = public_directory / "inbox"
-    inbox.mkdir()
-    os.chmod(inbox, 0o333)
-    with unprivileged():
-        gda.checkpoint.save(inbox / "run", values_of(1))
-        assert generation_at(inbox / "run") == 1
-        check_refused(inbox, PermissionError, str(inbox), before=None)
-    os.chmod(inbox, 0o755)
-    assert os.listdir(inbox) == ["run"]
-
-
 def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "thesis.tex"
     file.write_text("mine")
@@ -386,24 +372,6 @@ def test_ctrl_c_at_any_step(tmp_path: Path, forks: Forks, trials: Trials) -> Non
     assert len(lines) == min(int(steps), trials.most), forks.errors()
     assert int(steps) > 30
     assert set(trials.outcomes) <= {"old", "new"}
-
-
-@pytest.mark.usefixtures("nothing_left")
-def test_a_progress_function_that_raises(tmp_path: Path) -> None:
-    gda.checkpoint.save(tmp_path, values_of(1))
-
-    def progress(done: int, total: int) -> None:
-        raise ZeroDivisionError("in the bar")
-
-    with pytest.raises(ZeroDivisionError, match="in the bar") as caught:
-        gda.checkpoint.save(tmp_path, values_of(2), overwrite=True, progress=progress)
-    assert caught.value.__notes__ == [
-        f"gda: nothing was committed to {tmp_path}; its old contents are unchanged"
-    ]
-    with pytest.raises(ZeroDivisionError, match="in the bar"):
-        gda.checkpoint.restore(tmp_path, progress=progress)
-    assert generation_at(tmp_path) == 1
-    check_clean(tmp_path)
 
 
 # Several processes.

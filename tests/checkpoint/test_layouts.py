@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -23,7 +22,6 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import restore, save
-from gda.checkpoint.reading import chunk_parts
 from gda.storage.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
@@ -208,40 +206,6 @@ def test_small_arrays_of_odd_sizes_are_aligned(auto_mesh: Mesh, tmp_path: Path) 
         for n in range(5):
             np.testing.assert_array_equal(restored[str(n)], batch(*shape) + n)
             assert not any(address % 64 for address in addresses(restored[str(n)]))
-
-
-def test_memory_beyond_the_arrays_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = batch(64, 64)
-    save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))})
-    with noting(packed_below=1, chunk=1024) as noted:
-        save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
-        assert len(noted.written) == 16
-        held, most, guard = 0, 0, threading.Lock()
-        load = chunk_parts._read_chunk
-
-        def counting(files: Any, where: Any, uses: Any) -> None:
-            nonlocal held, most
-            with guard:
-                held += 1024
-                most = max(most, held)
-            load(files, where, uses)
-            with guard:
-                held -= 1024
-
-        monkeypatch.setattr(chunk_parts, "_read_chunk", counting)
-        # Cut the other way, so that each chunk goes through a buffer.
-        restored = restore(
-            tmp_path,
-            mesh=mesh_of({"x": 8}),
-            specs=P(None, "x"),
-            max_workers=8,
-            max_bytes=3000,
-        )
-    np.testing.assert_array_equal(restored["a"], data)
-    assert 1024 <= most <= 2048
-    assert held == 0
 
 
 def test_progress(auto_mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

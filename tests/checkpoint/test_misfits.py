@@ -212,39 +212,6 @@ def test_two_leaves_with_one_path_and_a_tree_nested_too_deep(tmp_path: Path) -> 
         save(tmp_path, tree)
 
 
-def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -> None:
-    class Both:
-        pass
-
-    keys = [jax.tree_util.GetAttrKey("a"), jax.tree_util.SequenceKey(0)]
-    jax.tree_util.register_pytree_with_keys(
-        Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
-    )
-    save(tmp_path, {"both": Both()})
-    paths: list[str] = []
-    restored = restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
-    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
-    assert paths == ["both/a", "both/0"]
-
-
-# Paths.
-
-
-def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path, {"a": DATA})
-    manifest = tmp_path / "manifest.json"
-    manifest.unlink()
-    manifest.mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    message = f"{manifest} is not a regular file; remove it"
-    with pytest.raises(FileExistsError, match=re.escape(message)) as caught:
-        save(tmp_path, {"a": DATA}, overwrite=True)
-    assert sorted(tmp_path.rglob("*")) == before
-    assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
-
-
 # Specs and paths.
 
 

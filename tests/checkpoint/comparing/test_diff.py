@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,13 +10,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore as ts
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
@@ -150,70 +145,6 @@ def test_a_report_names_the_first_of_many(saved: Callable[..., Path]) -> None:
     assert lines[2] == "of other content: 50 leaves"
     assert lines[-2:] == ["  … 30 more leaves", "the same: 0 leaves, 0 B"]
     assert len(lines) == 2 + 1 + 20 + 2
-
-
-# Properties.
-
-DTYPES = [np.float32, np.float64, np.int8, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64]
-SHAPES = [(), (0, 3), (3,), (2, 2), (37, 9), (16, 8)]
-
-
-def _leaf(draw: Any) -> Any:
-    if draw(st.integers(0, 4)) == 0:
-        return draw(st.sampled_from([0, 1, 1.0, True, "a", "1", b"1"]))
-    seed = draw(st.integers(0, 2))
-    data = np.random.default_rng(seed).integers(0, 9, draw(st.sampled_from(SHAPES)))
-    return data.astype(draw(st.sampled_from(DTYPES)))
-
-
-@st.composite
-def pairs_of_trees(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = st.sets(st.sampled_from("abcdef"))
-    a = {name: _leaf(draw) for name in sorted(draw(names))}
-    b = {name: _leaf(draw) for name in sorted(draw(names))}
-    for name in sorted(draw(names) & a.keys()):
-        b[name] = a[name]
-        if isinstance(a[name], np.ndarray) and a[name].size and draw(st.booleans()):
-            b[name] = a[name].copy()
-            b[name][draw(st.tuples(*[st.integers(0, n - 1) for n in a[name].shape]))] += 1
-    return a, b
-
-
-@rarely(2)
-@given(pairs_of_trees())
-def test_any_two_trees(trees: Any) -> None:
-    a, b = trees
-    store = ts.KvStore.open("memory://").result()
-    save(store / "a/", a)
-    save(store / "b/", b)
-    read = diff(store / "a/", store / "b/")
-    with_tree = diff(store / "a/", b)
-    expected = _expected(a, b)
-    assert paths(read) == paths(with_tree) == expected
-    assert read == replace(with_tree, b=read.b)
-    assert bool(read) == bool(expected)
-    shared = a.keys() & b.keys()
-    assert read.num_equal == len(shared) - sum(map(len, [*expected.values()])) + len(
-        a.keys() ^ b.keys()
-    )
-
-
-def _expected(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the paths of each kind of difference, by NumPy."""
-    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-    found["only_in_a"] = [(name,) for name in a if name not in b]
-    found["only_in_b"] = [(name,) for name in sorted(b) if name not in a]
-    for name in a.keys() & b.keys():
-        x, y = a[name], b[name]
-        if type(x) is not type(y) or _type(x) != _type(y):
-            found["of_other_type"].append((name,))
-        elif not np.array_equal(x, y):
-            found["of_other_content"].append((name,))
-    return {kind: sorted(each) for kind, each in found.items() if each}
-
-
-def _type(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else None
 
 
 # Many processes.

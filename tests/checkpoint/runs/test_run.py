@@ -611,28 +611,6 @@ def test_a_training_may_go_on_after_a_save_that_failed(
     assert run.steps() == [10, 30]
 
 
-def test_a_store_that_cannot_be_reached_for_a_while_loses_only_these_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise OSError(5, "Input/output error")
-
-    def begin_to_refuse(*_: Any) -> Any:
-        monkeypatch.setattr(FileStore, "read", refuse)
-        refuse()
-
-    run, _ = resumed(tmp_path, on_error="log")
-    train(run, 0, 10)
-    run.wait()
-    monkeypatch.setattr(FileStore, "write_sealed", begin_to_refuse)
-    assert run.save(20, state_of(20))
-    assert not run.save(30, state_of(30))
-    monkeypatch.undo()
-    assert run.save(40, state_of(40))
-    run.close()
-    assert run.steps() == [10, 40]
-
-
 def test_a_save_goes_on_after_ctrl_c_in_the_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,6 @@ from trials import Trials, tried
 
 import gda
 from gda import checkpoint
-from gda.arrays.fingerprints import fingerprint as fingerprints
 from gda.arrays.transport import to_host
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores import directory
@@ -246,26 +245,6 @@ def test_inspect_tells_own_and_shared_bytes(auto_mesh: Mesh, tmp_path: Path) -> 
     )
     shutil.rmtree(tmp_path / "2")
     assert shared.shared_nbytes == 0
-
-
-def test_no_fingerprint_is_computed_twice(
-    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = {name: cut(FROZEN + i, auto_mesh, P("x")) for i, name in enumerate("ab")}
-    checkpoint.save(tmp_path / "1", tree)
-    begun: list[Any] = []
-    begin = fingerprints.begin_blocks
-
-    def counted(blocks: Any, grid: Any) -> Any:
-        begun.append(grid)
-        return begin(blocks, grid)
-
-    monkeypatch.setattr(saved_leaves, "begin_blocks", counted)
-    checkpoint.save(
-        tmp_path / "2", {**tree, "b": cut(FROZEN * 2, auto_mesh, P("x"))}, base=tmp_path / "1"
-    )
-    assert linked_in(tmp_path / "2") == {"a"}
-    assert len(begun) == 2
 
 
 @pytest.fixture
