@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jax
-
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -26,15 +24,11 @@ from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
-from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
-    ArrayLeaf,
     Leaf,
     PerProcessLeaf,
     ValueLeaf,
     format_path,
-    saved_type,
-    unflatten,
 )
 
 MAX_BYTES = 128 * 2**20
@@ -52,7 +46,6 @@ class Contents:
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
       nbytes: bytes of all arrays together.
       about: date of the save, versions of gda and JAX, and number of processes.
-      structure: the structure of the tree, for ``shapes``.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -68,28 +61,6 @@ class Contents:
     arrays: tuple[StoredArray, ...]
     nbytes: int
     about: dict[str, Any] = field(hash=False)
-    structure: Any = field(default=None, repr=False, hash=False)
-
-    def shapes(self) -> Any:
-        """Return the saved tree with a ``jax.ShapeDtypeStruct`` for each array.
-
-        Each ``PerProcess`` holds ``None``.
-
-        >>> import gda, numpy as np, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     gda.checkpoint.save(folder, {'w': np.zeros((2, 3), np.float32), 'step': 7})
-        ...     gda.checkpoint.inspect(folder).shapes()
-        {'step': 7, 'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
-        """
-        values = [
-            jax.ShapeDtypeStruct(*saved_type(leaf), weak_type=leaf.weak_type)
-            if isinstance(leaf, ArrayLeaf)
-            else leaf.value
-            if isinstance(leaf, ValueLeaf)
-            else PerProcess(None)
-            for leaf in self.leaves
-        ]
-        return unflatten(self.structure, values)
 
     @property
     def shared_nbytes(self) -> int:
@@ -225,7 +196,6 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
         arrays=manifest.arrays,
         nbytes=sum(leaf.nbytes for leaf in manifest.array_leaves),
         about=manifest.about,
-        structure=manifest.structure,
     )
 
 

@@ -270,7 +270,6 @@ def test_functions_of_trees_leave_it_as_it_is(auto_mesh: Any) -> None:
 
 def test_like_and_the_checkpoint_must_both_have_one(tmp_path: Path) -> None:
     save(tmp_path, {"step": 3, "data": PerProcess(5)})
-    assert inspect(tmp_path).shapes() == {"step": 3, "data": PerProcess(None)}
     for like, message in (
         (
             {"step": 0, "data": 5},
