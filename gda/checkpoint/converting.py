@@ -11,10 +11,9 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.saving import MAX_BYTES, left_by_killed_saves, save
+from gda.checkpoint.saving import MAX_BYTES, save
 from gda.checkpoint.tree_at import FileKind, open_tree
 from gda.layout.text import join_some
-from gda.storage import safetensors_model
 from gda.storage.options import Options, ProgressLike
 from gda.storage.stores.directory import LOCK
 from gda.storage.stores.opening import Store, open_store, options_for
@@ -50,13 +49,13 @@ def convert(
 ) -> Converted:
     """Write the tree at a path into other files: all of it, or nothing.
 
-    At the target is nothing, or only the files of a killed conversion to the same ``kind``, which
-    is by default that of the target's name. ``change`` takes the tree at the source, with a
+    At the target is nothing, or an empty folder. ``kind`` is by default that of the target's name.
+    ``change`` takes the tree at the source, with a
     ``LazyArray`` for each array, and returns the tree to write; ``dtype`` is that of its floats.
     The rest is as for ``checkpoint.save`` and ``save_safetensors``, also the errors.
     """
     kind = _kind_of_target(target, kind)
-    _check_is_new(open_store(target, timeout), kind)
+    _check_is_new(open_store(target, timeout))
     opened = open_tree(source, timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
@@ -91,7 +90,7 @@ def _kind_of_target(target: str, kind: FileKind | None) -> FileKind:
     return kind or (FileKind.SAFETENSORS if is_file else FileKind.CHECKPOINT)
 
 
-def _check_is_new(store: Store, kind: FileKind) -> None:
+def _check_is_new(store: Store) -> None:
     try:
         names = store.entries()
     except FileNotFoundError:
@@ -100,9 +99,7 @@ def _check_is_new(store: Store, kind: FileKind) -> None:
         raise FileExistsError(
             f"{store.url} is a file, or below one; remove it, or choose another target"
         ) from None
-    is_checkpoint = kind is FileKind.CHECKPOINT
-    left_by = left_by_killed_saves if is_checkpoint else safetensors_model.left_by_killed_saves
-    if names := sorted({*names} - {LOCK} - left_by(names)):
+    if names := sorted({*names} - {LOCK}):
         raise FileExistsError(
             f"{store.url} is not empty: it has {join_some(names)}. Remove it, or choose another "
             "target"

@@ -18,7 +18,6 @@ from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.orbax_runs.run_folder import MARKS
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
-from gda.storage.stores.errors import CheckpointNotFoundError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
@@ -79,7 +78,7 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
     elif kind is FileKind.ORBAX:
         tree = open_orbax(path)
     else:
-        tree = tree_of_sources(store, _manifest_of(store))
+        tree = tree_of_sources(store, load_complete(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
 
 
@@ -103,15 +102,6 @@ def _lazy(leaf: Any) -> Any:
         return lazy(leaf) if is_source(leaf) else leaf
     except (TypeError, ValueError) as error:
         return Unreadable(str(error))
-
-
-def _manifest_of(store: Store) -> Any:
-    try:
-        return load_complete(store)
-    except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"{error}. Safetensors files and an Orbax run were looked for too"
-        ) from None
 
 
 def _kinds_at(store: Store) -> list[FileKind]:

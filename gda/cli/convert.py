@@ -23,10 +23,9 @@ from gda.planning.notation.mistakes import MistakesError
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
-an Orbax run; its files tell which. TARGET must not exist; a conversion that was
-killed can be started again. If its name ends with .safetensors, it is a
-safetensors file; otherwise it is a checkpoint of gda, or with --to safetensors
-a folder of safetensors files and their index.
+an Orbax run; its files tell which. TARGET must not exist. If its name ends with
+.safetensors, it is a safetensors file; otherwise it is a checkpoint of gda, or
+with --to safetensors a folder of safetensors files and their index.
 
 the function of --map:
   FUNCTION(tree) takes the tree at SOURCE and returns the tree to write. Its

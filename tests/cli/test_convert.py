@@ -61,9 +61,6 @@ class Killing(Unread):
 def killed(tree):
     return {"a": tree["big"], "w": Killing(None)}
 
-def twice(tree):
-    return {"a": tree["big"][0], "big": tree["big"]}
-
 def interrupted(tree):
     return {"a": tree["big"], "w": Unread(KeyboardInterrupt())}
 """
@@ -275,36 +272,16 @@ def test_ctrl_c_leaves_no_tree(convert: Callable[..., Any], tmp_path: Path, targ
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "safetensors"])
-def test_a_killed_conversion_can_be_started_again(
+def test_a_killed_conversion_leaves_no_tree(
     convert: Callable[..., Any], sources: Path, tmp_path: Path, kind: str
 ) -> None:
     program = "import sys; from gda.cli import main; main(sys.argv[1:])"
     words = ["convert", sources / "checkpoint", tmp_path / "new", "--to", kind]
     of_map = ["--map", f"{sources}/map.py:killed"]
     assert python("-c", program, *words, *of_map).returncode == -signal.SIGKILL
-    left = {path.name for path in (tmp_path / "new").iterdir()}
-    assert left - {".lock"}
-    # The other kind would leave these files where they are.
-    other = "safetensors" if kind == "checkpoint" else "checkpoint"
-    code, _, err = convert("checkpoint", "new", "--to", other)
-    assert (code, "new is not empty: it has " in err) == (2, True)
-    assert convert("checkpoint", "new", "--to", kind, by="twice")[0] == 0
-    assert not left & {path.name for path in (tmp_path / "new").iterdir()} - {".lock"}
-    assert {*read(tmp_path / "new")} == {"a", "big"}
+    assert not [*(tmp_path / "new").glob("m*")]  # a manifest, or files of a model
     code, _, err = convert("checkpoint", "new", "--to", kind)
     assert (code, "new is not empty: it has " in err) == (2, True)
-
-
-def test_a_conversion_killed_while_it_commits_can_be_started_again(
-    convert: Callable[..., Any], tmp_path: Path
-) -> None:
-    # As the steps of replace_model leave it: the index, and one of two parts in its place.
-    gda.storage.save_safetensors(tmp_path / "new", {"a": W, "b": W}, max_file_bytes=50)
-    partial = tmp_path / "new" / ".model.safetensors.0123456789abcdef.partial"
-    partial.mkdir()
-    (tmp_path / "new" / "model-00002-of-00002.safetensors").rename(partial / "b")
-    assert convert("checkpoint", "new", "--to", "safetensors")[0] == 0
-    assert {*read(tmp_path / "new")} == {*ARRAYS, "step"}
 
 
 def test_a_map_is_a_file_and_a_function(run: Run, sources: Path, tmp_path: Path) -> None:
@@ -327,10 +304,9 @@ def test_options_that_cannot_be(convert: Callable[..., Any], options: list[str],
 
 
 def test_sources_that_are_none(run: Run, sources: Path, tmp_path: Path) -> None:
-    looked = "Safetensors files and an Orbax run were looked for too\n"
     target = tmp_path / "new"
     code, _, err = run("convert", sources / "map.py", target)
-    assert (code, err.endswith(f"map.py: it is a file, or below one. {looked}")) == (2, True)
+    assert (code, err.endswith("map.py: it is a file, or below one\n")) == (2, True)
     (tmp_path / "both").mkdir()
     save_file({"w": W}, tmp_path / "both" / "model.safetensors")
     write_orbax(tmp_path / "both", {("w",): W})
