@@ -181,19 +181,6 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
     np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
 
 
-def test_without_more_threads_a_save_is_over_when_it_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    pending = save_async(tmp_path, {"a": DATA})
-    assert pending.done()
-    pending.result()
-    np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
-
-
 def test_several_at_once(tmp_path: Path, gate: threading.Event) -> None:
     with pytest.raises(TypeError, match="a leaf of type object cannot be saved"):
         save_async(tmp_path / "0", {"a": object()})
