@@ -274,7 +274,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         ("link", "no such directory"),
         ("empty", "it is empty"),
         ("file/below", "it is a file, or below one"),
-        ("many", r"it has no manifest.json, but 0\x1b[2J, 1\x1b[2J, "),
+        ("many", r"it has 0\x1b[2J; 1\x1b[2J; "),
         ("begun", "a save was begun there (data-0123456789abcdef) and never committed"),
     ]:
         for function in (restore, verify, gda.checkpoint.inspect):

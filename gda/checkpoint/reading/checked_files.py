@@ -224,11 +224,9 @@ def _what_is_there(store: Store) -> str:
             f"there is no checkpoint at {store.url} itself; it has the checkpoints "
             f"{join_some(list(map(printable, below)))}. Pass one of them"
         )
-    shown = [name for name in entries if name != LOCK]
-    if not shown:
-        return f"there is no checkpoint at {store.url}: it is empty"
-    has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "")
-    return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}, but {has}"
+    shown = [printable(name) for name in entries if name != LOCK]
+    has = f"it has {join_some(shown)}" if shown else "it is empty"
+    return f"there is no checkpoint at {store.url}: {has}"
 
 
 def _has_manifest(store: Store, name: str) -> bool:
