@@ -521,15 +521,6 @@ def test_a_save_that_failed_is_raised_by_the_next_call(failed: Run, step: int) -
     assert failed.steps() == [10, 31]
 
 
-def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
-    failed: Run,
-) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        failed.wait()
-    assert [step for step in range(22, 33) if failed.save(step, state_of(step))] == [30]
-    failed.close()
-
-
 def test_a_step_whose_save_failed_is_saved_again_if_the_program_ends(
     failed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
