@@ -253,7 +253,7 @@ def test_nothing_or_something_else_is_there(kv: Any) -> None:
     said = "is not empty and not a checkpoint: it has photos. Save into a directory of its own"
     with pytest.raises(FileExistsError, match=said):
         checkpoint.save(kv, tree_of(), overwrite=True)
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match="but photos"):
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match="it has photos"):
         checkpoint.restore(kv)
     assert names(kv) == ["photos/cat.jpg"]
 
