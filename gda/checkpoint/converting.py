@@ -12,6 +12,7 @@ import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
 from gda.checkpoint.saving import MAX_BYTES, save
+from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, open_tree
 from gda.layout.text import join_some
 from gda.storage.options import Options, ProgressLike
@@ -56,7 +57,7 @@ def convert(
     """
     kind = _kind_of_target(target, kind)
     _check_is_new(open_store(target, timeout))
-    opened = open_tree(source, timeout)
+    opened = open_tree(path_of(source, timeout), timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"
