@@ -95,7 +95,7 @@ print("nvidia-smi:", output("nvidia-smi", query, "--format=csv,noheader"))
 print("commit", output("git", "log", "-1", "--format=%h %cs"))
 names = "jax jaxlib jax-cuda13-plugin jax-cuda12-plugin numpy ml_dtypes orbax-checkpoint tensorstore"
 found = []
-for name in f"{names} fastcrc zstandard safetensors flax optax pytest".split():
+for name in f"{names} fastcrc safetensors flax optax pytest".split():
     try:
         found.append(f"{name} {version(name)}")
     except PackageNotFoundError:

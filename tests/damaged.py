@@ -48,10 +48,10 @@ def limit_sizes(patch: pytest.MonkeyPatch, packed_below: int, chunk: int, pack: 
     patch.setattr(writer, "PACK_BYTES", pack)
 
 
-def save_tiny(path: Path, tree: Any, compression: str | None = None, **options: Any) -> None:
+def save_tiny(path: Path, tree: Any, **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         limit_sizes(patch, 64, 32, 32)
-        gda.checkpoint.save(path, tree, compression=compression, **options)
+        gda.checkpoint.save(path, tree, **options)
 
 
 class Damaged:
@@ -67,7 +67,6 @@ class Damaged:
         }
         self.body = json.loads(self.whole[self.manifest].partition(b"\n")[2])
         self.data = path / self.body["data"]
-        self.codec = self.body["arrays"][0]["codec"]
 
     @property
     def chunks(self) -> list[Path]:

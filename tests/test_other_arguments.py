@@ -162,14 +162,10 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("tree: a value", lambda w: {"tree": w.tree | {"s": 2}}, "only in process 1: s"),
         Case("overwrite", lambda w: {"overwrite": False}, "process 1: overwrite False"),
-        Case("compression", lambda w: {"compression": "zstd"}, "process 1: compression 'zstd'"),
-        Case("fingerprint", lambda w: {"fingerprint": False}, "process 1: fingerprint False"),
     ],
     save_async: [
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("overwrite", lambda w: {"overwrite": False}, "process 1: overwrite False"),
-        Case("compression", lambda w: {"compression": "zstd"}, "process 1: compression 'zstd'"),
-        Case("fingerprint", lambda w: {"fingerprint": False}, "process 1: fingerprint False"),
     ],
     restore_together: [
         Case("path", lambda w: {"path": f"{w.folder}/d", "at": ()}, "process 1: checkpoint 'data-"),
@@ -180,9 +176,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
     ],
     diff: [
-        Case(
-            "a and b", lambda w: {"a": w.tree, "b": w.path}, "process 1: order 'tree, checkpoint'"
-        ),
         Case("a: path", lambda w: {"a": f"{w.folder}/d"}, "process 1: checkpoint 'data-"),
         Case("b: keys", lambda w: {"b": w.tree | {"c": w.g}}, "only in process 1: c"),
         Case("b: layout", lambda w: {"b": w.columns}, "process 1: spec P(None, 'x')"),

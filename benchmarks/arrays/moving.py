@@ -104,7 +104,7 @@ def _device_put(move: Move) -> Any:
 
 
 def _through_disk(move: Move, path: str) -> Any:
-    gda.checkpoint.save(path, _array(move), fingerprint=False)
+    gda.checkpoint.save(path, _array(move))
     like = jax.ShapeDtypeStruct(move.shape, np.float32, sharding=move.sharding)
     return gda.checkpoint.restore(path, like)
 

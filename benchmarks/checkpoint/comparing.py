@@ -28,7 +28,7 @@ def _manifest(leaves: int, changed: int) -> bytes:
     structure, paths = flatten(tree)
     dtype = np.dtype(np.float32)
     chunk_shape = chunk_shape_of((SHAPE[0] // 8, SHAPE[1]), dtype.itemsize, 16 * 2**20)
-    planned = StoredArray.planned("w", SHAPE, chunk_shape, dtype, "bytes")
+    planned = StoredArray.planned("w", SHAPE, chunk_shape, dtype)
     crcs = list(range(planned.grid.num_chunks))
     arrays = [replace(planned, name=f"{i:05}.w", crcs=crcs) for i in range(len(paths))]
     records = [
@@ -44,9 +44,7 @@ def _manifest(leaves: int, changed: int) -> bytes:
         )
         for number, (path, _) in enumerate(paths)
     ]
-    manifest = Manifest(
-        tuple(records), structure, "data-0123456789abcdef", tuple(arrays), {}, (0, 0)
-    )
+    manifest = Manifest(tuple(records), structure, "data-0123456789abcdef", tuple(arrays), {})
     return manifest_json.dump(manifest)
 
 

@@ -83,7 +83,7 @@ def is_right(address: str) -> bool:
 
 def save(path: str, mebibytes: int, count: int) -> float:
     start = time.perf_counter()
-    gda.checkpoint.save(path, _tree(mebibytes, count), fingerprint=False)
+    gda.checkpoint.save(path, _tree(mebibytes, count))
     return time.perf_counter() - start
 
 

@@ -12,8 +12,6 @@ Read in this order: ``format``, ``saving`` over ``writing``, ``restoring`` over 
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
-from typing import Any
-
 from gda.checkpoint.comparing.diff import diff as diff
 from gda.checkpoint.comparing.differences import Differences as Differences
 from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
@@ -63,11 +61,6 @@ __all__ = [  # noqa: RUF022
     "CorruptionError",
     "SaveError",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    hint = "; did you mean gda.checkpoint.restore?" if name == "load" else ""
-    raise AttributeError(f"module 'gda.checkpoint' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jax
-
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.reading.checked_files import (
     Files,
@@ -17,7 +15,6 @@ from gda.checkpoint.reading.checked_files import (
     load_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
-from gda.checkpoint.tree_at import FileKind, kind_at, leaf_records, open_tree
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
@@ -27,17 +24,11 @@ from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
 from gda.storage.stores.errors import CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
-from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
-    ArrayLeaf,
     Leaf,
     PerProcessLeaf,
     ValueLeaf,
-    check_keys,
-    flatten,
     format_path,
-    saved_type,
-    unflatten,
 )
 
 MAX_BYTES = 128 * 2**20
@@ -55,7 +46,6 @@ class Contents:
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
       nbytes: bytes of all arrays together.
       about: date of the save, versions of gda and JAX, and number of processes.
-      structure: the structure of the tree, for ``shapes``.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -71,28 +61,6 @@ class Contents:
     arrays: tuple[StoredArray, ...]
     nbytes: int
     about: dict[str, Any] = field(hash=False)
-    structure: Any = field(default=None, repr=False, hash=False)
-
-    def shapes(self) -> Any:
-        """Return the saved tree with a ``jax.ShapeDtypeStruct`` for each array.
-
-        Each ``PerProcess`` holds ``None``.
-
-        >>> import gda, numpy as np, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     gda.checkpoint.save(folder, {'w': np.zeros((2, 3), np.float32), 'step': 7})
-        ...     gda.checkpoint.inspect(folder).shapes()
-        {'step': 7, 'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
-        """
-        values = [
-            jax.ShapeDtypeStruct(*saved_type(leaf), weak_type=leaf.weak_type)
-            if isinstance(leaf, ArrayLeaf)
-            else leaf.value
-            if isinstance(leaf, ValueLeaf)
-            else PerProcess(None)
-            for leaf in self.leaves
-        ]
-        return unflatten(self.structure, values)
 
     @property
     def shared_nbytes(self) -> int:
@@ -104,7 +72,7 @@ class Contents:
             return 0
         folder = FileStore(self.data)
         return sum(
-            array.nbytes_of_file(chunk)
+            array.nbytes_of_file
             for array in self.arrays
             for chunk in range(array.grid.num_chunks)
             if folder.num_links(f"{array.name}/{array.grid.key(chunk)}") > 1
@@ -126,7 +94,7 @@ class Contents:
         shared = self.shared_nbytes
         links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
         total = f"{leaves}, {format_bytes(self.nbytes)}{links}; {about:.200}"
-        return [total, f"zarr arrays: {self.data}"] if self.data else [total]
+        return [total, f"zarr arrays: {self.data}"]
 
 
 @set_module("gda.checkpoint")
@@ -173,8 +141,7 @@ def verify(
     Args:
       path: as for ``restore``.
       max_workers: number of files read at a time, as for ``restore``.
-      max_bytes: bound on the memory. Uncompressed chunks are read even if they are larger: they
-        are as large as their files.
+      max_bytes: bound on the memory; one chunk is always allowed.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(nbytes_done, nbytes_total)``.
@@ -182,7 +149,6 @@ def verify(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
-      ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
       RuntimeError: the checkpoint was replaced meanwhile.
       OSError: reading failed for another reason; the message names the file.
 
@@ -199,31 +165,11 @@ def verify(
     return _verified(store, load_complete(store), options)
 
 
-def contents_at(path: Any, timeout: float) -> Contents:
-    """Return the contents of a checkpoint, of safetensors files or of an Orbax run.
-
-    The last two have no ``data`` and no ``arrays``. Arguments and errors are those of
-    ``open_tree``.
-    """
-    path = path_of(path, timeout)
-    store = open_store(path, timeout)
-    if kind_at(store) is FileKind.CHECKPOINT:
-        return _contents(store, load_complete(store))
-    opened = open_tree(path, timeout)
-    structure, leaves = flatten(opened.tree)
-    records = tuple(leaf_records(leaves))
-    nbytes = sum(leaf.nbytes for leaf in records if isinstance(leaf, ArrayLeaf))
-    about = {"format": opened.kind.value}
-    return Contents(opened.url, "", records, (), nbytes, about, structure)
-
-
 def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:
     files = Files(store, manifest)
-    _check_fits(files, options)
     problems: list[str] = []
-    total = sum(
-        sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in manifest.arrays
-    ) + sum(leaf.nbytes for leaf in manifest.per_process)
+    total = sum(array.nbytes_of_file * array.grid.num_chunks for array in manifest.arrays)
+    total += sum(leaf.nbytes for leaf in manifest.per_process)
     with counting(options.progress, "verify", total) as add:
 
         def finish(nbytes: int, found: list[str]) -> None:
@@ -250,24 +196,7 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
         arrays=manifest.arrays,
         nbytes=sum(leaf.nbytes for leaf in manifest.array_leaves),
         about=manifest.about,
-        structure=manifest.structure,
     )
-
-
-def _check_fits(files: Files, options: Options) -> None:
-    """Raise unless every chunk can be decompressed: a tiny file may become any size."""
-    for number, array in enumerate(files.manifest.arrays):
-        if array.sizes is None:
-            continue
-        chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
-        needed = _checking_bytes(files, (number, chunk))
-        if options.max_bytes is not None and needed > options.max_bytes:
-            raise ValueError(
-                f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: decompressing "
-                f"it takes {format_bytes(needed)}, and max_bytes is "
-                f"{format_bytes(options.max_bytes)}; call verify with max_bytes={needed}, if you "
-                f"trust {files.store.url}"
-            )
 
 
 def _checking_bytes(files: Files, where: Chunk) -> int:
@@ -276,10 +205,6 @@ def _checking_bytes(files: Files, where: Chunk) -> int:
 
 def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
-    yield files.check_group, 0, files.manifest.group[0]
-    for leaf in files.manifest.array_leaves:
-        if leaf.key_impl is not None:
-            yield partial(_check_leaf, leaf), 0, 0
     for leaf in files.manifest.per_process:
         for process, (nbytes, _) in enumerate(leaf.files):
             yield partial(files.value_of, leaf, process), nbytes, nbytes
@@ -288,14 +213,7 @@ def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
             check = partial(files.checked, where)
-            yield check, array.nbytes_of_file(chunk), _checking_bytes(files, where)
-
-
-def _check_leaf(leaf: ArrayLeaf) -> None:
-    try:
-        check_keys(leaf)
-    except ValueError as error:
-        raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
+            yield check, array.nbytes_of_file, _checking_bytes(files, where)
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

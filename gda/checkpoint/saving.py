@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Self
 import jax
 
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, group_of, require_zstd
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.step_folders.folder import BEGUN
@@ -46,11 +45,9 @@ MAX_BYTES = 64 * 2**20
 # of ext4. With 8, it was idle four times in 512 MiB while all copied.
 _AT_A_TIME = 32
 
-# The array of a large leaf, one of packed leaves, and the document of their group.
-_OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 _NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 # In place of a base that cannot be read: it has no array, and another name than a readable one.
-_EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={}, group=(0, 0))
+_EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={})
 
 
 @set_module("gda.checkpoint")
@@ -61,8 +58,6 @@ def save(
     *,
     overwrite: bool = False,
     base: Any = None,
-    compression: str | None = None,
-    fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     retry: Retry | None = None,
@@ -90,13 +85,10 @@ def save(
       base: the path of another complete checkpoint, such as the one before. An array of 1 MiB or
         more that is equal to the one at the same place of its tree, in the same chunks, becomes
         hard links to the files there: it takes no space and no time to write. Fingerprints, shapes,
-        dtypes and compression are compared before the values leave their devices. Sources, and all
+        and dtypes are compared before the values leave their devices. Sources, and all
         that cannot be linked, are written: files of another file system or user, or with a changed
         size, or changed after that checkpoint was complete. An object store has no links: there
         everything is written.
-      compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
-      fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
-        save compiles a program for each shape of a large array, which may take a second.
       max_workers: number of files written at a time; by default 32. Sources are read one block at a
         time unless it is given, because not every library is thread-safe. A TensorStore reads
         concurrently by itself.
@@ -114,7 +106,6 @@ def save(
     Raises:
       FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
       CheckpointNotFoundError: ``base`` has no complete checkpoint.
-      ValueError: ``base`` with ``fingerprint=False``.
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
       OSError: a file cannot be written; the message names it.
@@ -123,8 +114,7 @@ def save(
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
     After an error nothing was committed, and the old checkpoint is complete. Only if the error
-    comes after everything was written, the new one may be complete already. A note of the error
-    says which one is there.
+    comes after everything was written, the new one may be complete already.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -136,8 +126,7 @@ def save(
     3
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
-    agreed["fingerprint"] = fingerprint
+    agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
         saving.check_same_call(tree)
@@ -155,8 +144,6 @@ def save_async(
     *,
     overwrite: bool = False,
     base: Any = None,
-    compression: str | None = None,
-    fingerprint: bool = True,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     retry: Retry | None = None,
@@ -191,8 +178,7 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    agreed = {"overwrite": overwrite, "base": base, "compression": compression}
-    agreed["fingerprint"] = fingerprint
+    agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, retry=retry)
     return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
 
@@ -224,15 +210,6 @@ def in_background(
     # Threads of this name communicate.
     pending._start(finish, f"gda-save-{saving.claim.data}")
     return pending
-
-
-def check_codec(compression: Any) -> None:
-    """Raise unless a save can compress so, and compute checksums."""
-    if compression not in (None, "zstd"):
-        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
-    checksums.require_crc32c()
-    if compression:
-        require_zstd()
 
 
 class Save:
@@ -270,12 +247,8 @@ class Save:
         before_commit: Callable[[], None] = lambda: None,
         needs_base: bool = True,
     ) -> None:
-        check_codec(agreed["compression"])
+        checksums.require_crc32c()
         base = agreed.get("base")
-        if base is not None and not agreed["fingerprint"]:
-            raise ValueError(
-                "base is compared by fingerprints, and fingerprint is False; omit one of the two"
-            )
         self.store = open_store(path, timeout)
         self._base = None if base is None else open_store(base, timeout)
         self._linkable = None  # an object store has no links
@@ -318,8 +291,6 @@ class Save:
         self._writer = Writer(
             store=self.store,
             data=data,
-            codec=self._agreed["compression"] or "bytes",
-            fingerprints=self._agreed["fingerprint"],
             options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
         )
         self._has_begun = True
@@ -339,7 +310,7 @@ class Save:
             self.claim = self._lock.enter_context(claim)
             data = self.claim.data
         if keeps:
-            self._share = self._share.kept(self._agreed["fingerprint"])
+            self._share = self._share.kept()
         return {"values": values, "data": data}
 
     def _read_base(self, base: Store) -> Manifest:
@@ -373,7 +344,7 @@ class Save:
         def link() -> int:
             self._share = links.linked(self._share, unchanged)
             if keeps:
-                self._share = self._share.kept(fingerprints=True)
+                self._share = self._share.kept()
             return sum(each.nbytes for each in self._share.linked)
 
         unchanged = self._together("comparing", compare, decide).decision
@@ -398,7 +369,6 @@ class Save:
 
     def commit(self) -> None:
         """Process 0 writes the manifest; when every process knows, it removes the old data."""
-        self._may_be_committed = jax.process_index() != 0
         self._together("committing", self._commit)
         for name in self.claim.replaced:
             _remove(self.store, name)
@@ -408,25 +378,19 @@ class Save:
             return
         self._before_commit()
         arrays, leaves = self._writer.records(self._share, self._parts)
-        group = group_of(arrays)
-        # Makes the arrays of all processes one zarr group.
-        self.store.write(f"{self.claim.data}/zarr.json", group)
-        self.store.flush()
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
             leaves=leaves,
             structure=self._structure,
             about=_about(),
-            group=checksums.size_and_crc(group),
         )
-        chunks = [(array, range(array.grid.num_chunks)) for array in arrays]
-        self.nbytes = sum(sum(map(array.nbytes_of_file, numbers)) for array, numbers in chunks)
+        self.nbytes = sum(array.nbytes_of_file * array.grid.num_chunks for array in arrays)
         file = manifest_json.dump(manifest)
-        self._may_be_committed = True
         try:
             with self.store.replacing(manifest_json.NAME, file, self.claim.version):
                 self._writer.check_written(manifest)
+                self._may_be_committed = True
         except SaveError:
             self._may_be_committed = False
             raise
@@ -450,42 +414,14 @@ class Save:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._lock:
-            if error is not None and self._has_begun:
-                self._abandon(error)
-
-    def _abandon(self, error: BaseException) -> None:
-        """Remove the new data if possible; add a note of the state of the path."""
-        url, is_committed = self.store.url, self._is_committed(error)
-        if is_committed:
-            note = f"the checkpoint {url} is complete despite the error"
-        elif is_committed is None:
-            note = (
-                f"it is not known if {url} has the old or the new checkpoint; it has one of them, "
-                "complete"
-            )
-        else:
-            note = f"nothing was committed to {url}; its old contents are unchanged"
-        error.add_note(f"gda: {note}")
-        if is_committed is False and jax.process_index() == 0:
+            is_first = jax.process_index() == 0
+            if error is None or not self._has_begun or not is_first or self._may_be_committed:
+                return
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
-
-    def _is_committed(self, error: BaseException) -> bool | None:
-        """Return True if the manifest is there; ``None`` if that is unknown or may change."""
-        is_first = jax.process_index() == 0
-        if is_first and not self._may_be_committed:
-            return False
-        try:
-            is_there = manifest_json.load_manifest(self.store).data == self.claim.data
-        except FileNotFoundError:
-            is_there = False
-        except (OSError, ValueError):
-            return None
-        # An object store may still write a manifest that it did not confirm, and so may process 0
-        # when the others no longer wait for it.
-        is_heard = is_first or isinstance(error, SaveError)
-        is_decided = is_heard and not self.store.is_remote
-        return is_there or (None if self._may_be_committed and not is_decided else False)
+            error.add_note(
+                f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
+            )
 
 
 def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
@@ -546,11 +482,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                     "running, remove that file"
                 )
             _remove(store, _NEW)
-        before = [
-            name
-            for name in entries
-            if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
-        ]
+        before = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
         # Left by saves that died. Without a lock one of them may still be running.
         if is_locked and committed is not None:
             for name in before:
@@ -558,14 +490,6 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
                     _remove(store, name)
             before = [committed] if committed in before else []
         yield _Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
-
-
-def _holds_data_alone(store: Store, name: str) -> bool:
-    """Return True if a directory has nothing but what a save writes into its own."""
-    try:
-        return all(map(_OF_DATA.fullmatch, store.entries(name)))
-    except NotADirectoryError:
-        return False
 
 
 def _remove(store: Store, name: str) -> None:

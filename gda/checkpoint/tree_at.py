@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.orbax_runs.run_folder import MARKS
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
-from gda.storage.stores.errors import CheckpointNotFoundError
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
 from gda.trees.leaves import is_source
@@ -79,18 +78,13 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
     elif kind is FileKind.ORBAX:
         tree = open_orbax(path)
     else:
-        tree = tree_of_sources(store, _manifest_of(store))
+        tree = tree_of_sources(store, load_complete(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
 
 
 def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
     """Return an opened tree as it would be recorded in a checkpoint, and its leaves by path."""
     structure, leaves = flatten(opened.tree)
-    return RecordedTree(tuple(leaf_records(leaves)), structure), dict(leaves)
-
-
-def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
-    """Return what is known of each leaf of an opened tree before its data is read."""
     records: list[Leaf] = []
     for path, leaf in leaves:
         if isinstance(leaf, LazyArray):
@@ -100,7 +94,7 @@ def leaf_records(leaves: Sequence[tuple[Path, Any]]) -> list[Leaf]:
         else:
             (saved,) = saved_leaves([(path, leaf)], Options())
             records.append(saved if isinstance(saved, ValueLeaf) else saved.record)
-    return records
+    return RecordedTree(tuple(records), structure), dict(leaves)
 
 
 def _lazy(leaf: Any) -> Any:
@@ -108,15 +102,6 @@ def _lazy(leaf: Any) -> Any:
         return lazy(leaf) if is_source(leaf) else leaf
     except (TypeError, ValueError) as error:
         return Unreadable(str(error))
-
-
-def _manifest_of(store: Store) -> Any:
-    try:
-        return load_complete(store)
-    except CheckpointNotFoundError as error:
-        raise CheckpointNotFoundError(
-            f"{error}. Safetensors files and an Orbax run were looked for too"
-        ) from None
 
 
 def _kinds_at(store: Store) -> list[FileKind]:

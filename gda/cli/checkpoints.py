@@ -1,7 +1,7 @@
 """The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``.
 
-``inspect`` also takes safetensors files and an Orbax run, and all of them the folder of a ``Run``,
-for which there are ``gda rollback RUN STEP`` and ``gda hold RUN STEP`` too.
+All of them take the folder of a ``Run``, for which there are ``gda rollback RUN STEP`` and
+``gda hold RUN STEP`` too.
 """
 
 from __future__ import annotations
@@ -26,38 +26,36 @@ exit code:
 """
 
 
-def _add_path(parser: argparse.ArgumentParser, kinds: str) -> None:
+def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help=f"{kinds}; the folder of a Run, or one of its steps, as runs/a@100, @latest or @best; "
-        "or a URL such as s3://bucket/run",
+        help="a checkpoint; the folder of a Run, or one of its steps, as runs/a@100, @latest or "
+        "@best; or a URL such as s3://bucket/run",
     )
     add_timeout(parser)
 
 
 def add_inspect(commands: Any) -> None:
-    says = "List the contents of a checkpoint or other files; no array is read."
-    parser = add_command(commands, inspect, says)
-    _add_path(parser, "a checkpoint, safetensors files or an Orbax run")
+    says = "List the contents of a checkpoint; no array is read."
+    _add_path(add_command(commands, inspect, says))
 
 
 def inspect(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.inspecting import contents_at
+    from gda import checkpoint
     from gda.checkpoint.runs import overview
 
     if overview.is_run(options.path, options.timeout):
         print(*overview.lines_of(options.path, options.timeout), sep="\n")
     else:
-        print(contents_at(options.path, timeout=options.timeout))
+        print(checkpoint.inspect(options.path, timeout=options.timeout))
     return OK
 
 
 def add_verify(commands: Any) -> None:
     says = "Read all data of a checkpoint and compare its checksums."
-    parser = add_command(commands, verify, says)
-    _add_path(parser, "a checkpoint")
+    _add_path(add_command(commands, verify, says))
 
 
 def verify(options: argparse.Namespace) -> int:

@@ -22,10 +22,9 @@ from gda.planning.notation.mistakes import MistakesError
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or
-an Orbax run; its files tell which. TARGET must not exist; a conversion that was
-killed can be started again. If its name ends with .safetensors, it is a
-safetensors file; otherwise it is a checkpoint of gda, or with --to safetensors
-a folder of safetensors files and their index.
+an Orbax run; its files tell which. TARGET must not exist. If its name ends with
+.safetensors, it is a safetensors file; otherwise it is a checkpoint of gda, or
+with --to safetensors a folder of safetensors files and their index.
 
 the function of --map:
   FUNCTION(tree) takes the tree at SOURCE and returns the tree to write. Its
@@ -78,10 +77,10 @@ def _bytes(text: str) -> int:
 
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.converting import plan_conversion
+    from gda.checkpoint.converting import convert as written
     from gda.checkpoint.tree_at import FileKind
 
-    conversion = plan_conversion(
+    converted = written(
         options.source,
         options.target,
         kind=None if options.to is None else FileKind[options.to.upper()],
@@ -89,13 +88,11 @@ def convert(options: argparse.Namespace) -> int:
         dtype=options.dtype,
         max_file_bytes=options.max_file_bytes,
         timeout=options.timeout,
+        progress=shows_progress(),
     )
-    conversion.write(shows_progress())
-    leaves = counted(len(conversion.leaves), "leaf", "leaves")
-    nbytes = format_bytes(sum(leaf.nbytes for leaf in conversion.leaves))
-    files = counted(conversion.num_files, "safetensors file")
-    kind = files if conversion.num_files else conversion.kind.value
-    print(f"wrote {leaves}, {nbytes}, to {conversion.target}, {kind}")
+    leaves = counted(converted.num_leaves, "leaf", "leaves")
+    nbytes = format_bytes(converted.nbytes)
+    print(f"wrote {leaves}, {nbytes}, to {options.target}, {converted.kind.value}")
     return OK
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -11,7 +10,6 @@ from jax.dtypes import canonicalize_dtype
 from jax.sharding import PartitionSpec
 
 from gda.arrays.padded_array import PaddedArray
-from gda.checkpoint.inspecting import Contents, inspect
 from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.trees.leaves import is_container, with_paths
@@ -27,8 +25,7 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
 
     Args:
       tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
-        NumPy arrays and numbers; or the contents of a checkpoint, ``gda.checkpoint.inspect(path)``
-        or its path.
+        NumPy arrays and numbers; also that of a checkpoint, ``gda.checkpoint.open(path)``.
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
         ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``tree``. JAX drops ``memory_kind=``
@@ -45,7 +42,6 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     Raises:
       TypeError, ValueError: ``specs`` is no prefix of ``tree``, a leaf is no array, or a spec does
         not fit its array; with a note of the path.
-      CheckpointNotFoundError, CorruptionError, OSError: as ``gda.checkpoint.inspect``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -55,10 +51,6 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     >>> placed['w'].shape, tuple(placed['w'].sharding.spec)
     ((16, 8), ('data', 'model'))
     """
-    if isinstance(tree, str | os.PathLike):
-        tree = inspect(tree)
-    if isinstance(tree, Contents):
-        tree = tree.shapes()
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,7 @@ MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 _PART = re.compile(r"model-(?:([0-9a-f]{16})-)?\d{5,}-of-\d{5,}\.safetensors")
-_PARTIAL = re.compile(rf"\.{re.escape(MODEL)}\.[0-9a-f]{{16}}\.partial")
 _REPLACED = "replaces"  # in the metadata of an index: files that are being removed
-
-
-def left_by_killed_saves(names: Collection[str]) -> set[str]:
-    """Return the files that killed saves left in a folder that was empty before."""
-    if not (folders := {name for name in names if _PARTIAL.fullmatch(name)}):
-        return set()
-    return folders | {name for name in names if name == INDEX or _is_of_model(name)}
 
 
 def files_of_model(

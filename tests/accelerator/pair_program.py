@@ -61,7 +61,7 @@ steps: dict[str, Callable[[], object]] = {
         make(data.shape, mesh, P("x"), [jax.device_put(mine, jax.local_devices()[0])])
     ),
     "check_processes_agree": lambda: gda.check_processes_agree({"w": built[0]}),
-    "save": lambda: gda.checkpoint.save(f"{folder}/run", {"w": built[0]}, fingerprint=False),
+    "save": lambda: gda.checkpoint.save(f"{folder}/run", {"w": built[0]}),
     "restore": restored,
     "offer and pull": pulled,
     "communicates: fingerprint": lambda: gda.fingerprint(built[0]),

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from damaged import Damaged, limit_sizes
-from fastcrc import crc32
+from damaged import limit_sizes
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from leaks import no_thread_is_left  # noqa: F401, of every test
@@ -182,19 +181,6 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
     np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
 
 
-def test_without_more_threads_a_save_is_over_when_it_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    pending = save_async(tmp_path, {"a": DATA})
-    assert pending.done()
-    pending.result()
-    np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
-
-
 def test_several_at_once(tmp_path: Path, gate: threading.Event) -> None:
     with pytest.raises(TypeError, match="a leaf of type object cannot be saved"):
         save_async(tmp_path / "0", {"a": object()})
@@ -218,7 +204,7 @@ def test_a_failure_is_logged_and_raised_by_result(
 
     monkeypatch.setattr(FileStore, "write", fail)
     with caplog.at_level(logging.ERROR, "gda"):
-        pending = save_async(tmp_path, {"a": 2}, overwrite=True)
+        pending = save_async(tmp_path, {"a": DATA}, overwrite=True)
         for _ in range(2):
             with pytest.raises(OSError, match="No space left"):
                 pending.result()
@@ -243,17 +229,17 @@ def fail(store, *arguments):
 FileStore.write = fail
 path, *failure = sys.argv[1:]
 if not failure:
-    gda.checkpoint.save_async(path + '/unheard', {'a': 1})
+    gda.checkpoint.save_async(path + '/unheard', {'a': numpy.zeros(3)})
     try:
-        gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
+        gda.checkpoint.save_async(path + '/heard', {'a': numpy.zeros(3)}).result()
     except OSError:
         print('ended')
 
 @atexit.register
 def save_at_exit():
-    print(gda.checkpoint.save_async(path + '/at_exit', arrays, fingerprint=False))
+    print(gda.checkpoint.save_async(path + '/at_exit', arrays))
     try:
-        gda.checkpoint.save_async(path + '/heard', {'a': 1}).result()
+        gda.checkpoint.save_async(path + '/heard', {'a': numpy.zeros(3)}).result()
     except OSError as error:
         print(error)
 
@@ -325,23 +311,3 @@ def test_fingerprints_are_those_of_the_arrays(
     expected |= {name: expected[other] for name, (_, other) in same.items()}
     for leaf in gda.checkpoint.inspect(tmp_path).leaves:
         assert leaf.fingerprint == expected[leaf.path[0]]
-
-
-def forge(path: Path, element: int) -> None:
-    """Change an element, and make chunk, checksums and manifest agree with it."""
-    damaged = Damaged(path)
-    file = damaged.chunks[0]
-    data = np.frombuffer(damaged.whole[file][:-4], np.float32).copy()
-    data[element] += 1
-    crc = crc32.iscsi(data.tobytes())
-    file.write_bytes(data.tobytes() + crc.to_bytes(4, "little"))
-    damaged.seal(lambda body: body["arrays"][0].update(crc32c=f"{crc:08x}"))
-
-
-def test_fingerprints_find_a_consistent_alteration(mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"a": cut(DATA, mesh, P("x")), "b": cut(DATA, mesh, P("x"))})
-    forge(tmp_path, 200)
-    gda.checkpoint.verify(tmp_path)
-    for tree in (restore(tmp_path), restore(tmp_path, mesh=mesh, specs=P("x"))):
-        differences = gda.checkpoint.diff(tmp_path, tree)
-        assert [leaf.path for leaf in differences.of_other_content] == [("b",)]

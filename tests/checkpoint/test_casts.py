@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch
 
 import gda
-from gda.checkpoint.converting import plan_conversion
+from gda.checkpoint.converting import convert
 
 WIDE = np.full((8, 2), 3.0, np.float32)
 WIDE[5, 1] = 70000  # float16 ends at 65504
@@ -77,9 +77,8 @@ def test_a_pull_names_the_value_that_the_offer_cannot_send(mesh: Mesh) -> None:
 
 def test_a_conversion_names_the_value(tmp_path: Path) -> None:
     gda.checkpoint.save(tmp_path / "a", {"a": {"w": WIDE}})
-    plan = plan_conversion(str(tmp_path / "a"), str(tmp_path / "b"), dtype="float16")
     with pytest.raises(gda.DoesNotFitError, match=r"value 70000.0 at \(5, 1\)") as caught:
-        plan.write(False)
+        convert(str(tmp_path / "a"), str(tmp_path / "b"), dtype="float16")
     assert "a/w" in " ".join(caught.value.__notes__)
     assert not (tmp_path / "b/manifest.json").exists()
 
@@ -96,7 +95,7 @@ MIXED = {
 
 def test_a_dtype_for_a_tree_is_for_its_floats(mesh: Mesh, tmp_path: Path) -> None:
     gda.checkpoint.save(tmp_path / "a", MIXED)
-    plan_conversion(str(tmp_path / "a"), str(tmp_path / "b"), dtype="bf16").write(False)
+    convert(str(tmp_path / "a"), str(tmp_path / "b"), dtype="bf16")
     with gda.offer(MIXED) as offer:
         trees = [
             gda.load_tree(MIXED, mesh, P(), dtype="bf16"),
@@ -116,7 +115,7 @@ def test_a_dtype_for_a_tree_is_for_its_floats(mesh: Mesh, tmp_path: Path) -> Non
 def test_complex_numbers_get_the_precision_of_the_floats(auto_mesh: Mesh, tmp_path: Path) -> None:
     tree = {"w": np.ones(2), "rope": np.full(2, 1 + 2j)}
     gda.checkpoint.save(tmp_path / "a", tree)
-    plan_conversion(str(tmp_path / "a"), str(tmp_path / "b"), dtype="float32").write(False)
+    convert(str(tmp_path / "a"), str(tmp_path / "b"), dtype="float32")
     with jax.enable_x64(True), gda.offer(tree) as offer:
         trees = [
             gda.load_tree(tree, auto_mesh, P(), dtype="float32"),

@@ -9,24 +9,6 @@ from hypothesis import strategies as st
 
 from gda.checkpoint.format.manifest import ChunkGrid, chunk_shape_of
 
-
-def test_shapes_of_chunks() -> None:
-    for block, itemsize, most, expected in [
-        ((4, 4), 4, 64, (4, 4)),
-        ((4, 4), 4, 63, (2, 4)),
-        ((6, 4), 4, 64, (3, 4)),
-        ((6, 4), 4, 15, (1, 2)),
-        ((2, 3, 4), 1, 3, (1, 1, 2)),
-        ((7, 2), 1, 4, (1, 2)),
-        ((1009,), 1, 500, (1009,)),  # a prime: one chunk of twice the size, not 1,009 of a byte
-        ((3,), 16, 8, (1,)),
-        ((), 8, 1, ()),
-        ((0, 5), 8, 1, (0, 5)),
-        ((2**20, 2**10), 4, 2**24, (2**12, 2**10)),
-    ]:
-        assert chunk_shape_of(block, itemsize, most) == expected
-
-
 shapes = st.lists(st.integers(1, 60), max_size=4).map(tuple)
 
 

@@ -32,18 +32,17 @@ from damaged import (
     save_tiny,
     sealed,
 )
-from fastcrc import crc32
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from leaks import little_memory
-from meshes import batch, cut, mesh_of
+from meshes import mesh_of
 from trials import Trials, rarely, tried
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Manifest, compress
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.reading import checked_files
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import ArrayLeaf, path_of_keys
@@ -54,18 +53,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of checkpoints that tests copy."""
     path = tmp_path_factory.mktemp("saved")
     save_tiny(path / "plain", make_tree())
-    save_tiny(path / "zstd", make_tree(), "zstd")
-    save_tiny(path / "one", {"w": make_tree()["w"]}, "zstd")
     return path
 
 
 def copy_of(source: Path, path: Path) -> Damaged:
     return Damaged(shutil.copytree(source, path))
-
-
-@pytest.fixture(params=["plain", "zstd"])
-def damaged(request: pytest.FixtureRequest, saved: Path, tmp_path: Path) -> Damaged:
-    return copy_of(saved / request.param, tmp_path / "run")
 
 
 @pytest.fixture
@@ -124,56 +116,41 @@ def plain_arrays(tree: Any) -> Any:
 # Damage.
 
 
-def test_whole_checkpoints_pass(damaged: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_checkpoints_pass(plain: Damaged, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("load", "loads", "Unpickler"):  # no code comes from a file
         monkeypatch.delattr(pickle, name)
-    assert verify(damaged.path) == gda.checkpoint.inspect(damaged.path)
-    check_equal(restore(damaged.path), plain_arrays(make_tree()))
-    restore(damaged.path, like=make_tree())
-    assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
-    assert len(damaged.chunks) >= 11
+    assert verify(plain.path) == gda.checkpoint.inspect(plain.path)
+    check_equal(restore(plain.path), plain_arrays(make_tree()))
+    restore(plain.path, like=make_tree())
+    assert {file.parent.name.partition(".")[0] for file in plain.chunks} >= {"packed", "00000"}
+    assert len(plain.chunks) >= 11
 
 
 @tried("a bit of a manifest, a chunk or the metadata of an array is flipped", sample=4)
 @pytest.mark.parametrize("files", ["manifest.json", "c.*", "[0-9p]*/zarr.json"])
-def test_every_flipped_byte_is_found(damaged: Damaged, files: str, trials: Trials) -> None:
-    there = [file for file in damaged.whole if file.match(files)]
-    bytes_of = [(file, at) for file in there for at in range(len(damaged.whole[file]))]
+def test_every_flipped_byte_is_found(plain: Damaged, files: str, trials: Trials) -> None:
+    there = [file for file in plain.whole if file.match(files)]
+    bytes_of = [(file, at) for file in there for at in range(len(plain.whole[file]))]
     for file, at in trials.of(bytes_of):
-        with damaged.changed(file, flip(damaged.whole[file], at)):
-            check_found(damaged, file, restore, verify)
+        with plain.changed(file, flip(plain.whole[file], at)):
+            check_found(plain, file, restore, verify)
         trials.count("found")
 
 
 @tried("a file is too short, too long, empty or missing", sample=8)
-def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
+def test_altered_files_are_found(plain: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
-    for file in [*damaged.data.glob("*/*"), damaged.manifest]:
-        whole = damaged.whole[file]
+    for file in [*plain.data.glob("*/*"), plain.manifest]:
+        whole = plain.whole[file]
         cases += [(file, whole[:length]) for length in range(len(whole))]
         cases += [(file, data) for data in (whole + b"\0", whole + whole, b"\0" + whole, None)] * 9
     for file, data in trials.of(cases):
-        with damaged.changed(file, data):
-            if file == damaged.manifest and data is None:
+        with plain.changed(file, data):
+            if file == plain.manifest and data is None:
                 with pytest.raises(CheckpointNotFoundError):
-                    restore(damaged.path)
+                    restore(plain.path)
             else:
-                check_found(damaged, file, restore, verify)
-        trials.count("found")
-
-
-@tried("a bit of a larger checkpoint is flipped", sample=1, full=300)
-def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
-    mesh = mesh_of({"x": 8})
-    tree = {"w": cut(batch(2048, 256), mesh, P("x")), "v": np.arange(300_000, dtype=np.int32)}
-    gda.checkpoint.save(tmp_path / "run", tree, fingerprint=False)
-    damaged = Damaged(tmp_path / "run")
-    assert len(damaged.chunks) == 9
-    for _ in range(trials.most):
-        file = trials.chance.choice(damaged.chunks)
-        whole = damaged.whole[file]
-        with damaged.changed(file, flip(whole, trials.chance.randrange(len(whole)))):
-            check_found(damaged, file, verify, functools.partial(restore, like=tree))
+                check_found(plain, file, restore, verify)
         trials.count("found")
 
 
@@ -184,16 +161,6 @@ def test_fingerprints_of_every_kind_of_array_are_computed_from_the_files(plain: 
         plain.seal(on_leaf(*leaf["path"], fingerprint="0" * 16))
         differences = gda.checkpoint.diff(plain.path, gda.checkpoint.open(plain.path))
         assert [each.path for each in differences.of_other_content] == [tuple(leaf["path"])]
-
-
-def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
-    group = plain.data / "zarr.json"
-    whole = plain.whole[group]
-    for wrong in [None, whole[:-1], b" " * 2**21, flip(whole, 61)]:
-        with plain.changed(group, wrong):
-            check_found(plain, group, verify)
-    with plain.changed(group, None):
-        check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
 def test_chunks_of_an_older_save_say_so(plain: Damaged, tmp_path: Path) -> None:
@@ -216,7 +183,7 @@ def test_chunks_of_an_older_save_say_so(plain: Damaged, tmp_path: Path) -> None:
 
 
 def test_verify_lists_all_that_is_wrong(plain: Damaged) -> None:
-    wrong = [*plain.chunks[::2], *plain.data.glob("*/zarr.json"), plain.data / "zarr.json"]
+    wrong = [*plain.chunks[::2], *plain.data.glob("*/zarr.json")]
     for i, file in enumerate(wrong):
         data = plain.whole[file]
         if i % 3 == 0:
@@ -307,7 +274,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         ("link", "no such directory"),
         ("empty", "it is empty"),
         ("file/below", "it is a file, or below one"),
-        ("many", r"it has no manifest.json, but 0\x1b[2J, 1\x1b[2J, "),
+        ("many", r"it has 0\x1b[2J; 1\x1b[2J; "),
         ("begun", "a save was begun there (data-0123456789abcdef) and never committed"),
     ]:
         for function in (restore, verify, gda.checkpoint.inspect):
@@ -327,7 +294,7 @@ def some_files(damaged: Damaged) -> list[Path]:
 
 def test_files_and_directories_may_be_links(plain: Damaged, tmp_path: Path) -> None:
     array = plain.chunks[0].parent
-    for place in [*some_files(plain), plain.data / "zarr.json", array, plain.data]:
+    for place in [*some_files(plain), array, plain.data]:
         elsewhere = tmp_path / "elsewhere"
         place.rename(elsewhere)
         place.symlink_to(elsewhere)
@@ -369,7 +336,7 @@ def test_a_save_over_links_leaves_the_files_behind_them(plain: Damaged, tmp_path
 def test_pipes_sockets_and_directories_are_refused(
     plain: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place in [*some_files(plain), plain.data / "zarr.json"]:
+    for place in some_files(plain):
         place.unlink()
         with contextlib.ExitStack() as stack:
             monkeypatch.chdir(place.parent)  # names of sockets are short
@@ -446,10 +413,9 @@ HOSTILE = [
     *each(put, about=[3, [], None, {"a": []}, {"a": None}, {"a": nested(500)}]),
     *each(put, arrays=[*LISTED, [], [[]], [{}]], leaves=[*LISTED, [], [[]], [{}]]),
     *each(on_array, name=NO_NAMES, dtype=NO_DTYPES, shape=LISTED),
-    *each(on_array, chunk_shape=[*LISTED, [3, 4], [0, 4]], codec=["gzip", "", None, 3, "zstd"]),
+    *each(on_array, chunk_shape=[*LISTED, [3, 4], [0, 4]]),
     *each(on_array, metadata=[*LISTED, [2**21, 1], [1], [1, 2**32], [1, 2, 3]]),
     *each(on_array, crc32c=["", "0", "x" * 64, 3, None, "0" * 8 + " " * 24, "\u0660" * 64]),
-    *[on_array(codec="zstd", sizes=value) for value in LISTED],
     *each(on_leaf, "w", dtype=["int32", 3], shape=[*LISTED, [1], []], array=[-1, 99, 1.0, True, 0]),
     *each(on_leaf, "w", path=[3, "w", None, [1.5], [None], [True], [["w"]], [], ["half"], ["x"]]),
     *each(on_leaf, "w", path=[["w", 0], [2**64], nested(500)], kind=["object", "", 3, None, "str"]),
@@ -464,17 +430,15 @@ HOSTILE = [
     on_leaf("step", kind="complex", value="1+"),
     on_leaf("step", kind="bytes", value="0"),
     *[on_piece(place, value) for place, values in enumerate(OF_PIECES) for value in values],
-    *[without(key) for key in ("about", "data", "group", "structure", "leaves", "arrays")],
+    *[without(key) for key in ("about", "data", "structure", "leaves", "arrays")],
     *[without("arrays", 0, key) for key in ("name", "shape", "crc32c")],
     *[without("leaves", 0, key) for key in ("path", "kind", "shape")],
     lambda body: leaf_at(body, "w").pop("array"),
     lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 2),
-    lambda body: leaf_at(body, "small", 2).update(pieces=leaf_at(body, "more")["pieces"]),
     lambda body: (
         body["leaves"].append({**leaf_at(body, "w"), "path": ["again"]}),
         body["structure"]["dict"].append(["again", len(body["leaves"]) - 1]),
     ),
-    lambda body: body["arrays"].append({**array_named(body), "name": "other"}),
     lambda body: body["arrays"].append(array_named(body)),
     lambda body: (
         leaf_at(body, "small", 2).update(path=["more"]),
@@ -484,14 +448,10 @@ HOSTILE = [
     lambda body: body["structure"]["dict"].pop(),
 ]
 ABSURD = [
-    on_array(codec="zstd", sizes=[2**41] * 8),
     on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
     on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
     on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
     on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
-    lambda body: array_named(body, ".float64.0").update(
-        shape=[2**40], chunk_shape=[2**30], crc32c="0" * 8 * 2**10
-    ),
     lambda body: leaf_at(body, "more").update(pieces=leaf_at(body, "more")["pieces"] * 10**4),
     lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
     huge,
@@ -514,20 +474,17 @@ def test_hostile_manifests_are_refused(shared: Damaged) -> None:
 def test_the_pieces_of_a_leaf_have_each_of_its_elements_once() -> None:
     count = 2000
     leaf = {"path": [], "kind": "numpy", "shape": [count], "dtype": "int8"}
+    leaf |= {"fingerprint": "0" * 16}
     array = {"name": "p", "shape": [count], "chunk_shape": [count], "dtype": "int8"}
-    array |= {"codec": "bytes", "metadata": [1, 1], "crc32c": "0" * 8}
+    array |= {"metadata": [1, 1], "crc32c": "0" * 8}
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
-    body["group"] = [1, 1]
 
     def load(pieces: Any) -> Manifest:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
         return manifest_json.load(sealed(said), "m")
 
     load(pieces[::-1])
-    pieces[5][1] = 6
-    with pytest.raises(CorruptionError, match="two leaves have one part"):
-        load(pieces)
     pieces[5] = [0, 5, [6], [1]]  # element 5 would be memory that nobody wrote
     for wrong in (pieces, pieces[:5] + pieces[6:]):
         with pytest.raises(CorruptionError, match="do not have each element of its shape"):
@@ -560,29 +517,9 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
     check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-def test_frames_of_zstd_with_more_or_less_in_them(saved: Path, tmp_path: Path) -> None:
-    """Of a frame with much more, the memory is measured in test_memory.py."""
-    damaged = copy_of(saved / "one", tmp_path / "run")
-    more, less = (bytes(compress(np.zeros(n, np.uint8))) for n in (2**20, 3))
-    for frame in (more, less, b"", b"\x28\xb5\x2f\xfd"):
-        crc = crc32.iscsi(frame)
-
-        def declare(body: dict[str, Any], frame: bytes = frame, crc: int = crc) -> None:
-            array = array_named(body)
-            array["sizes"][0] = len(frame)
-            array["crc32c"] = f"{crc:08x}" + array["crc32c"][8:]
-
-        damaged.seal(declare)
-        damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
-        check_found(damaged, damaged.chunks[0], restore, verify)
-
-
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
-    other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
-    for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other)]:
+    for kind in ("unknown", "rbg"):
         plain.seal(on_leaf("key", key_impl=kind))
-        with pytest.raises(CorruptionError, match=rf"array key: {said}"):
-            verify(plain.path)
         mesh = mesh_of({"x": 4, "y": 2})
         for options in ({"mesh": mesh, "specs": P()}, {"like": make_tree()}):
             with pytest.raises(ValueError, match="key"):
@@ -618,7 +555,7 @@ ALLOWED = (CorruptionError, CheckpointNotFoundError)
 
 numbers = st.integers() | st.sampled_from([0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30, -1])
 words = st.text(max_size=8) | st.sampled_from(
-    ["float32", "object", "int4", "zstd", "numpy", "..", "GlobalArray", "str", "bytes", "int"]
+    ["float32", "object", "int4", "numpy", "..", "GlobalArray", "str", "bytes", "int"]
 )
 scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False) | words
 values = st.recursive(
@@ -691,26 +628,3 @@ def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
             break
     shared.seal(body)
     use(shared)
-
-
-@rarely(2)
-@given(
-    st.integers(0, 10**6),
-    st.integers(0, 8),
-    st.binary(max_size=8) | words.map(repr).map(lambda text: text.encode("utf-8", "replace")),
-    st.booleans(),
-)
-@example(10, 0, b"", False)
-def test_fuzzed_bytes(
-    shared: Damaged, position: int, removed: int, added: bytes, is_sealed: bool
-) -> None:
-    whole = shared.whole[shared.manifest]
-    begin = whole.index(b"\n") + 1 if is_sealed else 0
-    position = begin + position % (len(whole) - begin)
-    fuzzed = whole[:position] + added + whole[position + removed :]
-    shared.manifest.write_bytes(sealed(fuzzed[begin:]) if is_sealed else fuzzed)
-    if not is_sealed and fuzzed != whole:
-        for function in (restore, verify, gda.checkpoint.inspect):
-            said_by(function, shared.path)
-    else:
-        use(shared)

@@ -59,19 +59,11 @@ def leaves_of(contents: Contents) -> dict[Any, ArrayLeaf]:
     return {leaf.path[0]: leaf for leaf in contents.leaves if isinstance(leaf, ArrayLeaf)}
 
 
-def test_records_of_a_manifest_have_a_hash(small: None, tmp_path: Path) -> None:
-    save(tmp_path, {"w": cut(batch(32, 16), mesh_of({"x": 8}), P("x")), "step": 1})
-    contents = inspect(tmp_path)
-    assert hash(contents) == hash(inspect(tmp_path))
-    assert len({*contents.arrays, *contents.leaves, *inspect(tmp_path).arrays}) == 3
-
-
 # Dtypes.
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
 def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
-    small: None, tmp_path: Path, compression: str | None
+    small: None, tmp_path: Path
 ) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
     tree: dict[str, Any] = {
@@ -82,7 +74,7 @@ def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
         tree[name] = everything_of(name)
         tree[f"small {name}"] = everything_of(name)[:7]
         tree[f"no {name}"] = everything_of(name)[:0]
-    save(tmp_path, tree, compression=compression)
+    save(tmp_path, tree)
     restored = restore(tmp_path)
     for name, data in tree.items():
         assert restored[name].dtype == data.dtype
@@ -92,10 +84,6 @@ def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
     known = {*KNOWN_TO_ZARR, *AS_INTEGERS}
     expected = sorted(each.name for each in manifest.arrays if each.dtype.name in known)
     assert 30 < len(expected) < len(manifest.arrays)
-    # Types that zarr does not have are in the way of no other.
-    group = zarr.open_group(manifest.data, mode="r")
-    assert sorted(name for name, _ in group.arrays()) == expected
-    assert sorted(name for name, _ in group.members(max_depth=None)) == expected
     for name, leaf in leaves_of(manifest).items():
         if leaf.array is None:
             assert leaf.nbytes < 256
@@ -108,9 +96,8 @@ def test_every_dtype_comes_back_bit_by_bit_and_other_tools_read_it(
         assert read.tobytes() == data
         assert (read.dtype == leaf.dtype) != (name in AS_INTEGERS)
         if stored in expected:
-            array, of_group = zarr.open_array(directory, mode="r"), group[stored]
-            assert isinstance(of_group, zarr.Array)
-            assert array[...].tobytes() == np.asarray(of_group[...]).tobytes() == data
+            array = zarr.open_array(directory, mode="r")
+            assert array[...].tobytes() == data
             assert array.attrs.asdict() == ({"dtype": name} if name in AS_INTEGERS else {})
 
 

@@ -298,9 +298,3 @@ def test_a_dtype_that_was_asked_for_is_no_weak_type(auto_mesh: Mesh) -> None:
         loaded = gda.load_tree({"w": weak}, auto_mesh, P("x"), dtype={"w": dtype})["w"]
         assert loaded.dtype == dtype
         assert not loaded.array.weak_type
-
-
-def test_any_text_comes_back(tmp_path: Path) -> None:
-    texts = ["", "é", "\U0001f600", "\ud83d\ude00", "\ud800"]
-    gda.checkpoint.save(tmp_path / "a", texts)
-    assert gda.checkpoint.restore(tmp_path / "a") == texts

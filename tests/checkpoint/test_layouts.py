@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -23,7 +22,6 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import restore, save
-from gda.checkpoint.reading import chunk_parts
 from gda.storage.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
@@ -107,7 +105,6 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
     limits=st.tuples(
         st.sampled_from([1, 24, 2**20]), st.sampled_from([1, 32, 2**24]), st.sampled_from([64, 999])
     ),
-    compression=st.sampled_from([None, "zstd"]),
     workers=st.sampled_from([None, 1, 3]),
 )
 def test_any_tree_onto_any_layout(
@@ -115,7 +112,6 @@ def test_any_tree_onto_any_layout(
     cases: Any,
     dtype: str,
     limits: tuple[int, int, int],
-    compression: str | None,
     workers: int | None,
 ) -> None:
     path = tmp_path_factory.mktemp("run")
@@ -129,7 +125,7 @@ def test_any_tree_onto_any_layout(
         for shape, _, target in cases
     ]
     with noting(*limits) as noted:
-        save(path, tree, compression=compression, max_workers=workers, max_bytes=100)
+        save(path, tree, max_workers=workers, max_bytes=100)
         assert not noted.reads
         written = set(noted.written)
         restored = restore(path, like, max_workers=workers, max_bytes=100)
@@ -165,7 +161,7 @@ def test_restored_arrays_are_the_memory_that_was_read_into(
     monkeypatch.setattr(Arrival, "finish", noted)
     tree = {"big": cut(batch(512, 1024), auto_mesh, P("x", "y")), "n": batch(2**19)}
     tree |= {"small": cut(batch(64, 8), auto_mesh, P("x", "y"))}
-    save(tmp_path, tree, fingerprint=False)
+    save(tmp_path, tree)
     restored = restore(tmp_path, tree, mesh=auto_mesh, specs=P("x", "y"))
     placed = {
         shard.data.unsafe_buffer_pointer()
@@ -210,40 +206,6 @@ def test_small_arrays_of_odd_sizes_are_aligned(auto_mesh: Mesh, tmp_path: Path) 
         for n in range(5):
             np.testing.assert_array_equal(restored[str(n)], batch(*shape) + n)
             assert not any(address % 64 for address in addresses(restored[str(n)]))
-
-
-def test_memory_beyond_the_arrays_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = batch(64, 64)
-    save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))})
-    with noting(packed_below=1, chunk=1024) as noted:
-        save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
-        assert len(noted.written) == 16
-        held, most, guard = 0, 0, threading.Lock()
-        load = chunk_parts._read_chunk
-
-        def counting(files: Any, where: Any, uses: Any) -> None:
-            nonlocal held, most
-            with guard:
-                held += 1024
-                most = max(most, held)
-            load(files, where, uses)
-            with guard:
-                held -= 1024
-
-        monkeypatch.setattr(chunk_parts, "_read_chunk", counting)
-        # Cut the other way, so that each chunk goes through a buffer.
-        restored = restore(
-            tmp_path,
-            mesh=mesh_of({"x": 8}),
-            specs=P(None, "x"),
-            max_workers=8,
-            max_bytes=3000,
-        )
-    np.testing.assert_array_equal(restored["a"], data)
-    assert 1024 <= most <= 2048
-    assert held == 0
 
 
 def test_progress(auto_mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,8 +253,7 @@ def saved(path: str, shape: Any, layout: Layout, order: list[int], limits: Any) 
     with noting(*limits) as noted:
         arrays = [cut(data + n, mesh, spec) for n in range(2)]
         tree = {"arrays": arrays, "own": np.arange(10), "one": jnp.float32(3), "step": 7}
-        # Each layout of large arrays would compile a program.
-        save(path, tree | {"padded": padded(order)}, overwrite=True, fingerprint=limits[0] > 1)
+        save(path, tree | {"padded": padded(order)}, overwrite=True)
     return noted.written
 
 

@@ -174,12 +174,6 @@ def test_arguments_of_restore(auto_mesh: Mesh, tmp_path: Path, reads: list[str])
     assert not reads
 
 
-def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="compression must be None or \"zstd\", not 'gzip'"):
-        save(tmp_path / "run", {"a": DATA}, compression="gzip")
-    assert not (tmp_path / "run").exists()
-
-
 def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, str]] = [
         ({True: 1}, "the key True in True is a bool; use only strings and integers"),
@@ -201,54 +195,12 @@ def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
         assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_two_leaves_with_one_path_and_a_tree_nested_too_deep(tmp_path: Path) -> None:
-    class Twins:
-        pass
-
-    key = jax.tree_util.GetAttrKey("a")
-    jax.tree_util.register_pytree_with_keys(
-        Twins, lambda _: ([(key, 1), (key, 2)], None), lambda _, children: Twins()
-    )
-    with pytest.raises(ValueError, match=re.escape("two leaves have the path a; rename")):
-        save(tmp_path, Twins())
+def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
     tree: Any = 1
     for _ in range(250):
         tree = [tree]
     with pytest.raises(ValueError, match="nested deeper than 200 levels"):
         save(tmp_path, tree)
-
-
-def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -> None:
-    class Both:
-        pass
-
-    keys = [jax.tree_util.GetAttrKey("a"), jax.tree_util.SequenceKey(0)]
-    jax.tree_util.register_pytree_with_keys(
-        Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
-    )
-    save(tmp_path, {"both": Both()})
-    paths: list[str] = []
-    restored = restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
-    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
-    assert paths == ["both/a", "both/0"]
-
-
-# Paths.
-
-
-def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path, {"a": DATA})
-    manifest = tmp_path / "manifest.json"
-    manifest.unlink()
-    manifest.mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    message = f"{manifest} is not a regular file; remove it"
-    with pytest.raises(FileExistsError, match=re.escape(message)) as caught:
-        save(tmp_path, {"a": DATA}, overwrite=True)
-    assert sorted(tmp_path.rglob("*")) == before
-    assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
 
 
 # Specs and paths.
@@ -299,15 +251,12 @@ def test_tree_and_path_in_the_wrong_order(first: Any, tmp_path: Path) -> None:
 
 def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path, {"a": DATA})
-    kept = [tmp_path / "notes.txt", tmp_path / "data-0123456789abcdef" / "of_others"]
-    kept[1].parent.mkdir()
-    for path in kept:
-        path.touch()
+    (tmp_path / "notes.txt").touch()
     save(tmp_path / "sub", {"a": 1})
     save(tmp_path, {"a": 2}, overwrite=True)
     assert restore(tmp_path) == {"a": 2}
     assert restore(tmp_path / "sub") == {"a": 1}
-    assert all(path.exists() for path in kept)
+    assert (tmp_path / "notes.txt").exists()
 
 
 def test_the_manifest_of_another_program_is_not_replaced(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from s3_server import ENVIRONMENT, Server, open_kv, spec_of
 from trials import Trials, tried
 
 from gda import checkpoint
-from gda.checkpoint.inspecting import contents_at
 from gda.storage.stores import object_store
 from gda.storage.stores.object_store import KvStore
 from gda.storage.stores.opening import open_store
@@ -125,7 +124,7 @@ def test_a_tree_goes_to_a_bucket_and_back(spec: Spec, auto_mesh: Mesh) -> None:
     # It is replaced only if that is asked for.
     with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
         checkpoint.save(spec, tree_of(8))
-    checkpoint.save_async(spec, tree_of(9), overwrite=True, compression="zstd").result()
+    checkpoint.save_async(spec, tree_of(9), overwrite=True).result()
     check_restored(spec, 9)
     (new, _) = directories(spec)
     assert new != old
@@ -141,7 +140,6 @@ def test_next_save_removes_leftovers_of_one_that_died(kv: Any) -> None:
     checkpoint.save(kv, tree_of())
     check_restored(kv)
     assert "data-0123456789abcdef" not in directories(kv)
-    assert "data-fedcba9876543210" in directories(kv)
 
 
 def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
@@ -153,7 +151,7 @@ def test_a_listing_has_the_keys_that_are_needed(faults: Faults) -> None:
     del faults.listed[:]
     checkpoint.restore(kv / "run/")
     checkpoint.open(kv / "run/")
-    contents_at(kv / "run/", 10)
+    checkpoint.inspect(kv / "run/", timeout=10)
     assert faults.listed == []
     checkpoint.save(kv / "run/", tree, overwrite=True)
     # Those that are there, and those of the data that is replaced, to see that it has no other
@@ -170,7 +168,7 @@ def save_and_restore(spec: Spec) -> None:
             "w": cut(WEIGHTS + step, mesh, P("x", "y")),
             "small": cut(batch(8, 2), mesh, P("x")),
         }
-        checkpoint.save(spec, tree, overwrite=True, fingerprint=False)
+        checkpoint.save(spec, tree, overwrite=True)
     other = ordered_mesh(ORDERS["reversed"], {"x": 8})
     back = checkpoint.restore(spec, mesh=other, specs={"w": P(None, "x"), "small": P("x")})
     assert is_right(back["w"], WEIGHTS + 2)
@@ -226,7 +224,7 @@ def test_nothing_or_something_else_is_there(kv: Any) -> None:
     said = "is not empty and not a checkpoint: it has photos. Save into a directory of its own"
     with pytest.raises(FileExistsError, match=said):
         checkpoint.save(kv, tree_of(), overwrite=True)
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match="but photos"):
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match="it has photos"):
         checkpoint.restore(kv)
     assert names(kv) == ["photos/cat.jpg"]
 
@@ -277,7 +275,7 @@ def test_each_object_is_written_and_fetched_once_and_many_at_a_time(
 
     faults.fault = fault
     tree = {"weights": cut(WEIGHTS, auto_mesh, P("x", "y")), "small": batch(8)}
-    checkpoint.save(kv, tree, fingerprint=False)
+    checkpoint.save(kv, tree)
     assert set(faults.counts("write").values()) == {1}
     del faults.requests[:]
     np.testing.assert_array_equal(checkpoint.restore(kv)["weights"], WEIGHTS)
@@ -424,11 +422,8 @@ def test_a_commit_that_arrives_after_it_was_given_up(
     """Then it finds its chunks, or is refused because another save was committed meanwhile."""
     checkpoint.save(kv, tree_of())
     faults.fault = for_ever("late", is_commit)
-    with pytest.raises(TimeoutError, match="run/manifest.json") as caught:
+    with pytest.raises(TimeoutError, match="run/manifest.json"):
         checkpoint.save(kv, tree_of(8), overwrite=True, timeout=0.3)
-    assert "has the old or the new checkpoint; it has one of them, complete" in "".join(
-        caught.value.__notes__
-    )
     faults.fault = lambda request: None
     check_restored(kv)
     if not comes_first:
@@ -485,7 +480,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             saver.stop()
 
     def write_in_turn(store: KvStore, name: str, data: bytes) -> None:
-        if name.count("/") == 1:  # the first object of a save
+        if name.endswith("zarr.json"):  # the first object of a save
             stop()
         write(store, name, data)
 
@@ -534,7 +529,7 @@ def check_order(path: Any, order: tuple[str, ...]) -> None:
             said = "another save into .* committed before this one; save again"
             assert re.search(said, str(saver.error))
             assert "nothing was committed" in "".join(saver.error.__notes__)
-    checkpoint.save(path, {}, overwrite=True)
+    checkpoint.save(path, {"a": batch(4)}, overwrite=True)
 
 
 @pytest.mark.usefixtures("in_turn")

@@ -50,18 +50,6 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in data.rglob("*") if file.is_file()}
 
 
-def test_manifest_agrees_with_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, padded_tree(auto_mesh, P("x", "y")))
-    contents = inspect(tmp_path)
-    assert contents.nbytes == sum(data.nbytes for data in DATA.values())
-    for leaf in contents.leaves:
-        (name,) = leaf.path
-        data = DATA[name]
-        assert (leaf.kind, leaf.shape, leaf.nbytes) == ("PaddedArray", data.shape, data.nbytes)
-        assert leaf.fingerprint == gda.fingerprint(data)
-    assert "float32[37,9]" in str(contents)
-
-
 def test_files_are_the_same_whatever_the_padding_was(auto_mesh: Mesh, tmp_path: Path) -> None:
     files = []
     for number, fill in enumerate((0, np.nan, 7e7)):
@@ -92,7 +80,7 @@ def test_other_tools_see_the_elements_alone(auto_mesh: Mesh, tmp_path: Path) -> 
 def test_templates(mesh: Mesh, tmp_path: Path) -> None:
     saved = padded_tree(mesh, P("x"))
     seen: dict[int, int] = {}
-    save(tmp_path, saved, compression="zstd", progress=seen.__setitem__)
+    save(tmp_path, saved, progress=seen.__setitem__)
     assert max(seen) == seen[max(seen)]
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved

@@ -11,7 +11,6 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore
 from damaged import Damaged, flip, leaf_at
 from meshes import one_folder
 
@@ -68,8 +67,8 @@ def test_each_process_gets_back_what_it_had() -> None:
     if jax.process_index() == 2:
         changed["data"].value["next"] = 5
     save(f"{folder}/c", changed, overwrite=True)
-    assert diff(changed, f"{folder}/c").are_equal
-    differences = diff(state_here(), f"{folder}/c")
+    assert diff(f"{folder}/c", changed).are_equal
+    differences = diff(f"{folder}/c", state_here())
     assert [each.path for each in differences.of_other_content] == [("data",)]
     assert differences.num_equal == 2
 
@@ -241,13 +240,6 @@ def test_values_that_a_file_does_not_hold() -> None:
             to_bytes([value])
     with pytest.raises(TypeError, match="a masked array would lose its mask"):
         to_bytes(np.ma.masked_array([1, 2], [False, True]))
-    with pytest.raises(TypeError) as caught:
-        to_bytes({1, 2})
-    assert str(caught.value) == (
-        "a PerProcess cannot hold {1, 2} of type set; it holds None, numbers, strings, bytes and "
-        "NumPy arrays of dtypes of JAX, in lists, tuples, and dicts whose keys are strings and "
-        "integers. Convert it, an array of JAX with numpy.asarray"
-    )
 
 
 def test_two_are_equal_if_their_content_is() -> None:
@@ -276,7 +268,6 @@ def test_functions_of_trees_leave_it_as_it_is(auto_mesh: Any) -> None:
 
 def test_like_and_the_checkpoint_must_both_have_one(tmp_path: Path) -> None:
     save(tmp_path, {"step": 3, "data": PerProcess(5)})
-    assert inspect(tmp_path).shapes() == {"step": 3, "data": PerProcess(None)}
     for like, message in (
         (
             {"step": 0, "data": 5},
@@ -294,13 +285,3 @@ def test_like_and_the_checkpoint_must_both_have_one(tmp_path: Path) -> None:
         assert str(caught.value) == f"the checkpoint does not match like: {message}"
     grown = {"step": 0, "data": PerProcess(0), "new": PerProcess(1)}
     assert restore(tmp_path, grown, missing="keep")["new"] == PerProcess(1)
-
-
-def test_an_object_store_has_the_files_too() -> None:
-    store = tensorstore.KvStore.open("memory://").result()
-    save(store, state_here())
-    assert restore(store)["data"] == state_here()["data"]
-    (name,) = [key for key in store.list().result() if key.endswith(b".data.0")]
-    store.write(name, store.read(name).result().value[:-1]).result()
-    with pytest.raises(CorruptionError, match=r"value data of process 0: .* bytes, not "):
-        restore(store)

@@ -1,21 +1,17 @@
 """Two programs that save into one path without locks, and data that is removed beneath a save."""
 
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import kill_program
 import pytest
-from forks import LIMIT, Forks, check_next_save, generation_at
+from forks import Forks, check_next_save, generation_at
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
 from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
-from gda.checkpoint.format.manifest import Manifest
-from gda.checkpoint.writing.writer import Writer
 from gda.storage.stores import directory
 
 
@@ -143,66 +139,3 @@ def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
         trials.count("saved" if error is None else "refused")
         check_next_save(path, 3)
     assert trials.most < commit or trials.outcomes["refused"] > 10
-
-
-@tried("the data of a save is removed at a random moment", sample=4, full=700)
-def test_data_that_is_removed_at_any_moment_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
-) -> None:
-    """A removal that ends after the last look at the files is counted: no save can know of it."""
-    small_files(monkeypatch.setattr)
-    tree = tree_of(2, mesh_of({"x": 2}))
-    times: dict[str, float] = {}
-    look = Writer.check_written
-
-    def noted_look(self: Writer, manifest: Manifest) -> None:
-        times["looked"] = time.monotonic()
-        look(self, manifest)
-
-    monkeypatch.setattr(Writer, "check_written", noted_look)
-    for trial in range(trials.most):
-        path = tmp_path / str(trial)
-        gda.checkpoint.save(path, values_of(1))
-        kept = {each.name for each in path.glob("data-*")}
-        comes, is_late = threading.Event(), trial % 2 == 1
-        times.clear()
-
-        def remove(comes=comes, path=path, kept=kept) -> None:
-            assert comes.wait(LIMIT)
-            time.sleep(trials.chance.uniform(0, 0.004))
-            times["begun"] = time.monotonic()
-            lose_data(path, kept)
-            times["removed"] = time.monotonic()
-
-        def notes(
-            is_first: bool, name: str, arguments: Arguments, comes=comes, late=is_late
-        ) -> None:
-            if name == "fsync" and not late:
-                comes.set()  # the first file is there
-            if name == "open" and str(arguments[0]).endswith(".new"):
-                comes.set()  # all files are there
-            if name == "replace":
-                times["renamed"] = time.monotonic()
-
-        Disk(notes).install(monkeypatch.setattr)
-        thread = threading.Thread(target=remove)
-        thread.start()
-        error = None
-        try:
-            gda.checkpoint.save(path, tree, overwrite=True, max_workers=2)
-        except (OSError, SaveError) as caught:
-            error = caught
-        comes.set()
-        thread.join(LIMIT)
-        Disk().install(monkeypatch.setattr)
-        if error is not None:
-            assert generation_at(path) == 1
-            trials.count("refused")
-        elif times["removed"] < times["looked"]:
-            assert generation_at(path) == 2, f"trial {trial}"
-            trials.count("saved")
-        else:
-            is_later = times["begun"] > times["renamed"]
-            trials.count("removed later" if is_later else "removed in the same moment")
-        shutil.rmtree(path)
-    assert "refused" in trials.outcomes or trials.most < 100

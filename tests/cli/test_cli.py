@@ -103,7 +103,7 @@ def test_errors_are_lines(
     def fail(path: Any, **_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("gda.checkpoint.inspecting.contents_at", fail)
+    monkeypatch.setattr("gda.checkpoint.inspect", fail)
     found, out, err = run("inspect", "x")
     assert (found, out) == (code, "")
     assert message in err
@@ -116,7 +116,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     def fail(path: Any, **_: Any) -> None:
         raise kind("a bug")
 
-    monkeypatch.setattr("gda.checkpoint.inspecting.contents_at", fail)
+    monkeypatch.setattr("gda.checkpoint.inspect", fail)
     with pytest.raises(kind, match="a bug"):
         cli.main(["inspect", "x"])
 

@@ -40,6 +40,7 @@ def test_a_step_is_named_by_its_number_or_place(
     assert main(["diff", f"{folder}@best", f"{folder}@20"]) == 0
     assert main(["diff", f"{folder}@10", f"{folder}@20"]) == 1
     assert main(["verify", f"{folder}@latest"]) == 0
+    assert main(["convert", f"{folder}@best", f"{folder}.safetensors"]) == 0
     capsys.readouterr()
     assert main(["inspect", f"{folder}@40"]) == 2
     error = capsys.readouterr().err

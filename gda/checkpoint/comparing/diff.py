@@ -18,7 +18,7 @@ from gda.multihost.steps import all_do
 from gda.storage.options import Options
 from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.opening import names_store, open_store
-from gda.trees.records.recorded_tree import ArrayLeaf, Leaf, Path, ValueLeaf, flatten, saved_type
+from gda.trees.records.recorded_tree import Leaf, Path, ValueLeaf, flatten, saved_type
 from gda.trees.records.saved_leaves import (
     SavedLeaf,
     SavedPerProcess,
@@ -32,9 +32,9 @@ _NAME = "gda.checkpoint.diff"
 
 
 @set_module("gda.checkpoint")
-@communicates(_NAME, lambda given: None if all(names_store(given[x]) for x in "ab") else ())
+@communicates(_NAME, lambda given: None if names_store(given["b"]) else ())
 def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
-    """Compare two checkpoints, or a checkpoint and a tree; leaves match by path.
+    """Compare a checkpoint with another one, or with a tree; leaves match by path.
 
     Reads only the manifests of checkpoints, and compares the fingerprints there. Those of a tree
     are computed, on its devices; sources are read for that. Containers, layouts and classes of
@@ -43,15 +43,14 @@ def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     fingerprints of the blocks that it would save, and all get the same answer.
 
     Args:
-      a, b: the path of a checkpoint, as for ``restore``, or a tree of arrays and values. One of
-        them is a path.
+      a: the path of a checkpoint, as for ``restore``.
+      b: the path of another one, or a tree of arrays and values.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: a manifest is damaged.
-      TypeError: neither ``a`` nor ``b`` is a path, or a leaf of the tree is of a kind that
-        cannot be saved.
+      TypeError: ``a`` is no path, or a leaf of the tree is of a kind that cannot be saved.
       RuntimeError: an array of the tree was deleted or donated.
       OSError: reading failed for another reason; the message names the file.
       DisagreementError, LateProcessError: of a tree in several processes, these have different
@@ -65,25 +64,19 @@ def diff(a: Any, b: Any, *, timeout: float = 600) -> Differences:
     >>> print(*differences.of_other_content, differences.num_equal)
     w float64[2,3] 1
     """
-    trees = [each for each in (a, b) if not names_store(each)]
-    if len(trees) == 2:
-        raise TypeError(
-            f"diff compares with a checkpoint, but a is a {type(a).__name__} and b is a "
-            f"{type(b).__name__}; pass the path of a checkpoint as one of them"
-        )
-    paths = [path_of(each, timeout) for each in (a, b) if names_store(each)]
-    stores = [open_store(path, timeout) for path in paths]
-    manifests = [load_complete(store) for store in stores]
-    sides: list[tuple[str, dict[Path, Leaf]]] = [
-        (store.url, {leaf.path: leaf for leaf in manifest.leaves})
-        for store, manifest in zip(stores, manifests, strict=True)
-    ]
-    if trees:
-        order = "checkpoint, tree" if names_store(a) else "tree, checkpoint"
-        arguments = {"order": order, "checkpoint": manifests[0].data}
-        given = _leaves_of(trees[0], sides[0][1], arguments)
-        sides.insert(names_store(a), ("the tree", given))
-    return differences_of(*sides)
+    url, data, saved = _saved(a, timeout)
+    if names_store(b):
+        other, _, leaves = _saved(b, timeout)
+    else:
+        other, leaves = "the tree", _leaves_of(b, saved, {"checkpoint": data})
+    return differences_of((url, saved), (other, leaves))
+
+
+def _saved(path: Any, timeout: float) -> tuple[str, str, dict[Path, Leaf]]:
+    """Return the place of a checkpoint, the name of its data, and the records of its leaves."""
+    store = open_store(path_of(path, timeout), timeout)
+    manifest = load_complete(store)
+    return store.url, manifest.data, {leaf.path: leaf for leaf in manifest.leaves}
 
 
 def _leaves_of(
@@ -128,8 +121,6 @@ def _leaves_of(
 
 
 def _is_known(leaf: SavedLeaf, saved: Mapping[Path, Leaf]) -> bool:
-    """Return True if the saved leaf is an array of this type, with a fingerprint."""
+    """Return True if the saved leaf is an array of this type."""
     there = saved.get(leaf.record.path)
-    if not isinstance(there, ArrayLeaf) or there.fingerprint is None:
-        return False
-    return are_of_one_type(leaf.record, there)
+    return there is not None and are_of_one_type(leaf.record, there)

@@ -54,7 +54,7 @@ class LeafDifference:
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
 class Differences:
-    """The differences between two trees; true if there are any; ``print`` shows a report.
+    """The differences between two trees; true if there are any.
 
     Attributes:
       a, b: the paths of the checkpoints; ``'the tree'`` for a tree.
@@ -62,8 +62,6 @@ class Differences:
       of_other_type: arrays of another shape or dtype, values of another type, and arrays in place
         of values or of PRNG keys.
       of_other_content: leaves of one type and another content.
-      of_unknown_content: arrays of one type that cannot be compared, because one was saved with
-        ``fingerprint=False``.
       num_equal: the number of leaves that are the same.
       equal_nbytes: bytes of the arrays that are the same.
 
@@ -83,13 +81,12 @@ class Differences:
     only_in_b: tuple[LeafDifference, ...] = ()
     of_other_type: tuple[LeafDifference, ...] = ()
     of_other_content: tuple[LeafDifference, ...] = ()
-    of_unknown_content: tuple[LeafDifference, ...] = ()
     num_equal: int = 0
     equal_nbytes: int = 0
 
     @property
     def are_equal(self) -> bool:
-        """True if all leaves are known to be the same; containers and layouts do not count."""
+        """True if all leaves are the same; containers and layouts do not count."""
         return not any(leaves for _, leaves in self._kinds)
 
     def __bool__(self) -> bool:
@@ -122,7 +119,6 @@ class Differences:
             ("only in b", self.only_in_b),
             ("of other type", self.of_other_type),
             ("of other content", self.of_other_content),
-            ("of unknown content", self.of_unknown_content),
         ]
 
 
@@ -148,20 +144,16 @@ def differences_of(
     only_in_b = [
         LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
     ]
-    only_in_a, other_type, other_content, unknown, equal = [], [], [], [], []
+    only_in_a, other_type, other_content, equal = [], [], [], []
     for path, leaf in a.items():
         if (other := b.get(path)) is None:
             only_in_a.append(LeafDifference(path, _text(leaf), None))
-            continue
-        is_same = _is_same(leaf, other)
-        if not are_of_one_type(leaf, other):
-            kind = other_type
+        elif not are_of_one_type(leaf, other):
+            other_type.append(LeafDifference(path, _text(leaf), _text(other)))
+        elif not _is_same(leaf, other):
+            other_content.append(LeafDifference(path, _text(leaf), _text(other)))
         else:
-            kind = unknown if is_same is None else equal if is_same else other_content
-        if kind is equal:
             equal.append(leaf)
-        else:
-            kind.append(LeafDifference(path, _text(leaf), _text(other)))
     return Differences(
         name_of_a,
         name_of_b,
@@ -169,17 +161,14 @@ def differences_of(
         only_in_b=tuple(only_in_b),
         of_other_type=tuple(other_type),
         of_other_content=tuple(other_content),
-        of_unknown_content=tuple(unknown),
         num_equal=len(equal),
         equal_nbytes=sum(leaf.nbytes for leaf in equal if isinstance(leaf, ArrayLeaf)),
     )
 
 
-def _is_same(a: Leaf, b: Leaf) -> bool | None:
-    """Return True if two leaves of one type have the same content; ``None`` if that is unknown."""
+def _is_same(a: Leaf, b: Leaf) -> bool:
+    """Return True if two leaves of one type have the same content."""
     if isinstance(a, ArrayLeaf) and isinstance(b, ArrayLeaf):
-        if a.fingerprint is None or b.fingerprint is None:
-            return None
         return a.fingerprint == b.fingerprint
     if isinstance(a, PerProcessLeaf) and isinstance(b, PerProcessLeaf):
         return a.files == b.files

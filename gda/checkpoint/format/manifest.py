@@ -2,16 +2,15 @@
 
 An array is stored in zarr v3, in chunks with a CRC-32C at their end. Each chunk is a part of one
 block of the saved array, contiguous in the memory of the block, so that it is written from there
-and, without compression, read into it without a copy.
+and read into it without a copy.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -19,29 +18,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.layout.boundary import set_module
-from gda.layout.distribution import of_extra
 from gda.layout.indices import Tiling, shape_at
 from gda.layout.spec import Index, Shape
 from gda.storage.stores import checksums
-from gda.storage.stores.checksums import Bytes
 from gda.trees.records.recorded_tree import PerProcessLeaf, Piece, RecordedTree
-
-_LEVEL = 1  # of zstd
 
 # Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
 _AS_INTEGERS = {
     *("int1", "uint1", "uint2", "uint4"),
     *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
 }
-
-_LISTING = json.dumps(
-    {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": {},
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
-    }
-).encode()
 
 
 def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
@@ -162,12 +148,9 @@ class StoredArray:
       name: its directory, below the directory of the data.
       shape, chunk_shape, dtype: those of the stored array. Chunks that reach beyond the shape hold
         zeros there.
-      codec: ``"bytes"`` or ``"zstd"``.
       metadata: size and CRC-32C of its ``zarr.json``.
       crcs: the CRC-32C of every stored chunk, without its last four bytes, which repeat it. Empty
         before the array is written.
-      sizes: the bytes of every stored chunk, without these four. ``None`` if the chunks are not
-        compressed.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -181,18 +164,16 @@ class StoredArray:
     shape: Shape
     chunk_shape: Shape
     dtype: np.dtype[Any]
-    codec: str
     metadata: tuple[int, int]
     crcs: Sequence[int] = field(default=(), hash=False)  # of a type that may have no hash
-    sizes: Sequence[int] | None = None
 
     @classmethod
     def planned(
-        cls, name: str, shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str
+        cls, name: str, shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any]
     ) -> StoredArray:
         """Return the array before it is written."""
-        document = array_metadata(shape, chunk_shape, dtype, codec)
-        return cls(name, shape, chunk_shape, dtype, codec, checksums.size_and_crc(document))
+        document = array_metadata(shape, chunk_shape, dtype)
+        return cls(name, shape, chunk_shape, dtype, checksums.size_and_crc(document))
 
     @cached_property
     def grid(self) -> ChunkGrid:
@@ -207,12 +188,12 @@ class StoredArray:
     @property
     def document(self) -> bytes:
         """The ``zarr.json`` that describes it."""
-        return array_metadata(self.shape, self.chunk_shape, self.dtype, self.codec)
+        return array_metadata(self.shape, self.chunk_shape, self.dtype)
 
-    def nbytes_of_file(self, chunk: int) -> int:
-        """Return the size of the file of a chunk."""
-        payload = self.nbytes_per_chunk if self.sizes is None else self.sizes[chunk]
-        return payload + checksums.CRC_BYTES
+    @property
+    def nbytes_of_file(self) -> int:
+        """The size of the file of a chunk."""
+        return self.nbytes_per_chunk + checksums.CRC_BYTES
 
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
@@ -225,7 +206,6 @@ class Manifest(RecordedTree):
     data: str  # the directory with its arrays
     arrays: tuple[StoredArray, ...]
     about: dict[str, Any]  # date and versions of the save, for people
-    group: tuple[int, int]  # size and CRC-32C of the zarr.json of the group of all arrays
 
     def chunk_of(self, piece: Piece) -> Chunk:
         """Return the chunk that has a piece."""
@@ -243,35 +223,20 @@ class Manifest(RecordedTree):
     @property
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every file but that of the manifest."""
-        yield f"{self.data}/zarr.json", self.group[0]
         for array in self.arrays:
             yield f"{self.data}/{array.name}/zarr.json", array.metadata[0]
             for chunk in range(array.grid.num_chunks):
                 name = f"{self.data}/{array.name}/{array.grid.key(chunk)}"
-                yield name, array.nbytes_of_file(chunk)
+                yield name, array.nbytes_of_file
         for leaf in self.per_process:
             for process, (nbytes, _) in enumerate(leaf.files):
                 yield self.file_of(leaf, process), nbytes
 
 
-def group_of(arrays: Iterable[StoredArray]) -> bytes:
-    """Return the ``zarr.json`` of the group of all arrays.
-
-    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
-    it does not know, such as bfloat16, would be an error for the whole group.
-    """
-    # Joined as text: a hostile manifest may name millions, which take more memory when parsed.
-    listed = [
-        f'"{array.name}": '.encode() + array.document
-        for array in arrays
-        if array.dtype.isbuiltin == 1 or array.dtype.name in _AS_INTEGERS
-    ]
-    return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
-
-
 @lru_cache(maxsize=64)  # a tree has many arrays of few shapes
-def array_metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str) -> bytes:
-    """Return the ``zarr.json`` of an array; the codec is ``"bytes"`` or ``"zstd"``."""
+def array_metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any]) -> bytes:
+    """Return the ``zarr.json`` of an array."""
+    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     stored = f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
     document = {
         "zarr_format": 3,
@@ -285,16 +250,10 @@ def array_metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": _fill_value(stored),
-        "codecs": _codecs(dtype, codec),
+        "codecs": [{"name": "bytes"} | order, {"name": "crc32c"}],
         "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
     }
     return json.dumps(document, indent=1).encode()
-
-
-def _codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
-    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    zstd = {"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}
-    return [{"name": "bytes"} | order, *[zstd] * (codec == "zstd"), {"name": "crc32c"}]
 
 
 def _fill_value(stored: str) -> Any:
@@ -303,35 +262,3 @@ def _fill_value(stored: str) -> Any:
     if stored.startswith("complex"):
         return [0.0, 0.0]
     return 0 if stored.startswith(("int", "uint")) else 0.0
-
-
-def require_zstd() -> Any:
-    with of_extra("zstd compression needs zstandard"):
-        import zstandard
-    return zstandard
-
-
-def compress(data: Bytes) -> Bytes:
-    """Return the zstd frame of contiguous memory; takes memory of the size of ``data``."""
-    compressor = require_zstd().ZstdCompressor(level=_LEVEL, write_checksum=False)
-    return np.frombuffer(compressor.compress(data), np.uint8)
-
-
-def decompress(frame: Bytes, out: Bytes) -> None:
-    """Read a zstd frame into contiguous memory of its size; takes no other memory."""
-    zstandard = require_zstd()
-    size = -1
-    with contextlib.suppress(zstandard.ZstdError):
-        size = zstandard.frame_content_size(frame)
-    # A frame that declares no size may ask for a window of 2 GiB, however short it is.
-    if size != out.nbytes:
-        raise ValueError(
-            f"holds a zstd frame of {size if size >= 0 else 'unknown'} bytes, not {out.nbytes}"
-        )
-    try:
-        # With all of the frame and room for its content, zstd needs no window and no buffer.
-        read = zstandard.ZstdDecompressor().stream_reader(frame).readinto(out)
-    except zstandard.ZstdError as error:
-        raise ValueError(f"holds a damaged zstd frame: {error}") from None
-    if read != out.nbytes:
-        raise ValueError(f"holds a zstd frame that ends after {read} of {out.nbytes} bytes")

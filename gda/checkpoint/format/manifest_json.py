@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import json
 import math
 import re
@@ -243,7 +242,9 @@ def _manifest(body: Any) -> Manifest:
     for number, leaf in enumerate(manifest.leaves):
         if isinstance(leaf, ArrayLeaf):
             _check_stored(f".leaves[{number}]", leaf, manifest.arrays)
-    _check_shared_out(manifest.array_leaves, manifest.arrays)
+    nbytes = sum(math.prod(each.shape) * each.dtype.itemsize for each in manifest.arrays)
+    if sum(leaf.nbytes for leaf in manifest.array_leaves) > nbytes:
+        raise _Invalid(": its leaves are larger than its arrays")
     if len({len(leaf.files) for leaf in manifest.per_process}) > 1:
         raise _Invalid(": two leaves have the files of different numbers of processes")
     return manifest
@@ -294,7 +295,7 @@ def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
 
 def _array(value: Any) -> StoredArray:
     array = _record(StoredArray, value)
-    shape, chunk_shape, sizes = array.shape, array.chunk_shape, array.sizes
+    shape, chunk_shape = array.shape, array.chunk_shape
     fits = len(shape) == len(chunk_shape)
     if not fits or not all(0 < c <= n for n, c in zip(shape, chunk_shape, strict=True)):
         raise _Invalid(f" has chunks of shape {chunk_shape}, which do not fit {shape}")
@@ -305,10 +306,6 @@ def _array(value: Any) -> StoredArray:
     count = array.grid.num_chunks
     if len(array.crcs) != count:
         raise _Invalid(f".crc32c is not one checksum for each of {count} chunks")
-    if (sizes is None) == (array.codec == "zstd") or (
-        sizes is not None and (len(sizes) != count or max(sizes) > _MOST_CHUNK_BYTES)
-    ):
-        raise _Invalid(f".sizes are not those of {count} chunks with codec {array.codec!r}")
     return array
 
 
@@ -431,13 +428,11 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "array": ("the number of an array", _number),
     "arrays": ("a list of arrays", _each(_array)),
     "chunk_shape": _SHAPE,
-    "codec": ("'bytes' or 'zstd'", _matching("bytes|zstd")),
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
     "dtype": ("the name of a dtype", recorded_dtype),
     "files": ("a size and a CRC-32C for each process", _files),
     "fingerprint": ("16 hexadecimal digits", _matching("[0-9a-f]{16}")),
-    "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
     "key_impl": ("a kind of PRNG keys", _key_impl),
     "weak_type": ("true or false", _of(bool)),
     "kind": ("a kind of leaf", _matching(r"GlobalArray|PaddedArray|jax\.Array|numpy|number")),
@@ -448,7 +443,6 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "path": ("a list of strings and integers", _path),
     "pieces": ("a list of pieces", _each(_piece)),
     "shape": _SHAPE,
-    "sizes": ("a list of sizes", _numbers),
     "spec": ("a string", _text),
     "structure": ("anything", lambda value: value),
     "value": ("anything", lambda value: value),
@@ -457,6 +451,8 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
     """Raise unless the stored arrays have each element of the leaf exactly once."""
+    if leaf.fingerprint is None:
+        raise _Invalid(f"{name} has no 'fingerprint'")
     used = [piece.array for piece in leaf.pieces] if leaf.array is None else [leaf.array]
     for number in used:
         if not 0 <= number < len(arrays):
@@ -498,28 +494,3 @@ def _are_tiles(boxes: list[tuple[Shape, Shape]], whole: Shape) -> bool:
         for start, shape in boxes
         for first, extent, step, size in zip(start, shape, largest, whole, strict=True)
     )
-
-
-def _check_shared_out(leaves: Sequence[ArrayLeaf], arrays: Sequence[StoredArray]) -> None:
-    """Raise unless a third of each array belongs to leaves, and no part of it to two.
-
-    So a tree takes no more memory than its files, and a chunk hardly more than its leaves.
-    """
-    spans: list[list[tuple[int, int]]] = [[] for _ in arrays]
-    for leaf in leaves:
-        if leaf.array is not None:
-            spans[leaf.array].append((0, math.prod(leaf.shape)))
-        for piece in leaf.pieces:
-            spans[piece.array].append((piece.offset, math.prod(piece.shape)))
-    for number, of_array in enumerate(spans):
-        if not of_array:
-            raise _Invalid(f".arrays[{number}] belongs to no leaf")
-        of_array.sort()
-        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(of_array)):
-            raise _Invalid(f": two leaves have one part of arrays[{number}]")
-        # The pieces in two chunks of a pack one after the other are larger than a chunk.
-        used = sum(size for _, size in of_array)
-        if used * 3 < math.prod(arrays[number].shape):
-            raise _Invalid(
-                f": {used} elements of arrays[{number}] belong to leaves, and most do not"
-            )

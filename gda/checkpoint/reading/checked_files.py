@@ -6,7 +6,7 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ import numpy as np
 
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import manifest_json
-from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray, decompress
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.manifest_json import load_manifest
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
@@ -108,7 +108,7 @@ class Files:
             with self._about(number, chunk):
                 size = self.store.size(self.name(array, array.grid.key(chunk)))
                 if size is not None:
-                    _check_size(size, array.nbytes_of_file(chunk))
+                    _check_size(size, array.nbytes_of_file)
             if chunk == last_of.get(number):
                 self.check_metadata(number)
 
@@ -141,45 +141,32 @@ class Files:
             if found != crc:
                 raise ValueError(f"is damaged: its CRC-32C is {found:08x}, not {crc:08x}")
 
-    def check_group(self) -> None:
-        name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
-        self._document("the group of all arrays", name, expected)
-
     def value_of(self, leaf: PerProcessLeaf, process: int) -> Any:
         """Return the value of a process; raise ``CorruptionError`` if its file is damaged."""
-        what = f"value {format_path(leaf.path)} of process {process}"
-        name = self.manifest.file_of(leaf, process)
-        return self._document(what, name, leaf.files[process], from_bytes)
-
-    def _document(
-        self,
-        what: str,
-        name: str,
-        expected: tuple[int, int],
-        read: Callable[[bytes], Any] = lambda data: data,
-    ) -> Any:
-        """Return what ``read`` makes of a file with the expected size and checksum."""
+        name, expected = self.manifest.file_of(leaf, process), leaf.files[process]
         try:
             data = self.store.read(name, expected[0])
             _check_size(len(data), expected[0])
             if checksums.size_and_crc(data) == expected:
-                return read(data)
+                return from_bytes(data)
             problem = "is damaged"
         except (*_GONE, ValueError) as error:
             problem = "is missing" if isinstance(error, _GONE) else str(error)
+        what = f"value {format_path(leaf.path)} of process {process}"
         raise CorruptionError(f"{what}: {self.store.join(name)} {problem}")
 
     def load(self, where: Chunk, out: Bytes) -> None:
         """Read a chunk into contiguous memory; raise ``CorruptionError`` if it is damaged."""
         number, chunk = where
-        sizes = self.manifest.arrays[number].sizes
+        array = self.manifest.arrays[number]
+        tail = np.empty(checksums.CRC_BYTES, np.uint8)
         with self._about(number, chunk):
-            if sizes is None:
-                self._read(where, out)
-            else:
-                frame = np.empty(sizes[chunk], np.uint8)
-                self._read(where, frame)
-                decompress(frame, out)
+            size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), out, tail)
+            _check_size(size, array.nbytes_of_file)
+            in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
+            if not crc == in_file == expected:
+                what = "intact, but from another save" if crc == in_file else "damaged"
+                raise ValueError(f"is {what}: its CRC-32C is {crc:08x}, not {expected:08x}")
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
         array = self.manifest.arrays[where[0]]
@@ -193,9 +180,8 @@ class Files:
         return self.loaded(where)
 
     def loading_bytes(self, where: Chunk) -> int:
-        """Return the memory that ``load`` takes beside ``out``: answers and frames."""
-        array = self.manifest.arrays[where[0]]
-        return array.nbytes_of_file(where[1]) * (self.store.is_remote + (array.sizes is not None))
+        """Return the memory that ``load`` takes beside ``out``: that of an answer."""
+        return self.manifest.arrays[where[0]].nbytes_of_file * self.store.is_remote
 
     @contextmanager
     def _about(self, number: int, chunk: int | None = None) -> Iterator[None]:
@@ -213,18 +199,6 @@ class Files:
                 what += f"; the file has {links} hard links, so verify what shares it too"
             kind = MissingFileError if isinstance(error, _GONE) else CorruptionError
             raise kind(f"{leaves}, {part}: {self.store.join(name)} {what}") from None
-
-    def _read(self, where: Chunk, payload: Bytes) -> None:
-        """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""
-        number, chunk = where
-        array = self.manifest.arrays[number]
-        tail = np.empty(checksums.CRC_BYTES, np.uint8)
-        size, crc = self.store.read_into(self.name(array, array.grid.key(chunk)), payload, tail)
-        _check_size(size, array.nbytes_of_file(chunk))
-        in_file, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
-        if not crc == in_file == expected:
-            what = "intact, but from another save" if crc == in_file else "damaged"
-            raise ValueError(f"is {what}: its CRC-32C is {crc:08x}, not {expected:08x}")
 
 
 def _check_size(found: int, expected: int) -> None:
@@ -250,11 +224,9 @@ def _what_is_there(store: Store) -> str:
             f"there is no checkpoint at {store.url} itself; it has the checkpoints "
             f"{join_some(list(map(printable, below)))}. Pass one of them"
         )
-    shown = [name for name in entries if name != LOCK]
-    if not shown:
-        return f"there is no checkpoint at {store.url}: it is empty"
-    has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "")
-    return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}, but {has}"
+    shown = [printable(name) for name in entries if name != LOCK]
+    has = f"it has {join_some(shown)}" if shown else "it is empty"
+    return f"there is no checkpoint at {store.url}: {has}"
 
 
 def _has_manifest(store: Store, name: str) -> bool:

@@ -136,12 +136,6 @@ class Keeper:
         """
         owner, number = self._claimed(), step.number
         step.metrics = begun_to_fetch(step.metrics)
-        best = self.keeping.best
-        if best is not None and step.metrics and best[0] not in step.metrics:
-            log.warning(
-                "the metrics of step %d have no %r, by which keep_best ranks: %s",
-                *(number, best[0], ", ".join(step.metrics)),
-            )
         if self.last_seconds > seconds_left:
             log.warning(
                 "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "

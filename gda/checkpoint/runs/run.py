@@ -23,7 +23,7 @@ from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
 from gda.checkpoint.runs.keeping import Keep, Keeping
 from gda.checkpoint.runs.resuming import LATE_SECONDS, read_newest
-from gda.checkpoint.saving import MAX_BYTES, Save, check_codec, in_background
+from gda.checkpoint.saving import MAX_BYTES, Save, in_background
 from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
@@ -40,6 +40,7 @@ from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count
+from gda.storage.stores.checksums import require_crc32c
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 
 log = logging.getLogger("gda")
@@ -79,7 +80,7 @@ class Run:
         ``wait`` raise its error nevertheless.
       unchanged: ``'write'`` writes all arrays. By default, an array that has not changed since the
         newest step is linked where the file system can.
-      compression, fingerprint, retry, max_workers, max_bytes: as for ``save``.
+      retry, max_workers, max_bytes: as for ``save``.
 
     Raises:
       TypeError, ValueError: an argument is wrong.
@@ -118,8 +119,6 @@ class Run:
         on_complete: Callable[[int, Any], object] | None = None,
         on_error: Literal["raise", "log"] = "raise",
         unchanged: Literal["link", "write"] = "link",
-        compression: str | None = None,
-        fingerprint: bool = True,
         retry: Retry | None = None,
         max_workers: int | None = None,
         max_bytes: int = MAX_BYTES,
@@ -127,13 +126,12 @@ class Run:
         check_count(every, "every")
         _check_one_of("on_error", on_error, ("raise", "log"))
         _check_one_of("unchanged", unchanged, ("link", "write"))
-        check_codec(compression)
+        require_crc32c()
         _check_signals("signals", signals)
         _check_signals("save_on", save_on)
         keeping = Keeping.of(keep, keep_every, keep_best)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
-        self._agreed = {"overwrite": False, "compression": compression, "fingerprint": fingerprint}
         self._options = Options(max_workers, max_bytes, retry=retry)
         self._folder = RunFolder(path, timeout)
         self._compared = {
@@ -147,9 +145,7 @@ class Run:
             "on_error": on_error,
             "unchanged": unchanged,
         }
-        self._keeper = Keeper(
-            self._folder, keeping, unchanged == "link" and fingerprint, on_complete
-        )
+        self._keeper = Keeper(self._folder, keeping, unchanged == "link", on_complete)
         self._is_owned = False
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._newest: int | None = None  # the newest step, complete or being saved
@@ -580,7 +576,7 @@ class Run:
         save = Save(
             "gda.checkpoint.Run.save",
             below(self._folder.path, name_of(number)),
-            self._agreed | {"base": below(self._folder.path, base) if base else None},
+            {"overwrite": False, "base": below(self._folder.path, base) if base else None},
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),

@@ -20,7 +20,6 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.writing.writer import Share, Writer, Written
 from gda.storage import tasks
-from gda.storage.stores.checksums import CRC_BYTES
 from gda.storage.stores.directory import FileStore
 from gda.trees.records.recorded_tree import ArrayLeaf, Path, saved_type
 from gda.trees.records.saved_leaves import Block, SavedLeaf
@@ -109,19 +108,17 @@ class Links:
     def _may_be_same(self, leaf: SavedLeaf) -> bool:
         """Return True unless an array surely differs from the base, as far as this process sees."""
         there = self._there.get(leaf.record.path)
-        if there is None or there[0].fingerprint is None or leaf.is_source:
+        if there is None or leaf.is_source:
             return False
         ours, theirs = self.writer.array_of(leaf), there[1]
-        if ours != replace(theirs, name=ours.name, crcs=(), sizes=None):
+        if ours != replace(theirs, name=ours.name, crcs=()):
             return False
         return not any(self._begins_differently(block, theirs) for block in leaf.blocks[:1])
 
     def _begins_differently(self, block: Block, theirs: StoredArray) -> bool:
         """Return True if a block on the host has other first bytes than its file."""
         overlap = next(theirs.grid.overlaps(block.start, block.data.shape), None)
-        if not isinstance(block.data, np.ndarray) or theirs.codec != "bytes":
-            return False
-        if overlap is None or not overlap.is_whole:
+        if not isinstance(block.data, np.ndarray) or overlap is None or not overlap.is_whole:
             return False
         count = _COMPARED_BYTES // theirs.dtype.itemsize
         first = block.data[overlap.in_block].flat[:count].tobytes()
@@ -138,12 +135,12 @@ class Links:
         made: list[Written] = []
         for overlap in theirs.grid.overlaps(block.start, block.data.shape):
             chunk = overlap.chunk
-            nbytes = theirs.nbytes_of_file(chunk)
+            nbytes = theirs.nbytes_of_file
             source = self._file(theirs, chunk)
             name = self.writer.name(ours, chunk)
             if not self.store.link(name, self.base_store, source, nbytes, manifest_json.NAME):
                 for each in made:
                     self.store.remove(self.writer.name(ours, each.number))
                 return []
-            made.append(Written(ours.name, chunk, theirs.crcs[chunk], nbytes - CRC_BYTES, {}))
+            made.append(Written(ours.name, chunk, theirs.crcs[chunk], theirs.nbytes_per_chunk, {}))
         return made

@@ -25,7 +25,7 @@ from gda.arrays.fingerprints.fingerprint import sums_of_host
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_each
 from gda.arrays.fingerprints.on_devices import PendingSums
 from gda.arrays.transport.to_host import HostBlock, is_on_accelerator
-from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of, compress
+from gda.checkpoint.format.manifest import Manifest, Overlap, StoredArray, chunk_shape_of
 from gda.layout.indices import index_at, within
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
@@ -72,11 +72,10 @@ class Share:
     def _arrays(self) -> list[SavedLeaf]:
         return [each for each in self.leaves if isinstance(each, SavedLeaf)]
 
-    def kept(self, fingerprints: bool) -> Share:
+    def kept(self) -> Share:
         """Return the share with blocks that nothing can change any more.
 
-        With ``fingerprints``, accelerators begin the sums of their blocks first: they are faster
-        than this process.
+        Accelerators begin the sums of their blocks first: they are faster than this process.
         """
         on_accelerators = [
             leaf
@@ -84,7 +83,7 @@ class Share:
             if any(is_on_accelerator(block.data) for block in leaf.blocks)
             and leaf.number not in self.sums
         ]
-        sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators if fingerprints}
+        sums = {leaf.number: leaf.begin_sums() for leaf in on_accelerators}
         leaves = [kept(x) if isinstance(x, SavedLeaf) else x for x in self.leaves]
         return replace(self, leaves=leaves, sums={**self.sums, **sums})
 
@@ -215,8 +214,6 @@ class Writer:
 
     store: Store
     data: str
-    codec: str  # "bytes" or "zstd"
-    fingerprints: bool  # True to record those of the arrays
     options: Options
 
     def write(self, share: Share) -> dict[str, Any]:
@@ -238,9 +235,9 @@ class Writer:
             if isinstance(leaf, SavedPerProcess)
         ]
         written = [*share.linked, *self._written(documents, chunks, total)]
-        of_array: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        of_array: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for each in written:
-            of_array[each.array].append((each.number, each.crc, each.nbytes))
+            of_array[each.array].append((each.number, each.crc))
         return {
             "arrays": {number: of_array[array.name] for number, array in arrays.items()},
             "packs": [
@@ -263,7 +260,7 @@ class Writer:
         record = leaf.record
         name = _name_of(leaf.number, record.path)
         chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
-        return StoredArray.planned(name, record.shape, chunk_shape, record.dtype, self.codec)
+        return StoredArray.planned(name, record.shape, chunk_shape, record.dtype)
 
     def name(self, array: StoredArray, chunk: int) -> str:
         return f"{self.data}/{array.name}/{array.grid.key(chunk)}"
@@ -293,7 +290,7 @@ class Writer:
         chunk = min(end, most)
         name = f"packed.{dtype.name}.{jax.process_index()}"
         shape = (-(-end // chunk) * chunk,)
-        return Pack(StoredArray.planned(name, shape, (chunk,), dtype, self.codec), pieces)
+        return Pack(StoredArray.planned(name, shape, (chunk,), dtype), pieces)
 
     # The chunks.
 
@@ -315,7 +312,7 @@ class Writer:
             # While the disk has enough to do, and the processor would wait for it: a save of
             # 512 MiB on 2 cores takes an eighth less than with the sums first.
             is_half = block is leaf.blocks[len(leaf.blocks) // 2]
-            if is_half and self.fingerprints and not leaf.is_source and leaf.number not in sums:
+            if is_half and not leaf.is_source and leaf.number not in sums:
                 sums[leaf.number] = leaf.begin_sums()
 
     def _chunks_of_packs(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
@@ -367,19 +364,16 @@ class Writer:
         self.store.write(f"{self.data}/{array.name}/zarr.json", array.document)
 
     def _held_bytes(self, chunk: _Chunk) -> int:
-        """Return the memory that a chunk takes, compression included."""
-        nbytes = chunk.array.nbytes_per_chunk
-        taken = chunk.made_bytes + (nbytes if self.codec == "zstd" else 0)
+        """Return the memory that a chunk takes."""
         # A file is written from the memory of the array, if that is on the host.
         is_view = isinstance(chunk, _ChunkOfLeaf) and not chunk.host.nbytes
-        return taken if is_view and not self.store.is_remote else max(nbytes, taken)
+        is_made = not is_view or self.store.is_remote
+        return chunk.array.nbytes_per_chunk if is_made else chunk.made_bytes
 
     def _write_chunk(self, chunk: _Chunk) -> Written:
         data = chunk.data()
-        sums = chunk.sums(data) if self.fingerprints else {}
+        sums = chunk.sums(data)
         payload = data.reshape(-1).view(np.uint8)
-        if self.codec == "zstd":
-            payload = compress(payload)
         array, number = chunk.array, chunk.number
         crc = self.store.write_sealed(self.name(array, number), payload)
         return Written(array.name, number, crc, payload.nbytes, sums)
@@ -403,7 +397,7 @@ class Writer:
                 pieces.setdefault(number, []).append(piece)
             for name, shape, chunk_shape, dtype, chunks in part["packs"]:
                 shapes = tuple(shape), tuple(chunk_shape)
-                pack = StoredArray.planned(name, *shapes, np.dtype(dtype), self.codec)
+                pack = StoredArray.planned(name, *shapes, np.dtype(dtype))
                 arrays.append(_with_chunks(pack, chunks))
         files = zip(*[part["files"] for part in parts], strict=True)
 
@@ -422,9 +416,7 @@ class Writer:
 
         return tuple(arrays), tuple(map(record_of, itertools.count(), share.leaves))
 
-    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
-        if not self.fingerprints:
-            return None
+    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str:
         shares = [part["sums"].get(str(leaf.number), [0] * LANES) for part in parts]
         return digest_of(*saved_type(leaf.record), shares)
 
@@ -471,11 +463,10 @@ def _sums(large: Mapping[int, PendingSums], written: Iterable[Written]) -> dict[
     }
 
 
-def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int, int]]) -> StoredArray:
-    """Return an array with number, checksum and size of all of its chunks."""
-    by_number = {number: (crc, size) for number, crc, size in chunks}
+def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int]]) -> StoredArray:
+    """Return an array with the checksums of all of its chunks."""
+    by_number = dict(chunks)
     missing = array.grid.num_chunks - len(by_number)
     if missing:
         raise SaveError(f"no process wrote {missing} chunks of {array.name}; save again")
-    crcs, sizes = zip(*[by_number[chunk] for chunk in range(len(by_number))], strict=True)
-    return replace(array, crcs=crcs, sizes=sizes if array.codec == "zstd" else None)
+    return replace(array, crcs=tuple([by_number[chunk] for chunk in range(len(by_number))]))

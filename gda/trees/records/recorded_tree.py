@@ -69,7 +69,7 @@ class ArrayLeaf:
         consist of.
       key_impl: the implementation of PRNG keys; ``None`` for other arrays.
       spec, mesh: its layout when it was saved, for people.
-      fingerprint: its ``gda.fingerprint``; ``None`` if it was saved with ``fingerprint=False``.
+      fingerprint: its ``gda.fingerprint``; ``None`` in the offer of another program.
       array: the number of its stored array in ``Contents.arrays``; ``None`` if ``pieces`` hold it.
       pieces: its blocks in stored arrays that many small arrays share.
       weak_type: True for a ``jax.Array`` of a weak type.

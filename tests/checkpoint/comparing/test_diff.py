@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,18 +10,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorstore as ts
-from hypothesis import given
-from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 
-KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
+KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content"]
 
 
 @pytest.fixture
@@ -87,7 +82,7 @@ def test_each_kind_of_difference(saved: Callable[..., Path]) -> None:
 
 def test_a_checkpoint_is_the_same_as_itself_and_its_tree(saved: Callable[..., Path]) -> None:
     path = saved(A)
-    for differences in (diff(path, path), diff(path, A), diff(A, path)):
+    for differences in (diff(path, path), diff(path, A)):
         assert differences.are_equal
         assert not differences
         assert (differences.num_equal, differences.equal_nbytes) == (6, 48 + 12 + 16 + 16)
@@ -104,15 +99,6 @@ def test_no_data_is_read(saved: Callable[..., Path]) -> None:
         (data,) = path.glob("data-*")
         shutil.rmtree(data)
     assert diff(a, b) == expected
-
-
-def test_arrays_without_a_fingerprint_are_unknown(saved: Callable[..., Path]) -> None:
-    a, b = saved(A, fingerprint=False), saved(B)
-    assert paths(diff(a, b))["of_unknown_content"] == [("w",)]
-    unknown = diff(a, a)
-    assert paths(unknown) == {"of_unknown_content": [("b",), ("n",), ("old",), ("w",)]}
-    assert unknown  # not known to be the same
-    assert "of unknown content: 4 leaves" in str(unknown)
 
 
 class Pair(NamedTuple):
@@ -161,72 +147,6 @@ def test_a_report_names_the_first_of_many(saved: Callable[..., Path]) -> None:
     assert len(lines) == 2 + 1 + 20 + 2
 
 
-# Properties.
-
-DTYPES = [np.float32, np.float64, np.int8, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64]
-SHAPES = [(), (0, 3), (3,), (2, 2), (37, 9), (16, 8)]
-
-
-def _leaf(draw: Any) -> Any:
-    if draw(st.integers(0, 4)) == 0:
-        return draw(st.sampled_from([0, 1, 1.0, True, "a", "1", b"1"]))
-    seed = draw(st.integers(0, 2))
-    data = np.random.default_rng(seed).integers(0, 9, draw(st.sampled_from(SHAPES)))
-    return data.astype(draw(st.sampled_from(DTYPES)))
-
-
-@st.composite
-def pairs_of_trees(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    names = st.sets(st.sampled_from("abcdef"))
-    a = {name: _leaf(draw) for name in sorted(draw(names))}
-    b = {name: _leaf(draw) for name in sorted(draw(names))}
-    for name in sorted(draw(names) & a.keys()):
-        b[name] = a[name]
-        if isinstance(a[name], np.ndarray) and a[name].size and draw(st.booleans()):
-            b[name] = a[name].copy()
-            b[name][draw(st.tuples(*[st.integers(0, n - 1) for n in a[name].shape]))] += 1
-    return a, b
-
-
-@rarely(2)
-@given(pairs_of_trees(), st.booleans())
-def test_any_two_trees(trees: Any, is_compressed: bool) -> None:
-    a, b = trees
-    store = ts.KvStore.open("memory://").result()
-    form = {"compression": "zstd"} if is_compressed else {}
-    save(store / "a/", a, **form)
-    save(store / "b/", b)
-    read = diff(store / "a/", store / "b/")
-    with_tree = diff(store / "a/", b)
-    backwards = diff(a, store / "b/")
-    expected = _expected(a, b)
-    assert paths(read) == paths(with_tree) == paths(backwards) == expected
-    assert read == replace(with_tree, b=read.b)
-    assert bool(read) == bool(expected)
-    shared = a.keys() & b.keys()
-    assert read.num_equal == len(shared) - sum(map(len, [*expected.values()])) + len(
-        a.keys() ^ b.keys()
-    )
-
-
-def _expected(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the paths of each kind of difference, by NumPy."""
-    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
-    found["only_in_a"] = [(name,) for name in a if name not in b]
-    found["only_in_b"] = [(name,) for name in sorted(b) if name not in a]
-    for name in a.keys() & b.keys():
-        x, y = a[name], b[name]
-        if type(x) is not type(y) or _type(x) != _type(y):
-            found["of_other_type"].append((name,))
-        elif not np.array_equal(x, y):
-            found["of_other_content"].append((name,))
-    return {kind: sorted(each) for kind, each in found.items() if each}
-
-
-def _type(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else None
-
-
 # Many processes.
 
 
@@ -241,8 +161,9 @@ def test_a_tree_over_processes(shared_tmp_path: Path) -> None:
     other[0, 0] += 1  # in a block of process 0
     other[31, 7] += 2  # and of process 1
     now = tree | {"w": cut(other, mesh, P(("y", "x"))), "step": 2}
-    assert paths(diff(now, shared_tmp_path)) == {"of_other_content": [("step",), ("w",)]}
-    assert diff(shared_tmp_path, now).num_equal == 2
+    differences = diff(shared_tmp_path, now)
+    assert paths(differences) == {"of_other_content": [("step",), ("w",)]}
+    assert differences.num_equal == 2
     with pytest.raises(gda.DisagreementError, match=r"at step, process 0: value 0, process"):
         diff(shared_tmp_path, tree | {"step": jax.process_index()})
 
@@ -250,10 +171,8 @@ def test_a_tree_over_processes(shared_tmp_path: Path) -> None:
 # Bad inputs.
 
 
-def test_one_of_both_is_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"a is a dict and b is a ndarray; pass the path"):
+def test_the_first_is_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="the first argument must be the path of a"):
         diff(A, np.ones(3))
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
         diff(tmp_path / "none", A)
-    with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
-        diff(A, tmp_path / "none")

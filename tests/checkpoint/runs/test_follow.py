@@ -27,19 +27,6 @@ def test_each_complete_step_comes_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [*steps] == [60]
 
 
-def test_a_step_that_was_rolled_back_comes_again(tmp_path: Path) -> None:
-    run = Run(tmp_path, every=10)
-    train(run, 0, 20, 10)
-    run.wait()
-    steps = gda.checkpoint.follow(tmp_path, timeout=0)
-    assert [next(steps), next(steps)] == [10, 20]
-    run.rollback(10, newest=20)
-    follower = iter([next(steps, None)])
-    assert next(follower) is None
-    train(run, 10, 20, 10)
-    run.close()
-
-
 @pytest.mark.processes(2, devices=4)
 def test_all_processes_get_the_same_steps(shared_tmp_path: Path) -> None:
     with Run(shared_tmp_path, every=10) as run:

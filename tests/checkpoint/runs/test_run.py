@@ -171,7 +171,6 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path) ->
         {"unchanged": "copy"},
         {"signals": signal.SIGTERM},
         {"save_on": [signal.SIGKILL]},
-        {"compression": "gzip"},
     ]
     for options in wrong:
         with pytest.raises(ValueError, match="must be"):
@@ -230,9 +229,7 @@ def test_a_step_that_is_held_stays(tmp_path: Path) -> None:
     assert run.steps() == [1, 4]
 
 
-def test_metrics_may_come_from_the_device_and_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
     with Run(tmp_path, every=1, keep=1, keep_best=(1, "loss")) as run:
         run.save(1, state_of(1), metrics={"loss": jnp.float32(3), "rate": np.float64(0.5)})
         run.save(2, state_of(2), metrics={"loss": jnp.ones((1,))})
@@ -249,10 +246,8 @@ def test_metrics_may_come_from_the_device_and_later(
             run.save(4, state_of(4), metrics={"loss": jnp.ones(2)})
         with pytest.raises(TypeError, match="metrics must be a dict of numbers by name, such as"):
             run.save(5, state_of(5), metrics=0.5)  # pyright: ignore[reportArgumentType]
-        run.save(6, state_of(6), metrics={"los": 1})
+        run.save(6, state_of(6), metrics={"rate": 1})
     assert run.steps() == [3, 6]
-    wanted = "the metrics of step 6 have no 'loss', by which keep_best ranks: los"
-    assert wanted in caplog.messages
 
 
 def test_metrics_may_be_donated_after_the_call(tmp_path: Path) -> None:
@@ -526,15 +521,6 @@ def test_a_save_that_failed_is_raised_by_the_next_call(failed: Run, step: int) -
     assert failed.steps() == [10, 31]
 
 
-def test_after_a_save_that_failed_the_next_is_that_of_the_next_step_that_is_due(
-    failed: Run,
-) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        failed.wait()
-    assert [step for step in range(22, 33) if failed.save(step, state_of(step))] == [30]
-    failed.close()
-
-
 def test_a_step_whose_save_failed_is_saved_again_if_the_program_ends(
     failed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -610,28 +596,6 @@ def test_a_training_may_go_on_after_a_save_that_failed(
     with pytest.raises(OSError, match="No space left"):
         run.close(31, state_of(31))
     assert run.steps() == [10, 30]
-
-
-def test_a_store_that_cannot_be_reached_for_a_while_loses_only_these_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> Any:
-        raise OSError(5, "Input/output error")
-
-    def begin_to_refuse(*_: Any) -> Any:
-        monkeypatch.setattr(FileStore, "read", refuse)
-        refuse()
-
-    run, _ = resumed(tmp_path, on_error="log")
-    train(run, 0, 10)
-    run.wait()
-    monkeypatch.setattr(FileStore, "write_sealed", begin_to_refuse)
-    assert run.save(20, state_of(20))
-    assert not run.save(30, state_of(30))
-    monkeypatch.undo()
-    assert run.save(40, state_of(40))
-    run.close()
-    assert run.steps() == [10, 40]
 
 
 def test_a_save_goes_on_after_ctrl_c_in_the_wait_for_it(

@@ -24,7 +24,6 @@ from trials import Trials, tried
 
 import gda
 from gda import checkpoint
-from gda.arrays.fingerprints import fingerprint as fingerprints
 from gda.arrays.transport import to_host
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.storage.stores import directory
@@ -90,16 +89,14 @@ def save_async(path: Path, tree: Any, **options: Any) -> None:
     checkpoint.save_async(path, tree, **options).result()
 
 
-@pytest.mark.parametrize(
-    ("save", "compression"), [(checkpoint.save, None), (save_async, "zstd")], ids=["save", "async"]
-)
+@pytest.mark.parametrize("save", [checkpoint.save, save_async])
 def test_what_did_not_change_is_linked_and_each_checkpoint_is_whole(
-    mesh: Mesh, tmp_path: Path, save: Callable[..., None], compression: str | None
+    mesh: Mesh, tmp_path: Path, save: Callable[..., None]
 ) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     before, after = tree_at(1, mesh), tree_at(2, mesh)
-    save(first, before, compression=compression)
-    save(second, after, base=first, compression=compression)
+    save(first, before)
+    save(second, after, base=first)
     assert linked_in(second) == LINKED
     check_holds(first, before)
     check_holds(second, after)
@@ -146,19 +143,13 @@ def test_an_array_of_which_anything_changed_is_written(auto_mesh: Mesh, tmp_path
         check_holds(tmp_path / name, tree)
 
 
-def test_sources_other_codecs_and_arrays_without_a_fingerprint_are_written(
-    tmp_path: Path,
-) -> None:
+def test_sources_are_written(tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", FROZEN)
     tree = {"w": np.load(tmp_path / "w.npy", mmap_mode="r")}
     checkpoint.save(tmp_path / "1", tree)
     checkpoint.save(tmp_path / "2", tree, base=tmp_path / "1")
-    checkpoint.save(tmp_path / "3", {"w": FROZEN}, base=tmp_path / "1", compression="zstd")
-    checkpoint.save(tmp_path / "4", {"w": FROZEN}, fingerprint=False)
-    checkpoint.save(tmp_path / "5", {"w": FROZEN}, base=tmp_path / "4")
-    for number in range(1, 6):
-        assert linked_in(tmp_path / f"{number}") == set()
-        checkpoint.verify(tmp_path / f"{number}")
+    assert linked_in(tmp_path / "2") == set()
+    checkpoint.verify(tmp_path / "2")
 
 
 ERRORS = {errno.EMLINK: 5, errno.ENOSYS: 0}
@@ -256,26 +247,6 @@ def test_inspect_tells_own_and_shared_bytes(auto_mesh: Mesh, tmp_path: Path) -> 
     assert shared.shared_nbytes == 0
 
 
-def test_no_fingerprint_is_computed_twice(
-    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = {name: cut(FROZEN + i, auto_mesh, P("x")) for i, name in enumerate("ab")}
-    checkpoint.save(tmp_path / "1", tree)
-    begun: list[Any] = []
-    begin = fingerprints.begin_blocks
-
-    def counted(blocks: Any, grid: Any) -> Any:
-        begun.append(grid)
-        return begin(blocks, grid)
-
-    monkeypatch.setattr(saved_leaves, "begin_blocks", counted)
-    checkpoint.save(
-        tmp_path / "2", {**tree, "b": cut(FROZEN * 2, auto_mesh, P("x"))}, base=tmp_path / "1"
-    )
-    assert linked_in(tmp_path / "2") == {"a"}
-    assert len(begun) == 2
-
-
 @pytest.fixture
 def accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """All devices are accelerators to gda."""
@@ -323,15 +294,10 @@ def test_a_store_without_links_keeps_all_that_an_accelerator_has(
 
 
 @pytest.mark.parametrize("save", [checkpoint.save, checkpoint.save_async])
-def test_a_base_must_be_there_and_needs_fingerprints(
-    tmp_path: Path, save: Callable[..., Any]
-) -> None:
+def test_a_base_must_be_there(tmp_path: Path, save: Callable[..., Any]) -> None:
     message = re.escape(f"there is no checkpoint at {tmp_path / '1'}: no such directory")
     with pytest.raises(CheckpointNotFoundError, match=message):
         save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1")
-    message = "base is compared by fingerprints, and fingerprint is False; omit one of the two"
-    with pytest.raises(ValueError, match=message):
-        save(tmp_path / "2", {"w": FROZEN}, base=tmp_path / "1", fingerprint=False)
     assert not (tmp_path / "2").exists()
 
 
