@@ -18,7 +18,6 @@ from gda.cli.commands import (
     OK,
     WRONG,
     add_command,
-    read_given,
     read_option,
     terminal_width,
 )
@@ -102,7 +101,9 @@ def rehearse(options: argparse.Namespace) -> int:
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
     num_slices = read_option("--num-slices", options.num_slices, parse_number)
-    examples = read_given(options, "examples", parse_number)
+    examples = options.examples
+    if examples is not None:
+        examples = read_option("--examples", examples, parse_number)
     requests = [
         RehearsalRequest(
             *(file, function, options.topology, num_slices, options.target_config, mesh),
