@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -262,11 +261,8 @@ class Layouts:
     @property
     def mesh(self) -> dict[str, int] | None:
         """The mesh of all arrays that have one; None if there is none, or several."""
-        meshes = self._meshes()
-        return meshes.popitem()[1] if len(meshes) == 1 else None
-
-    def _meshes(self) -> dict[str, dict[str, int]]:
-        return {format_mesh(row.mesh): row.mesh for row in self.arrays if row.mesh is not None}
+        known = {format_mesh(row.mesh): row.mesh for row in self.arrays if row.mesh is not None}
+        return known.popitem()[1] if len(known) == 1 else None
 
     @property
     def headline(self) -> str:
@@ -282,45 +278,13 @@ class Layouts:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as dicts, lists, strings and numbers, for JSON."""
-        arrays = [
-            row._asdict()
-            | {"shape": list(row.shape), "block_shape": list(row.block_shape)}
-            | {"spec": None if row.spec is None else _spec_for_json(row.spec)}
-            for row in self.arrays
-        ]
+        """Return everything as dicts, tuples, strings and numbers, for JSON."""
         return {
             "nbytes": self.nbytes,
             "nbytes_per_device": self.nbytes_per_device,
             "nbytes_on_host": self.nbytes_on_host,
-            "arrays": arrays,
+            "arrays": [row._asdict() for row in self.arrays],
         }
-
-    @public
-    def to_json(self) -> str:
-        """Return the text of a model file, as ``gda plan --tree`` reads it.
-
-        PRNG keys become numbers of uint32. Without a sharding, the file has no mesh.
-
-        Raises:
-          ValueError: the arrays are on several meshes, two have the same path, or one is sharded
-            without a mesh, as by a ``GSPMDSharding``.
-
-        >>> import gda, jax, jax.numpy as jnp
-        >>> shapes = jax.eval_shape(lambda: {'w': jnp.zeros((8, 2))})
-        >>> print(gda.layouts(shapes).to_json())
-        {"parameters": {
-         "w": {"shape": [8, 2], "dtype": "float32", "spec": []}}}
-        """
-        if len(meshes := self._meshes()) > 1:
-            on = ", ".join(sorted(meshes))
-            raise ValueError(
-                f"a model file has one mesh, and the arrays are on {on}; write several"
-            )
-        mesh = f'"mesh": {json.dumps(self.mesh)}, ' if self.mesh else ""
-        arrays = self._by_path().items()
-        lines = [f" {json.dumps(path)}: {json.dumps(_parameter(row))}" for path, row in arrays]
-        return f'{{{mesh}"parameters": {{\n' + ",\n".join(lines) + "}}"
 
     @public
     def check(self, path: str | os.PathLike[str]) -> None:
@@ -345,19 +309,16 @@ class Layouts:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     found.check(folder + '/layout.json')  # compares
         """
-        found = {name: f"{row.kind} {row.layout}" for name, row in self._by_path().items()}
-        document = {"arrays": dict(sorted(found.items()))}
-        check_golden("the layout", document, Path(path), _differences)
-
-    def _by_path(self) -> dict[str, ArrayLayout]:
-        found: dict[str, ArrayLayout] = {}
+        found: dict[str, str] = {}
         for row in self.arrays:
-            if found.setdefault(row.path, row) is not row:
+            if row.path in found:
                 raise ValueError(
                     f"two arrays of the tree have the path {row.path!r}, by which a file tells "
                     "them apart; a key must not have a slash"
                 )
-        return found
+            found[row.path] = f"{row.kind} {row.layout}"
+        document = {"arrays": dict(sorted(found.items()))}
+        check_golden("the layout", document, Path(path), _differences)
 
     def __repr__(self) -> str:
         if not self.arrays:
@@ -391,7 +352,7 @@ def _table_of(rows: Sequence[_LayoutRow], mesh: Mapping[str, int] | None) -> Arr
     return array_table(header, rows, cells, lambda row: row.nbytes_per_device)
 
 
-# The layout of one leaf, and its place in a file.
+# The layout of one leaf, and the differences between two files.
 
 
 def _layout_of(facts_of: Callable[..., dict[str, Any]], keys: Any, leaf: Any) -> ArrayLayout | None:
@@ -430,20 +391,6 @@ def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[
     }
 
 
-def _parameter(row: ArrayLayout) -> dict[str, Any]:
-    if row.spec is None and not row.is_whole:
-        raise ValueError(
-            f"the array {row.path!r} is sharded over {row.num_devices:,} devices without a mesh, "
-            "which a model file cannot tell; give it a NamedSharding"
-        )
-    shape, dtype = row.shape, row.dtype
-    if dtype.startswith("key<"):
-        words = row.nbytes_per_device // 4 // max(1, math.prod(row.block_shape))
-        shape, dtype = (*shape, words), "uint32"
-    entry = {"shape": list(shape), "dtype": dtype, "spec": _spec_for_json(row.spec or ())}
-    return entry if row.memory_kind is None else entry | {"memory_kind": row.memory_kind}
-
-
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each difference between two golden documents."""
     old, new = before["arrays"], after["arrays"]
@@ -454,8 +401,3 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
             yield f"{path} is {'gone' if now is None else 'new'}: {was or now}"
         else:
             yield f"{path}: {now}, not {was}"
-
-
-def _spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
-    """Return a spec as ``--tree`` reads it: null, names and lists of names."""
-    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]

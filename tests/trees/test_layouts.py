@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, mesh_of, ordered_mesh
+from meshes import batch, mesh_of
 from trials import rarely
 
 import gda
-from gda.planning.model import ModelPlan, plan_model
 from gda.testing.strategies import global_arrays
 
 XY = {"x": 4, "y": 2}
@@ -25,11 +24,6 @@ XY = {"x": 4, "y": 2}
 
 def shape(mesh: Any, spec: Any, *sizes: int, dtype: Any = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
-
-
-def on_host(mesh: Any, spec: Any, *sizes: int) -> jax.ShapeDtypeStruct:
-    sharding = NamedSharding(mesh, spec, memory_kind="pinned_host")
-    return jax.ShapeDtypeStruct(sizes, np.float32, sharding=sharding)
 
 
 def rows_of(tree: Any) -> dict[str, gda.ArrayLayout]:
@@ -160,40 +154,16 @@ def test_the_page_has_the_table_and_the_dict_is_json(mesh: Mesh) -> None:
     assert document["arrays"][1].keys() == {*gda.ArrayLayout._fields}
 
 
-# Files of models.
+# Other memory, other shardings.
 
 
-def test_a_plan_of_the_file_has_the_same_bytes(auto_mesh: Mesh, tmp_path: Path) -> None:
-    file = tmp_path / "model.json"
-
-    def planned(found: gda.Layouts, mesh: dict[str, int] | None = None) -> ModelPlan:
-        file.write_text(found.to_json())
-        return plan_model(file, mesh, None, pad=True)
-
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0, impl="rbg"), 8))
-    tree = {
-        **model(auto_mesh),
-        "keys": shape(auto_mesh, P("x"), *keys.shape, dtype=keys.dtype),
-        "padded": gda.PaddedArray.from_array(batch(5, 3), auto_mesh, P("x")),
-        "one": jnp.zeros(3, "int4"),
-        "moment": on_host(auto_mesh, P("x"), 8, 4),
-        'of "quotes" and \n': shape(auto_mesh, P(None, ("x", "y")), 0, 8),
-    }
-    found = gda.layouts(tree)
-    assert planned(found).bytes_per_device == found.nbytes_per_device
-    parameters = json.loads(found.to_json())["parameters"]
-    assert parameters["keys"] == {"shape": [8, 4], "dtype": "uint32", "spec": ["x"]}
-    # The memory of the host is not that of a device.
-    assert found.nbytes_on_host == 32
-    assert "on each device, 32 B on its host; mesh " in str(found)
-    assert rows_of(tree)["moment"].layout == "P('x') on x=4,y=2, pinned_host"
-    (moment,) = planned(gda.layouts({"moment": tree["moment"]})).parameters
-    assert moment.memory_kind == "pinned_host"
-    # Shapes of a function have no mesh.
-    shapes = jax.eval_shape(lambda: {"w": jnp.zeros((8, 2)), "key": jax.random.key(0)})
-    found = gda.layouts(shapes)
-    assert "mesh" not in json.loads(found.to_json())
-    assert planned(found, {"data": 8}).bytes_per_device == found.nbytes_per_device == 72
+def test_the_memory_of_the_host_is_not_that_of_a_device(auto_mesh: Mesh) -> None:
+    pinned = NamedSharding(auto_mesh, P("x"), memory_kind="pinned_host")
+    moment = jax.ShapeDtypeStruct((8, 4), np.float32, sharding=pinned)
+    found = gda.layouts({"moment": moment, "w": shape(auto_mesh, P("x"), 8)})
+    assert (found.nbytes_on_host, found.nbytes_per_device) == (32, 8)
+    assert "8 B on each device, 32 B on its host; mesh " in str(found)
+    assert found.arrays[0].layout == "P('x') on x=4,y=2, pinned_host"
 
 
 class Tiled(Sharding):
@@ -212,21 +182,9 @@ class Tiled(Sharding):
         return (global_shape[0] // 4, *global_shape[1:])
 
 
-def test_a_file_has_one_mesh_and_each_path_once(auto_mesh: Mesh) -> None:
-    found = gda.layouts({"w": jax.ShapeDtypeStruct((8, 2), np.float32, sharding=Tiled())})
-    (row,) = found.arrays
+def test_a_sharding_without_a_mesh_has_devices_and_replicas() -> None:
+    (row,) = gda.layouts(jax.ShapeDtypeStruct((8, 2), np.float32, sharding=Tiled())).arrays
     assert (row.num_devices, row.num_replicas, row.is_whole) == (8, 2, False)
-    with pytest.raises(ValueError, match="'w' is sharded over 8 devices without a mesh, which a m"):
-        found.to_json()
-    other = shape(mesh_of({"x": 8}), P(), 8)
-    with pytest.raises(ValueError, match="one mesh, and the arrays are on x=4,y=2, x=8; write"):
-        gda.layouts([shape(auto_mesh, P(), 8), other]).to_json()
-    renamed = ordered_mesh(range(7, -1, -1), XY)  # the file has sizes, not devices
-    assert gda.layouts([shape(auto_mesh, P(), 8), shape(renamed, P(), 8)]).to_json()
-    twice = gda.layouts({"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(2)}})
-    for function in (twice.to_json, lambda: twice.check("never.json")):
-        with pytest.raises(ValueError, match="two arrays of the tree have the path 'a/b'"):
-            function()
 
 
 def test_deleted_arrays_take_no_memory(auto_mesh: Mesh) -> None:
@@ -274,6 +232,8 @@ def test_a_golden_file_has_a_line_for_each_array_and_differences_are_in_words(
     path.write_text('{"version": 1, "arrays": 3}')
     with pytest.raises(ValueError, match="is not a golden file"):
         gda.layouts(jnp.zeros(3)).check(path)
+    with pytest.raises(ValueError, match="two arrays of the tree have the path 'a/b'"):
+        gda.layouts({"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(2)}}).check(path)
 
 
 # The assertion.
