@@ -54,11 +54,6 @@ class World:
         gda.storage.save_safetensors(f"{self.folder}/model", self.tree)
         return f"{self.folder}/model"
 
-    @cached_property
-    def targets(self) -> dict[str, np.ndarray]:
-        """Targets for the tree: zeros, so that a write shows."""
-        return {name: np.zeros_like(data) for name, data in self.sources.items()}
-
     def check_nothing_is_lost(self) -> None:
         if "path" in self.__dict__:
             checkpoint.verify(self.path)
@@ -67,8 +62,6 @@ class World:
         if "model" in self.__dict__:
             model = gda.storage.open_safetensors(self.model)
             np.testing.assert_array_equal(model["b"][:], self.sources["b"])
-        if "targets" in self.__dict__:
-            assert not any(target.any() for target in self.targets.values())
         assert not self.g.is_deleted()
         assert is_right(self.g, self.sources["a"])
 
@@ -101,11 +94,6 @@ def diff(w: World, **others: Any) -> None:
 
 def save_safetensors(w: World, **others: Any) -> None:
     gda.storage.save_safetensors(**{"path": w.model, "tree": w.tree, **others})
-
-
-def store(w: World, **others: Any) -> None:
-    given = {"tree": w.tree, "targets": w.targets, "wait_for_all": True}
-    gda.store(**given | others)
 
 
 def load_tree(w: World, **others: Any) -> None:
@@ -201,12 +189,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("max_file_bytes", lambda w: {"max_file_bytes": 600}, "process 1: files of at most"),
         Case("metadata", lambda w: {"metadata": {"a": "b"}}, "process 1: metadata {'a': 'b'}"),
     ],
-    store: [
-        Case(
-            "tree: keys", lambda w: {"tree": {"a": w.g}}, "process 1 failed: ValueError", ValueError
-        ),
-        Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
-    ],
     load_tree: [
         Case(
             "sources: keys",
@@ -273,7 +255,6 @@ NAMES = {  # other than that of the function
     restore_together: "checkpoint.restore(read_once=True)",
     diff: "checkpoint.diff(path, tree)",
     save_safetensors: "storage.save_safetensors",
-    store: "store(wait_for_all=True)",
     load_tree: "load_tree(read_once=True)",
     from_source: "PaddedArray.from_source(read_once=True)",
 }

@@ -171,7 +171,8 @@ def test_many_processes(shared_tmp_path: Path) -> None:
                 np.save(path, np.full_like(data, -1))
             gda.check_processes_agree(name)
             targets[name] = np.load(path, mmap_mode="r+")
-        gda.store(tree, targets, wait_for_all=True)
+        gda.store(tree, targets)
+        gda.check_processes_agree({}, name="written")
         for name, data in DATA.items():
             np.testing.assert_array_equal(np.load(targets[name].filename), data)
         kept = gda.compat.host_local_array_to_global_array(tree, mesh, P())

@@ -16,20 +16,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
-from gda.layout.boundary import set_module
+from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_processes
-from gda.mesh import is_tracer, mesh_of_all
-from gda.multihost.agreement import communicates, together, wait_for_arrays
-from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
 from gda.storage.options import Options, ProgressLike, Retry, counting
 from gda.storage.sources import source_of
@@ -53,7 +49,7 @@ _OTHERWISE = "for a NumPy array that every process has, let one process assign i
 
 
 @set_module("gda")
-@communicates("store", lambda given: _waiting(given["tree"], given["wait_for_all"]))
+@public
 def store(
     tree: Any,
     targets: Any,
@@ -62,8 +58,6 @@ def store(
     max_bytes: int | None = None,
     retry: Retry | None = None,
     progress: ProgressLike = False,
-    wait_for_all: bool = False,
-    timeout: float | None = None,
 ) -> None:
     """Write an array, or every array of a tree, to its target: each block once, by one process.
 
@@ -74,8 +68,8 @@ def store(
     TensorStore, or in its transaction if it has one. In other targets they are as after an
     assignment; call ``target.flush()`` yourself.
 
-    Does not communicate, so other processes may still be writing when it returns. To read a target
-    afterwards, in process 0 for instance, pass ``wait_for_all=True``.
+    Never communicates, so other processes may still be writing when it returns. Before a target is
+    read, in process 0 for instance, let all processes call ``gda.check_processes_agree({})``.
 
     Args:
       tree: an array, with a mesh and a spec or on one device, or a pytree of them, the same in
@@ -99,11 +93,6 @@ def store(
         ``gda.Retry``. By default none is.
       progress: ``True`` shows bytes and rate of this process on stderr, which needs
         the extra ``progress``; a function is called with ``(nbytes_done, nbytes_total)``.
-      wait_for_all: communicate, and return, in every process that holds a part, when all have
-        written. If one process fails, all raise. If they hold different arrays, all raise before
-        anything is written.
-      timeout: with ``wait_for_all``, seconds to wait for the other processes, which may have more
-        to write; by default as ``gda.check_processes_agree``.
 
     Raises, before anything is written, with a note of the leaf's path:
       TypeError: a leaf is not an array or a source, is traced or has PRNG keys, or something is not
@@ -117,8 +106,6 @@ def store(
     Raises, afterwards:
       Exception: any error of a target or a source, with a note of path and index. No block is begun
         after it, and no thread is left.
-      DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
-        ``gda.check_processes_agree``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -135,52 +122,9 @@ def store(
     ([[1.0, 2.0], [3.0, 4.0]], array(3))
     """
     options = Options(max_workers, max_bytes, progress, retry)
-    if timeout is not None and not wait_for_all:
-        raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
     tree = as_dicts(tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
-
-    def jobs() -> list[_Job]:
-        return _jobs(tree, leaves, targets_for(tree, targets), options)
-
-    def write(jobs: list[_Job]) -> None:
-        if wait_for_all:
-            wait_for_arrays("store", tree)
-        _write(tree, jobs, options)
-
-    if not wait_for_all:
-        write(jobs())
-        return
-    together(
-        "store",
-        _common_mesh(leaves),
-        write,
-        prepare=jobs,
-        request=lambda _: describe(tree),
-        always=True,
-        timeout=timeout,
-    )
-
-
-def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
-    """Return a mesh of all devices that hold the arrays; None if something is not an array.
-
-    Every process has a share in a source.
-    """
-    arrays = [held_by(leaf) for leaf in leaves if not is_source(leaf)]
-    if len(arrays) < len(leaves):
-        return mesh_of_all(jax.devices())
-    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
-        return None
-    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
-
-
-def _waiting(tree: Any, wait_for_all: bool) -> Any:
-    """Return what is on the devices of all that wait; None if they do not."""
-    if not wait_for_all:
-        return None
-    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
-    return [tree, mesh_of_all(jax.devices()) if any(map(is_source, leaves)) else ()]
+    _write(tree, _jobs(tree, leaves, targets_for(tree, targets), options), options)
 
 
 # The arrays.

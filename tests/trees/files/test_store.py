@@ -343,7 +343,8 @@ def test_many_processes_write_one_target(kind: str, shared_tmp_path: Path) -> No
         g = cut(DATA + number, mesh, spec)
         target = SHARED[kind](shared_tmp_path / f"{number}.npy", g.grid.shard_shape)
         workers = 2 if kind == "zarr" else None
-        gda.store(g, target, wait_for_all=True, max_workers=workers)
+        gda.store(g, target, max_workers=workers)
+        gda.check_processes_agree({}, name="written")
         written = target.read().result() if "tensorstore" in kind else target[:]
         np.testing.assert_array_equal(written, DATA + number, err_msg=str(number))
         gda.check_processes_agree({}, name="read")
@@ -369,10 +370,12 @@ def test_chunks_that_processes_would_share_are_refused(shared_tmp_path: Path) ->
         gda.store(g, whole[2:18])
     # The columns of a process may share chunks, and what it writes alone may have any.
     target = zarr_array(shared_tmp_path / "b", (4, 3))
-    gda.store(g, target, wait_for_all=True)
+    gda.store(g, target)
+    gda.check_processes_agree({}, name="written")
     np.testing.assert_array_equal(target[:], DATA)
     target = zarr_array(shared_tmp_path / "c", (5, 3))
-    gda.store(cut(DATA, mesh, P()), target, wait_for_all=True)
+    gda.store(cut(DATA, mesh, P()), target)
+    gda.check_processes_agree({}, name="written")
     np.testing.assert_array_equal(target[:], DATA)
 
 
@@ -439,28 +442,9 @@ def test_replicated_blocks_are_shared_out_by_bytes(
         assert max(written) == min(written)
 
 
-# Waiting for the others.
-
-
-def eight_blocks() -> gda.GlobalArray:
-    """Return an array of which each process has four blocks of two rows."""
-    return cut(DATA, mesh_of({"x": 8}), P("x"))
-
-
 @pytest.mark.processes(2, devices=4)
-def test_with_wait_for_all_everything_is_there_on_return(shared_tmp_path: Path) -> None:
-    def late_in_process_1(index: Index) -> None:
-        time.sleep(0.1 * jax.process_index())
-        (shared_tmp_path / str(index[0].start)).touch()
-
-    target = target_of(16, 8, before=late_in_process_1)
-    gda.store({"a": eight_blocks()}, {"a": target}, wait_for_all=True)
-    assert {path.name for path in shared_tmp_path.iterdir()} == set(map(str, range(0, 16, 2)))
-
-
-@pytest.mark.processes(2, devices=4)
-def test_without_it_nobody_waits_or_has_to_come() -> None:
-    g, target = eight_blocks(), target_of(16, 8)
+def test_a_process_stores_its_blocks_without_the_others() -> None:
+    g, target = cut(DATA, mesh_of({"x": 8}), P("x")), target_of(16, 8)
     if jax.process_index() == 0:
         gda.store(g, target)
         assert len(target.asked) == 4
