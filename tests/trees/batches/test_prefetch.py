@@ -259,20 +259,6 @@ def test_it_ends_early_and_closes_the_iterator(auto_mesh: Mesh, end: str) -> Non
     assert source.closed == 1
 
 
-def test_the_thread_that_reads_the_iterator_closes_it(auto_mesh: Mesh) -> None:
-    closed_in = []
-
-    def loader() -> Iterator[np.ndarray]:
-        try:
-            yield from itertools.repeat(batch(8))
-        finally:
-            closed_in.append(threading.current_thread().name)
-
-    with gda.prefetch(loader(), auto_mesh, P("x")) as batches:
-        next(batches)
-    assert closed_in == ["gda-prefetch"]
-
-
 def test_close_raises_the_error_of_closing(auto_mesh: Mesh) -> None:
     def loader() -> Iterator[np.ndarray]:
         try:
