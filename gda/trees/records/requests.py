@@ -331,20 +331,8 @@ def _check_same_leaves(
         problems.append(f"it has no {join_some(missing)}{tree.missing_argument}")
     if surplus and not request.partial:
         problems.append(f"like has no {join_some(surplus)} (partial=True omits them)")
-    if missing and (parts := _parts_with(paths, recorded)):
-        places = join_some([str([*at, *part]) for part in parts])
-        problems.append(f"it has all leaves of like with at= one of {places}")
     if problems:
         raise ValueError(f"{tree.what} does not match like: {'; '.join(problems)}")
-
-
-def _parts_with(paths: Sequence[Path], recorded: dict[Path, Leaf]) -> list[Path]:
-    """Return the parts of a tree with all paths of another: params, and their moments."""
-    first = paths[0]
-    parts = [path[: -len(first)] for path in recorded if first and path[-len(first) :] == first]
-    return sorted(
-        (part for part in parts if all(part + path in recorded for path in paths)), key=len
-    )
 
 
 def _leaf_like(
