@@ -501,15 +501,11 @@ def test_an_error_of_the_function_for_specs_names_the_path() -> None:
     def fail(path: str, _: Any) -> P:
         return rules[path]
 
-    def find(path: str, _: Any) -> P:
-        return next(spec for name, spec in rules.items() if name in path)
-
     def wrong(path: str, _: Any) -> Any:
         return rules.get(path)
 
     for function, error, message in [
         (fail, KeyError, "b/0"),
-        (find, ValueError, r"specs\('b/0', leaf\) raised StopIteration, as next"),
         (wrong, TypeError, r"specs\('b/0', leaf\) returned None, not a PartitionSpec"),
     ]:
         with pytest.raises(error, match=message) as caught:
@@ -524,7 +520,6 @@ def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
     with pytest.raises(ValueError, match="specs must be a prefix of the tree") as caught:
         gda.load_tree(tree, MESH, specs)
     text = str(caught.value)
-    assert "specs/a is a dict of 309 keys, and the tree has a dict of 320 keys there: " in text
     assert "specs has nothing for a/layer0; a/layer1; " in text
     assert text.endswith("; and 4 more, and the tree has no a/layer320")
     assert len(text) < 400
