@@ -166,7 +166,7 @@ def test_restored_arrays_are_the_memory_that_was_read_into(
     tree = {"big": cut(batch(512, 1024), auto_mesh, P("x", "y")), "n": batch(2**19)}
     tree |= {"small": cut(batch(64, 8), auto_mesh, P("x", "y"))}
     save(tmp_path, tree, fingerprint=False)
-    restored = restore(tmp_path, tree, mesh=auto_mesh, specs=P("x", "y"))
+    restored = restore(tmp_path, tree)
     placed = {
         shard.data.unsafe_buffer_pointer()
         for name in ("big", "small")

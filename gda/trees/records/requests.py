@@ -21,7 +21,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
-from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
 from gda.multihost.descriptions import leaf_path
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
@@ -85,18 +85,21 @@ class Request:
                 raise TypeError(
                     f"{given[0]} was given without a mesh; pass mesh= and specs=, or like="
                 )
-        layouts = self.mesh if self.like is None else None  # with like, each leaf is of its kind
-        self.plain = makes_plain(self.plain, layouts, self.pad)
+        elif self.mesh is not None or self.specs is not None:
+            raise TypeError(
+                "like was given with mesh or specs, and has layouts of its own; pass "
+                "like=gda.abstract(like, mesh, specs)"
+            )
+        self.plain = makes_plain(self.plain, self.mesh, self.pad)
         if self.plain:
             self.like = to_jax(self.like)
 
     def match(self, tree: RecordedTree) -> RequestedTree:
         """Return the requested part of a recorded tree; raise unless they fit each other."""
         subtree(tree.structure, self.at)
-        layouts = _layouts_given(self, tree)
         if self.like is None:
-            return RequestedTree(self, tree, _leaves_by_layouts(self, tree, layouts), None)
-        return RequestedTree(self, tree, *_leaves_like(self, tree, layouts))
+            return RequestedTree(self, tree, _leaves_by_layouts(self, tree), None)
+        return RequestedTree(self, tree, *_leaves_like(self, tree))
 
 
 class RequestedTree:
@@ -194,14 +197,12 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(*saved_type(leaf))
 
 
-def _leaves_by_layouts(
-    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
-) -> list[Arrival | Any]:
+def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | Any]:
     """Return an arrival or a value for every leaf; ``None`` outside of the path.
 
     Without layouts every array but keys becomes a NumPy array.
     """
-    at = request.at
+    layouts, at = _layouts_given(request, tree), request.at
     results: list[Arrival | Any] = []
     problems = [] if layouts is None else [*layouts.surplus]
     unfit: list[tuple[Path, str]] = []
@@ -271,9 +272,7 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
 # Leaves as those of ``like``.
 
 
-def _leaves_like(
-    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
-) -> tuple[list[Arrival | Any], Any]:
+def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | Any], Any]:
     """Return an arrival or a value for every leaf of ``like``, and its structure."""
     at = request.at
     wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
@@ -287,8 +286,6 @@ def _leaves_like(
             "keys of like"
         )
     _check_same_leaves(request, tree, expected, recorded)
-    if layouts is not None and layouts.surplus and not keeps_missing:
-        raise ValueError(join_some(layouts.surplus))
     results: list[Arrival | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
@@ -297,8 +294,7 @@ def _leaves_like(
             if path not in recorded:
                 results.append(_kept_leaf(like))
                 continue
-            place = None if layouts is None else layouts.place_of(recorded[path], path)
-            results.append(_leaf_like(request, tree, recorded[path], like, place))
+            results.append(_leaf_like(request, tree, recorded[path], like))
         except (ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -335,9 +331,7 @@ def _check_same_leaves(
         raise ValueError(f"{tree.what} does not match like: {'; '.join(problems)}")
 
 
-def _leaf_like(
-    request: Request, tree: RecordedTree, leaf: Leaf, like: Any, place: MeshAndSpec | None
-) -> Any:
+def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> Any:
     if isinstance(leaf, PerProcessLeaf):
         if not isinstance(like, PerProcess):
             raise ValueError(
@@ -349,7 +343,7 @@ def _leaf_like(
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
         if _is_array_for(like, leaf.value, casts):
-            return _array_of_number(request, tree, leaf, like, place)
+            return _array_of_number(request, tree, leaf, like)
         return _value_like(leaf.value, like, casts)
     is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
     if leaf.shape == () and _is_number(like) and (is_like or casts):
@@ -388,14 +382,9 @@ def _leaf_like(
     if isinstance(array, np.ndarray):
         return Arrival(leaf, dtype)
     sharding = getattr(array, "sharding", None)
-    if place is not None:
-        if place.memory_kind is None and sharding is not None:
-            place = place._replace(memory_kind=memory_kind_of(sharding))
-        sharding = place
     if sharding is None:
         raise ValueError(
-            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
-            "specs"
+            "like has no sharding for the array; give its ShapeDtypeStruct one, as by gda.abstract"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
         return uncommitted_arrival(leaf, dtype, container, is_weak(array))
@@ -444,12 +433,10 @@ def _is_array_for(like: Any, value: Any, casts: bool) -> bool:
     return casts or type(np.zeros((), dtype).item()) is type(value)
 
 
-def _array_of_number(
-    request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any, place: MeshAndSpec | None
-) -> Any:
+def _array_of_number(request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any) -> Any:
     value, dtype = leaf.value, np.dtype(held_by(like).dtype)
     record = ArrayLeaf(leaf.path, "number", (), dtype)
-    arrival = _leaf_like(request, tree, record, like, place)
+    arrival = _leaf_like(request, tree, record, like)
     try:
         number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
     except (DoesNotFitError, OverflowError):
