@@ -109,19 +109,18 @@ def test_specs_that_do_not_fit_name_their_leaves(
     tree = {"a": cut(batch(6, 8), auto_mesh, P("y")), "b": {"c": cut(DATA, auto_mesh, P())}}
     keys = jax.random.split(jax.random.key(0), 4)
     save(tmp_path, {**tree, "k": keys, "step": 3})
-    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y"), "step": P("nope")}
-    with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
+    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y")}
+    with pytest.raises(ValueError, match="the checkpoint does not fit specs") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
-        "the checkpoint has no d, which specs has",
+        "it has no d, which specs has",
         "at a, global shape (6, 8) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dim",
         "at b/c",
         "at k",
         "but global shape (4,) has 1 dimension",  # of keys, and not of their numbers
-        "at step, spec P('nope') shards",  # where it shards nothing
     ]:
         assert said in str(caught.value)
-    with pytest.raises(ValueError, match=re.escape("specs has nothing for b/c; k")):
+    with pytest.raises(ValueError, match="specs has nothing for b/c; k"):
         restore(tmp_path, mesh=auto_mesh, specs={"a": P()})
     assert not reads
 
@@ -156,7 +155,7 @@ ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
     (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
     (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at b, global shape (3, "),
     (lambda mesh: {"mesh": {"a": over_x(mesh)}}, ValueError, "mesh has nothing for b"),
-    (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "no c, which"),
+    (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "it has no c, which"),
     (lambda mesh: {"mesh": mesh.abstract_mesh, "specs": P()}, TypeError, "mesh must be a jax."),
 ]
 

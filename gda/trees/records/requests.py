@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
-from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
+from gda.mesh import MeshAndSpec, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
 from gda.storage.casts import DoesNotFitError, Origin, cast
 from gda.storage.stores.errors import repr_of
@@ -141,54 +141,7 @@ class RequestedTree:
         return to_jax(tree) if self._request.plain else tree
 
 
-# Layouts that a mesh and specs give.
-
-
-@dataclass(frozen=True)
-class _GivenLayouts:
-    """The layouts that the arguments give to leaves of a recorded tree, by path."""
-
-    places: dict[Path, MeshAndSpec]
-    name: str  # of the argument that gives them, for messages
-    surplus: list[str]  # messages about layouts for leaves that the recorded tree does not have
-
-    def place_of(self, leaf: Leaf, path: Path) -> MeshAndSpec | None:
-        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh.
-
-        An array checks its layout when it gets its place.
-        """
-        place = self.places.get(path)
-        if place is not None and not isinstance(leaf, ArrayLeaf):
-            _check_fits_mesh(place)
-        return place
-
-
-@lru_cache(maxsize=64)
-def _check_fits_mesh(place: MeshAndSpec) -> None:
-    mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
-
-
-def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None:
-    """Return the layouts that the arguments give below the path; ``None`` if they give none."""
-    mesh, specs, at = request.mesh, request.specs, request.at
-    if mesh is None and specs is None:
-        return None
-    if isinstance(specs, list | tuple) and all(
-        entry is None or isinstance(entry, str | tuple) for entry in specs
-    ):
-        specs = PartitionSpec(*specs)
-    prefix = specs_per_leaf(unflatten(tree.structure, tree.leaves, at), mesh, specs, _shaped)
-    places: dict[Path, MeshAndSpec] = {}
-    surplus: list[str] = []
-    for pair in prefix.pairs:
-        if pair.leaf is NOTHING:
-            surplus.append(leaf_path(pair.keys))
-        elif pair.found is not NOTHING:
-            place = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
-            places[pair.leaf.path[len(at) :]] = place
-    if surplus:
-        surplus = [f"{tree.what} has no {join_some(surplus)}, which {prefix.name} has"]
-    return _GivenLayouts(places, prefix.name, surplus)
+# Leaves by the layouts that a mesh and specs give.
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
@@ -202,38 +155,43 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
 
     Without layouts every array but keys becomes a NumPy array.
     """
-    layouts, at = _layouts_given(request, tree), request.at
+    mesh, specs, at = request.mesh, request.specs, request.at
     results: list[Arrival | Any] = []
-    problems = [] if layouts is None else [*layouts.surplus]
+    places: dict[Path, MeshAndSpec] = {}
+    surplus: list[str] = []
+    name = ""  # of the argument that gives layouts
+    if mesh is not None or specs is not None:
+        given = unflatten(tree.structure, tree.leaves, at)
+        name, _, pairs = specs_per_leaf(given, mesh, specs, _shaped)
+        for pair in pairs:
+            if pair.leaf is NOTHING:
+                surplus.append(leaf_path(pair.keys))
+            elif pair.found is not NOTHING:
+                places[pair.leaf.path] = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
     unfit: list[tuple[Path, str]] = []
-    lacking = []
+    lacking: list[str] = []
     for leaf in tree.leaves:
         if leaf.path[: len(at)] != at:
             results.append(None)
             continue
         try:
-            place = None if layouts is None else layouts.place_of(leaf, leaf.path[len(at) :])
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
             elif isinstance(leaf, PerProcessLeaf):
                 results.append(_of_as_many(request, leaf))
             elif leaf.kind == "number":
                 results.append(number_arrival(leaf, leaf.dtype))
-            elif layouts is not None and place is None:
+            elif name and leaf.path not in places:
                 lacking.append(format_path(leaf.path))
             else:
-                results.append(_arrival_at(leaf, place, request.pad))
+                results.append(_arrival_at(leaf, places.get(leaf.path), request.pad))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
-    if unfit:
-        problems.append(_listed(unfit))
-    if lacking:
-        problems.append(f"{layouts and layouts.name} has nothing for {join_some(lacking)}")
+    problems = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
+    problems += [f"{name} has nothing for {join_some(lacking)}"] if lacking else []
+    problems += _reasons(unfit)
     if problems:
-        what = (
-            f"{layouts.name} does not fit {tree.what}" if layouts else f"{tree.what} does not fit"
-        )
-        raise ValueError(f"{what}: {join_some(problems)}")
+        raise ValueError(f"{tree.what} does not fit{name and ' ' + name}: {join_some(problems)}")
     return results
 
 
@@ -261,12 +219,12 @@ def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arriva
     return Arrival(leaf, leaf.dtype)
 
 
-def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+def _reasons(problems: Sequence[tuple[Path, str]]) -> list[str]:
     """Return every reason once, with its paths."""
     paths: dict[str, list[str]] = {}
     for path, reason in problems:
         paths.setdefault(reason, []).append(format_path(path))
-    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+    return [f"at {join_some(places)}, {reason}" for reason, places in paths.items()]
 
 
 # Leaves as those of ``like``.
@@ -300,7 +258,7 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
             problems.append((at + path, str(error)))
     if problems:
         kind = TypeError if are_dtypes else ValueError
-        raise kind(f"{tree.what} does not match like: {_listed(problems)}")
+        raise kind(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
     return results, definition
 
 
