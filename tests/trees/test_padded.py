@@ -133,10 +133,8 @@ def test_an_array_that_xla_replicated_keeps_its_padding(mesh: Mesh) -> None:
 def test_storing_writes_the_elements_alone(mesh: Mesh, spec: P) -> None:
     for name, data in DATA.items():
         target = np.full(data.shape, -1, np.float32)
-        seen: dict[int, int] = {}
-        gda.store(poisoned(data, mesh, spec), target, progress=seen.__setitem__)
+        gda.store(poisoned(data, mesh, spec), target)
         np.testing.assert_array_equal(target, data, err_msg=name)
-        assert list(seen.items())[-1] == (data.nbytes, data.nbytes)
     with pytest.raises(ValueError, match=r"array has shape \(8, 2\), and the target \(16, 2\)"):
         gda.store(poisoned(DATA["even"], mesh, spec), np.empty((16, 2)))
 

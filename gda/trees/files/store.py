@@ -27,7 +27,7 @@ from gda.layout.indices import shape_at
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_processes
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
-from gda.storage.options import Options, ProgressLike, Retry, counting
+from gda.storage.options import Options, Retry
 from gda.storage.sources import source_of
 from gda.storage.targets import Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
@@ -57,7 +57,6 @@ def store(
     max_workers: int | None = None,
     max_bytes: int | None = None,
     retry: Retry | None = None,
-    progress: ProgressLike = False,
 ) -> None:
     """Write an array, or every array of a tree, to its target: each block once, by one process.
 
@@ -91,14 +90,11 @@ def store(
         writing.
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``. By default none is.
-      progress: ``True`` shows bytes and rate of this process on stderr, which needs
-        the extra ``progress``; a function is called with ``(nbytes_done, nbytes_total)``.
 
     Raises, before anything is written, with a note of the leaf's path:
       TypeError: a leaf is not an array or a source, is traced or has PRNG keys, or something is not
         a target.
       RuntimeError: an array was deleted or donated.
-      ImportError: ``progress=True`` without rich.
       ValueError: targets are missing or surplus, or one is for two leaves; shapes differ, the dtype
         of a target cannot hold the values, it is read-only, or several processes, or threads, would
         write into one of its chunks. The message has a shape of chunks that fits.
@@ -121,7 +117,7 @@ def store(
     >>> targets['w'][:2].tolist(), targets['step']
     ([[1.0, 2.0], [3.0, 4.0]], array(3))
     """
-    options = Options(max_workers, max_bytes, progress, retry)
+    options = Options(max_workers, max_bytes, retry=retry)
     tree = as_dicts(tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
     _write(tree, _jobs(tree, leaves, targets_for(tree, targets), options), options)
@@ -241,16 +237,9 @@ _Block: TypeAlias = HostBlock[_Destination]
 
 def _write(tree: Any, jobs: Sequence[_Job], options: Options) -> None:
     max_bytes = options.max_bytes or MAX_BYTES
-    total = sum(job.nbytes_of(block) for job in jobs for block in job.leaf.numbers)
-    with counting(options.progress, "store", total) as add:
-
-        def finish(block: _Block) -> None:
-            add(block.nbytes)
-            block.release()
-
-        blocks = host_blocks(_blocks(tree, jobs), max_bytes)
-        tasks = (_task(block, finish, options) for block in blocks)
-        run(tasks, replace(options, max_bytes=max_bytes))
+    blocks = host_blocks(_blocks(tree, jobs), max_bytes)
+    tasks = (_task(block, options) for block in blocks)
+    run(tasks, replace(options, max_bytes=max_bytes))
 
 
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any, int]]:
@@ -262,8 +251,11 @@ def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any
             yield _Destination(index, job.target, is_read, note), data, job.nbytes_of(block)
 
 
-def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> Task | AsyncTask:
+def _task(block: _Block, options: Options) -> Task | AsyncTask:
     to = block.key
+
+    def finish(_: object) -> None:
+        block.release()
 
     def work() -> None:
         try:
@@ -274,8 +266,8 @@ def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> 
 
     # An AsyncTask begins in the caller's thread, and would read there.
     if to.target.is_asynchronous and not (to.is_read and options.are_for_threads):
-        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), to.note)
-    return Task(block.nbytes, work, lambda _: finish(block))
+        return AsyncTask(block.nbytes, lambda: _Commit(block), finish, to.note)
+    return Task(block.nbytes, work, finish)
 
 
 class _Commit:

@@ -137,7 +137,7 @@ def test_any_array_arrives_as_it_is(
     assert (target.counts == 1).all()
 
 
-# Workers, memory, progress.
+# Workers, memory.
 
 
 def test_workers_write_at_a_time_and_are_gone_afterwards(auto_mesh: Mesh) -> None:
@@ -162,26 +162,6 @@ def test_stored_data_does_not_stay_on_the_host() -> None:
         gda.store(array, target, max_bytes=2**21)
     assert resident() - before < 2**24
     assert (target[:, ::1000] == 1).all()
-
-
-def test_progress_counts_the_bytes_that_this_process_writes(
-    auto_mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[tuple[int, int]] = []
-    gda.store(
-        cut(DATA, auto_mesh, P("x")),
-        np.zeros_like(DATA),
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen == [(128, 512), (256, 512), (384, 512), (512, 512)]
-    tree = {"a": cut(DATA, auto_mesh, P()), "b": cut(DATA, auto_mesh, P("x"))}
-    targets = {"a": np.zeros((16, 8)), "b": open_tensorstore(tmp_path, "zarr3")}
-    gda.store(tree, targets, progress=lambda *both: seen.append(both))
-    assert seen[-1] == (1024 + 512, 1024 + 512)
-    before = set(threading.enumerate())
-    gda.store(cut(DATA, auto_mesh, P("x")), np.zeros_like(DATA), progress=True)
-    assert "store" in capsys.readouterr().err
-    assert set(threading.enumerate()) <= before
 
 
 # Errors while writing.
