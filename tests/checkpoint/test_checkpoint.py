@@ -147,7 +147,6 @@ def test_values_come_back_with_their_types(tmp_path: Path) -> None:
     save(tmp_path, {"flag": True, "count": 1}, overwrite=True)
     with pytest.raises(ValueError, match=re.escape("at flag, it has the bool True, and like")):
         restore(tmp_path, {"flag": 1, "count": 1})
-    assert restore(tmp_path, {"flag": 0, "count": 0.0}, cast=True) == {"flag": 1, "count": 1.0}
 
 
 def test_numpy_arrays_of_any_order(tmp_path: Path) -> None:
@@ -217,31 +216,6 @@ def test_a_saved_number_is_what_its_example_is(mesh: Mesh, tmp_path: Path) -> No
             assert step.committed == example.committed
     rate = restore(tmp_path, {"rate": np.float16(0)}, partial=True)["rate"]
     assert (type(rate), float(rate)) == (np.float16, 0.5)
-
-
-def test_a_cast_of_a_number(auto_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"step": 7, "rate": 2.5, "big": 1e300, "z": 1 + 2j, "one": jnp.int32(3)})
-    array = jax.ShapeDtypeStruct((), np.float32, sharding=NamedSharding(auto_mesh, P()))
-
-    def cast(name: str, like: Any) -> Any:
-        return restore(tmp_path, {name: like}, partial=True, cast=True)[name]
-
-    assert cast("step", array).tolist() == 7.0
-    assert (cast("rate", jnp.int32(0)).dtype, int(cast("rate", jnp.int32(0)))) == (np.int32, 2)
-    assert type(cast("step", 0.5)) is float
-    assert type(cast("one", 0.5)) is float
-    for name, like in [
-        ("big", array),
-        ("big", jnp.int32(0)),
-        ("z", array),
-        ("z", 0.5),
-        ("step", True),
-        ("one", True),
-    ]:
-        with pytest.raises(ValueError, match=r"cannot hold it|does not fit (bool|float)"):
-            cast(name, like)
-    with pytest.raises(ValueError, match="put a value of type int there"):
-        cast("step", "text")
 
 
 def test_missing_leaves_are_kept(auto_mesh: Mesh, tmp_path: Path) -> None:

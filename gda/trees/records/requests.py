@@ -7,9 +7,7 @@ the recorded tree is found here, before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -297,15 +295,13 @@ def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> A
                 "gda.checkpoint.PerProcess there"
             )
         return _of_as_many(request, leaf)
-    casts = request.cast
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
-        if _is_array_for(like, leaf.value, casts):
+        if _is_array_for(like, leaf.value):
             return _array_of_number(request, tree, leaf, like)
-        return _value_like(leaf.value, like, casts)
-    is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
-    if leaf.shape == () and _is_number(like) and (is_like or casts):
-        return Arrival(leaf, leaf.dtype, wrap=partial(_item_like, like, casts))
+        return _value_like(leaf.value, like)
+    if leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like):
+        return Arrival(leaf, leaf.dtype, wrap=lambda array: array.item())
     container: ContainerClass = GlobalArray if is_container(like) else None
     if isinstance(like, PaddedArray):
         container = PaddedArray
@@ -330,7 +326,7 @@ def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> A
         if array.dtype != key_dtype(leaf.key_impl):
             raise ValueError(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
     elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
-        if not casts:
+        if not request.cast:
             raise TypeError(
                 f"it has dtype {leaf.dtype}, and like has {wanted}; pass {tree.cast_argument}"
             )
@@ -349,46 +345,25 @@ def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> A
     return sharded_arrival(leaf, dtype, sharding, container, pad, is_weak(array))
 
 
-def _value_like(value: Any, like: Any, casts: bool) -> Any:
+def _value_like(value: Any, like: Any) -> Any:
     if isinstance(like, np.str_ | np.bytes_):
         like = like.item()
-    kind = type(like)
-    if type(value) is kind:
-        return value
-    if casts and _is_number(value) and _is_number(like):
-        if isinstance(value, complex) and not value.imag:
-            value = value.real
-        with suppress(ValueError, OverflowError, TypeError):
-            cast_value = kind(value)
-            if kind is not bool or cast_value == value:
-                return cast_value
-        raise ValueError(f"it has {repr_of(value):.40}, which does not fit {kind.__name__}")
     kind = type(value)
+    if kind is type(like):
+        return value
     raise ValueError(
         f"it has the {kind.__name__} {repr_of(value):.40}, and like has {_in_words(like)}; put a "
         f"value of type {kind.__name__} there"
     )
 
 
-def _item_like(like: Any, casts: bool, array: np.ndarray[Any, Any]) -> Any:
-    """Return the number of an array as one of the type of ``like``."""
-    try:
-        return _value_like(array.item(), like, casts)
-    except ValueError as mismatch:
-        raise DoesNotFitError(str(mismatch)) from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex)
-
-
-def _is_array_for(like: Any, value: Any, casts: bool) -> bool:
+def _is_array_for(like: Any, value: Any) -> bool:
     """Return True if ``like`` is an array or a number of NumPy that a Python number can become."""
     array = held_by(like)
     dtype = getattr(array, "dtype", None)
-    if not _is_number(value) or getattr(array, "shape", None) != () or is_extended(dtype):
+    if isinstance(value, str | bytes) or getattr(array, "shape", None) != () or is_extended(dtype):
         return False
-    return casts or type(np.zeros((), dtype).item()) is type(value)
+    return type(np.zeros((), dtype).item()) is type(value)
 
 
 def _array_of_number(request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any) -> Any:
