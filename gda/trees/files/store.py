@@ -24,9 +24,9 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index
 from gda.layout.text import format_processes
-from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
+from gda.storage.chunk_conflicts import are_aligned, first_conflict
 from gda.storage.options import Options, Retry
 from gda.storage.sources import source_of
 from gda.storage.targets import Target, check_fit, target_of
@@ -195,28 +195,16 @@ def _check_chunks(leaf: WrittenArray, target: Target, options: Options) -> None:
     by_threads = options.are_for_threads and not target.allows_threads
     if by_threads:  # any of several may write any block
         writers = np.arange(writers.size).reshape(writers.shape)
-    conflicts = conflicts_between(writers, leaf.block_shape, target.chunks, target.origin)
-    if conflicts:
-        who = "two threads" if by_threads else format_processes(conflicts[0].writers)
-        text = _shared_chunk_text(leaf.block_shape, target.chunks, target.origin, conflicts, who)
+    two = first_conflict(writers, leaf.block_shape, target.chunks, target.origin)
+    if two is not None:
+        who = "two threads" if by_threads else format_processes(two)
+        begins = ", the first at the first element of the target" if any(target.origin) else ""
         alone = ", or max_workers=1" if by_threads and not leaf.has_several_writers else ""
-        raise ValueError(text + alone)
-
-
-def _shared_chunk_text(
-    block: Shape, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
-) -> str:
-    dimension, boundary, _ = conflicts[0]
-    crossed = {each.dimension for each in conflicts}
-    sizes = enumerate(zip(block, chunks, strict=True))
-    fitting = tuple(of_block if at in crossed else size for at, (of_block, size) in sizes)
-    must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
-    return (
-        f"the target has chunks of shape {chunks}, and the blocks have shape {block}: "
-        f"the elements {boundary - 1} and {boundary} of dimension {dimension} are in one chunk, "
-        f"which {who} would write at the same time, so that data could be lost; use chunks of "
-        f"{fitting}{' that begin at the first element of the target' if must_move else ''}"
-    )
+        raise ValueError(
+            f"the target has chunks of shape {target.chunks}, and the blocks have shape "
+            f"{leaf.block_shape}, so that {who} would write one chunk at the same time, and data "
+            f"could be lost; use chunks of {leaf.block_shape}{begins}{alone}"
+        )
 
 
 # Writing.

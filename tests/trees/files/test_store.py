@@ -270,10 +270,8 @@ def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
 def test_two_threads_are_not_let_into_one_chunk(auto_mesh: Mesh, tmp_path: Path) -> None:
     g = cut(DATA, auto_mesh, P("x", "y"))
     target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=(3, 8), dtype="f4")
-    with pytest.raises(ValueError, match=r"which two threads would write at the same") as raised:
+    with pytest.raises(ValueError, match="so that two threads would write one chunk") as raised:
         gda.store(g, target, max_workers=2)
-    assert "chunks of shape (3, 8), and the blocks have shape (4, 4)" in str(raised.value)
-    assert "the elements 3 and 4 of dimension 0 are in one chunk" in str(raised.value)
     assert str(raised.value).endswith("use chunks of (4, 4), or max_workers=1")
     assert (target[:] == 0).all()
     fitting = zarr.create_array(store=tmp_path / "y", shape=(16, 8), chunks=(4, 4), dtype="f4")
@@ -336,9 +334,8 @@ def test_chunks_that_processes_would_share_are_refused(shared_tmp_path: Path) ->
     g = cut(DATA, mesh, P("x", "y"))
 
     message = (
-        r"chunks of shape \(5, 3\), and the blocks have shape \(8, 2\): the elements 7 and 8 of "
-        r"dimension 0 are in one chunk, which processes 0, 1 would write .* "
-        r"use chunks of \(8, 3\)$"
+        r"chunks of shape \(5, 3\), and the blocks have shape \(8, 2\), so that processes 0, 1 "
+        r"would write one chunk .* use chunks of \(8, 2\)$"
     )
     with pytest.raises(ValueError, match=message):
         gda.store(g, zarr_array(shared_tmp_path / "a", (5, 3)))
@@ -346,7 +343,7 @@ def test_chunks_that_processes_would_share_are_refused(shared_tmp_path: Path) ->
     with pytest.raises(ValueError, match=message):
         gda.store(g, store)
     whole = open_tensorstore(shared_tmp_path / "w", "zarr3", (32, 8), chunks=[4, 3], open=True)
-    with pytest.raises(ValueError, match=r"chunks of \(8, 3\) that begin at the first element"):
+    with pytest.raises(ValueError, match=r"chunks of \(8, 2\), the first at the first element"):
         gda.store(g, whole[2:18])
     # The columns of a process may share chunks, and what it writes alone may have any.
     target = zarr_array(shared_tmp_path / "b", (4, 3))
