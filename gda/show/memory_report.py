@@ -15,7 +15,6 @@ from gda.layout.text import (
     format_bytes,
     format_more,
     format_numbers,
-    join_some,
     typed_shape,
 )
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
@@ -114,7 +113,6 @@ class MemoryReport:
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
       devices: the local devices, by platform and id.
-      deleted: the names of arrays that were deleted or donated; they take no memory.
       process_index, num_processes: the process that made the report, and the number of all.
 
     >>> import gda, jax.numpy as jnp
@@ -125,7 +123,6 @@ class MemoryReport:
 
     arrays: tuple[ArrayMemory, ...]
     devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
-    deleted: tuple[str, ...] = ()
     process_index: int = 0
     num_processes: int = 1
 
@@ -138,7 +135,7 @@ class MemoryReport:
         arrays = _table_of_arrays(self).lines() if self.arrays else []
         devices, more = _table_of_devices(self)
         lines = [*table(devices, right={*devices[0][1:]}, width=_WIDTH), *more] if devices else []
-        parts = [[self.headline], lines, arrays, self.notes]
+        parts = [[self.headline], lines, arrays]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
@@ -146,7 +143,7 @@ class MemoryReport:
         arrays = _table_of_arrays(self)
         tables = [html_table(devices[0], devices[1:])] if devices else []
         tables += [arrays.html()] if self.arrays else []
-        return report([self.headline, *more_devices, *arrays.more, *self.notes], tables)
+        return report([self.headline, *more_devices, *arrays.more], tables)
 
     @property
     def headline(self) -> str:
@@ -159,11 +156,6 @@ class MemoryReport:
         if self.num_processes > 1:
             text += f" of process {self.process_index} of {self.num_processes}"
         return text
-
-    @property
-    def notes(self) -> list[str]:
-        """The arrays that have no rows, in words."""
-        return [f"deleted or donated: {join_some(self.deleted)}"] if self.deleted else []
 
 
 def _table_of_arrays(report: MemoryReport) -> ArrayTable:

@@ -26,7 +26,6 @@ def on(number: int, in_use: int | None = None, kind: str | None = None) -> Devic
 REPORT = MemoryReport(
     (row("params/w", "ema/w"), row(nbytes=4 * GIB, count=288)),
     tuple(on(i, 2 * GIB if i < 3 else 3 * GIB) for i in range(4)),
-    deleted=("opt/mu",),
     process_index=1,
     num_processes=2,
 )
@@ -43,8 +42,6 @@ def test_the_tables_of_a_report() -> None:
         f"{'array':39}{'layout':38}per device   in all",
         f"params/w = ema/w  bfloat16[1024,1024]  {PLACE:39}  1.0 GiB  8.0 GiB",
         f"288 unnamed       bfloat16[1024,1024]  {PLACE:39}512.0 MiB  4.0 GiB",
-        "",
-        "deleted or donated: opt/mu",
     ]
 
 
@@ -71,7 +68,6 @@ def test_the_page_has_both_tables() -> None:
     assert page.count("<table") == 2
     assert "<td>TPU 0-2</td>" in page
     assert "<p>6.0 GiB in 289 arrays on 4 devices of process 1 of 2</p>" in page
-    assert "<p>deleted or donated: opt/mu</p>" in page
     assert "http" not in page
 
 
