@@ -148,8 +148,6 @@ def jit(
         try:
             result = _plain(fun(*args, **kwargs))
         except Exception as error:
-            if isinstance(error, AttributeError) and error.name == "array" and is_tracer(error.obj):
-                error.add_note("gda.jit: the function gets plain arrays; write x, not x.array")
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
                 raise
