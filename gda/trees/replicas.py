@@ -28,7 +28,6 @@ from gda.layout.text import (
     format_numbers,
     format_processes,
     join_some,
-    shortened,
 )
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import communicates, done_by_all, user_location, watching
@@ -270,17 +269,13 @@ def _compare(arrays: Iterable[tuple[_Array, Words]]) -> Iterator[ReplicaMismatch
             )
 
 
-_MOST_CHARACTERS = 1200  # of a message
-_CHARACTERS_OF_BLOCK = 450
-
-
 def _raise_for(mismatches: list[ReplicaMismatch], num_arrays: int) -> None:
     if not mismatches:
         return
     first_of = {mismatch.path: mismatch for mismatch in reversed(mismatches)}
-    texts = [shortened(str(each), _CHARACTERS_OF_BLOCK) for each in first_of.values()]
+    texts = [str(each) for each in first_of.values()]
     head = f"the replicas of {len(texts)} of {counted(num_arrays, 'array')} differ"
-    raise ReplicaMismatchError(f"{head}: {join_some(texts[::-1], _MOST_CHARACTERS)}", mismatches)
+    raise ReplicaMismatchError(f"{head}: {join_some(texts[::-1])}", mismatches)
 
 
 @lru_cache(maxsize=256)

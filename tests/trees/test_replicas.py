@@ -114,11 +114,8 @@ def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) 
         out_specs=P(),
         check_vma=False,
     )
-    tree = {f"{number}" * 2000: jax.jit(own)() for number in range(9)}
-    said = r"of 9 of 9 arrays differ: at 0+…0+, block .* and 7 more$"
-    with pytest.raises(gda.ReplicaMismatchError, match=said) as e:
-        gda.check_replicas_agree(tree)
-    assert len(str(e.value)) < 1500
+    with pytest.raises(gda.ReplicaMismatchError, match="and 1 more$") as e:
+        gda.check_replicas_agree([jax.jit(own)() for _ in range(9)])
     assert len(e.value.mismatches) == 9
     assert e.value.mismatches[0].groups == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
