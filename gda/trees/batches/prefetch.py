@@ -131,10 +131,7 @@ class Prefetched(Iterator[Any]):
             self._state = made.state
             return made.batch
         self._thread = None
-        try:
-            raise made.error
-        finally:
-            del made  # the traceback has this frame, which would keep the error
+        raise made.error
 
     @public
     def get_state(self) -> Any:
@@ -259,9 +256,7 @@ class _BatchThread(threading.Thread):
             last = self._make_all()
             if self._closes:
                 _close(self._source)
-        del self._source, self._place  # an error may keep this for long
         self._made.put(last)
-        del last  # the frames of the error lead to this one
 
     def _make_all(self) -> _Made:
         """Make batches as long as there is room; return the error that ended it."""
