@@ -345,6 +345,3 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
     message = "itself; it has the checkpoints step-1000; step-200; step-100. Pass one of them"
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match=message):
         gda.checkpoint.restore(tmp_path)
-    path = tmp_path / "step-100"
-    with pytest.raises(TypeError, match="specs .* was given without a mesh; pass"):
-        gda.checkpoint.restore(path, specs={"a": P("x")})

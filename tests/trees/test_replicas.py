@@ -2,7 +2,6 @@
 
 import pickle
 import random
-import threading
 from typing import Any
 
 import jax
@@ -16,9 +15,7 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replica_sums
-from gda.multihost import failure_watch
 from gda.multihost.agreement import checking_agreement
-from gda.trees import replicas
 
 P = PartitionSpec
 DTYPES = [
@@ -317,21 +314,6 @@ def test_replicas_in_several_processes() -> None:
         "and there is no majority"
     )
     assert raised.value.mismatches[0].processes == ((3,), (0,))
-
-
-@pytest.mark.processes(2, devices=4)
-def test_a_process_that_ends_before_the_sums_begin_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    g, gate = cut(batch(8), mesh_of({"x": 8}), P()), threading.Event()
-    monkeypatch.setattr(replicas, "sums_of_replicas", lambda _: gate.wait())
-    monkeypatch.setattr(failure_watch, "ended", lambda *_: {1: "an error"})
-    try:
-        with pytest.raises(gda.LateProcessError, match="process 1 ended after an error") as raised:
-            gda.check_replicas_agree(g)
-    finally:
-        gate.set()
-    assert set(raised.value.processes) == {1}
 
 
 @pytest.mark.processes(4, devices=2)
