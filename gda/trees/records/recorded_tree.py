@@ -215,16 +215,8 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
 
     Mappings that JAX does not know, such as ``zarr.Group``, are dicts.
     """
-    try:
-        tree = as_dicts(tree)
-        leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
-    except ValueError as error:
-        if "sorting" not in str(error):
-            raise
-        raise TypeError(
-            "JAX cannot sort the keys of a dict in the tree; they must be all strings or all "
-            "integers"
-        ) from error
+    tree = as_dicts(tree)
+    leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
     found = [(path_of_keys(keys), leaf) for keys, leaf in leaves]
     if len(dict(found)) != len(found):
         seen: set[Path] = set()
