@@ -65,7 +65,7 @@ def test_into_jit_and_out_of_it(mesh: Mesh) -> None:
 
     tree = loaded(mesh)
     for out_specs in (None, ({"even": P("y"), "odd": P("x")}, P())):
-        f = gda.jit(double, in_specs=P("x"), out_specs=out_specs, mesh=out_specs and mesh)
+        f = gda.jit(double, in_specs=(P("x"),), out_specs=out_specs, mesh=out_specs and mesh)
         doubled, total = f(tree)
         assert {type(array) for array in doubled.values()} == {gda.GlobalArray, PaddedArray}
         check_equal(doubled, {name: 2 * data for name, data in DATA.items()})
