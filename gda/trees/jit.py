@@ -128,14 +128,9 @@ def jit(
         try:
             result = _plain(fun(*args, **kwargs))
         except Exception as error:
-            # JAX does not export the class.
-            if type(error).__name__ != "ShardingTypeError":
-                raise
             named = jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has)
-            if over is None or None in named:
-                error.add_note(
-                    "gda.jit: with out_specs for every result the compiler chooses layouts inside"
-                )
+            # JAX does not export the class.
+            if type(error).__name__ != "ShardingTypeError" or over is None or None in named:
                 raise
             is_ambiguous = True
         if is_ambiguous:
