@@ -150,7 +150,7 @@ ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
     (lambda _: {"at": ["a", 0]}, KeyError, "a/0 is not in the tree; a has nothing"),
     (lambda _: part({"a": DATA.astype("f2")}), TypeError, "float32, and like has float16"),
     (lambda _: part({"k": jax.random.key(0, impl="rbg")}), ValueError, "and like has key<rbg>"),
-    (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "and like has int32, w"),
+    (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "is cast to int32, and"),
     (lambda mesh: part(gda.abstract({"n": 0.5}, mesh, P())), ValueError, "a value of type int"),
     (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
     (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at b, global shape (3, "),

@@ -21,7 +21,7 @@ from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
-from gda.storage.casts import DoesNotFitError, Origin, cast
+from gda.storage.casts import Origin, cast
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, makes_plain, mesh_and_spec_of, specs_per_leaf
@@ -367,17 +367,10 @@ def _is_array_for(like: Any, value: Any) -> bool:
 
 
 def _array_of_number(request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any) -> Any:
-    value, dtype = leaf.value, np.dtype(held_by(like).dtype)
-    record = ArrayLeaf(leaf.path, "number", (), dtype)
-    arrival = _leaf_like(request, tree, record, like)
-    try:
-        number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
-    except (DoesNotFitError, OverflowError):
-        raise ValueError(
-            f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
-            "cannot hold it"
-        ) from None
-    arrival.blocks = [number]
+    dtype = np.dtype(held_by(like).dtype)
+    arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like)
+    number = np.asarray(leaf.value)
+    arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
     arrival.finish()
     return arrival.value
 
