@@ -113,7 +113,6 @@ class MemoryReport:
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
       devices: the local devices, by platform and id.
-      process_index, num_processes: the process that made the report, and the number of all.
 
     >>> import gda, jax.numpy as jnp
     >>> report = gda.memory(params={'w': jnp.zeros((1024, 2), jnp.float32)})
@@ -123,8 +122,6 @@ class MemoryReport:
 
     arrays: tuple[ArrayMemory, ...]
     devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
-    process_index: int = 0
-    num_processes: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -150,12 +147,8 @@ class MemoryReport:
         """The sum, in words."""
         num_arrays = sum(row.num_arrays for row in self.arrays)
         used = {each.device for each in self.devices if each.nbytes}
-        text = f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}"
-        if used:
-            text += f" on {counted(len(used), 'device')}"
-        if self.num_processes > 1:
-            text += f" of process {self.process_index} of {self.num_processes}"
-        return text
+        on = f" on {counted(len(used), 'device')}" if used else ""
+        return f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}{on}"
 
 
 def _table_of_arrays(report: MemoryReport) -> ArrayTable:

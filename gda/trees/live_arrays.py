@@ -101,8 +101,6 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
     return MemoryReport(
         tuple(sorted(ledger.rows(), key=attrgetter("nbytes"), reverse=True)),
         tuple(_devices(ledger.sums)),
-        jax.process_index(),
-        jax.process_count(),
     )
 
 

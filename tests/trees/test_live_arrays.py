@@ -170,13 +170,11 @@ def test_odd_arrays(mesh: Mesh) -> None:
 def test_a_process_counts_its_own_devices() -> None:
     w = cut(batch(8, 1000), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     report = gda.memory(w=w)
-    process = jax.process_index()
     assert rows_of(report)["w"].nbytes == 16000
     assert rows_of(report)["w"].nbytes_per_device == 4000
     assert [each.device for each in report.devices] == [
         f"CPU {device.id}" for device in jax.local_devices()
     ]
-    assert f"of process {process} of 2" in report.headline
 
 
 # Mistakes, and places where it must work.
