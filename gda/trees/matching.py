@@ -193,10 +193,13 @@ def specs_per_leaf(
 
     def by_function(pair: Pair) -> Pair:
         leaf = None if is_value(pair.leaf) else shaped(pair.leaf)
+        if leaf is None:
+            return pair._replace(found=NOTHING)
         path = "/".join(names_of(pair.keys))
-        return pair._replace(
-            found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
-        )
+        spec = function(path, leaf)
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+        return pair._replace(found=spec)
 
     pairs = list(pairs_of(tree, None, lambda *_: True))
     return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
@@ -216,13 +219,6 @@ def mesh_and_spec_of(
     if kind is None:
         return mesh, found
     return NamedSharding(mesh, found, memory_kind=kind), None
-
-
-def _spec_by(function: SpecOf, name: str, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-    spec = function(path, leaf)
-    if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
-    return spec
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:

@@ -120,7 +120,10 @@ def store(
     options = Options(max_workers, max_bytes, retry=retry)
     tree = as_dicts(tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
-    _write(tree, _jobs(tree, leaves, targets_for(tree, targets), options), options)
+    jobs = _jobs(tree, leaves, targets_for(tree, targets), options)
+    blocks = host_blocks(_blocks(tree, jobs), max_bytes or MAX_BYTES)
+    tasks = (_task(block, options) for block in blocks)
+    run(tasks, replace(options, max_bytes=max_bytes or MAX_BYTES))
 
 
 # The arrays.
@@ -221,13 +224,6 @@ class _Destination:
 
 
 _Block: TypeAlias = HostBlock[_Destination]
-
-
-def _write(tree: Any, jobs: Sequence[_Job], options: Options) -> None:
-    max_bytes = options.max_bytes or MAX_BYTES
-    blocks = host_blocks(_blocks(tree, jobs), max_bytes)
-    tasks = (_task(block, options) for block in blocks)
-    run(tasks, replace(options, max_bytes=max_bytes))
 
 
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any, int]]:
