@@ -30,6 +30,10 @@ __all__ = [  # noqa: RUF022
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 _NAME = "host_local_array_to_global_array"
 
 
