@@ -93,11 +93,10 @@ def restore(
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
         and a leaf is a ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
-        A ``NamedSharding``, or a tree of them, can replace both; pass it as ``mesh``. Not with
-        ``like``, which has layouts: pass ``like=gda.abstract(like, mesh, specs)`` for others.
-        Without any of the three every array becomes a NumPy array, whole, whatever it was saved
-        from. NumPy numbers come back as such. PRNG keys come back as keys, in a container if they
-        were saved in one.
+        A ``NamedSharding``, or a tree of them, can replace both; pass it as ``mesh``. With
+        ``like``, they override its layouts only. Without any of the three every array becomes a
+        NumPy array, whole, whatever it was saved from. NumPy numbers come back as such.
+        PRNG keys come back as keys, in a container if they were saved in one.
       at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
         for that subtree.
       partial: omit leaves that ``like`` does not have.

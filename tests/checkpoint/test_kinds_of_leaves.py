@@ -118,7 +118,7 @@ SAME = [
 
 def restored_onto_new_layouts(arrays: Any, mesh: Mesh, path: Path) -> Any:
     gda.checkpoint.save(path, arrays)
-    return gda.checkpoint.restore(path, gda.abstract(arrays, mesh, SPECS))
+    return gda.checkpoint.restore(path, arrays, mesh=mesh, specs=SPECS)
 
 
 def restored_by_specs(arrays: Any, mesh: Mesh, path: Path) -> Any:

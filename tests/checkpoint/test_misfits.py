@@ -140,7 +140,6 @@ def over_x(mesh: Mesh) -> NamedSharding:
 ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
     (lambda _: {"specs": P()}, TypeError, "was given without a mesh; pass"),
     (lambda _: {"like": LAYOUT}, TypeError, "and not a tree; pass mesh= and specs="),
-    (lambda mesh: {"like": {}, "mesh": mesh}, TypeError, "like=gda.abstract(like, mesh, specs)"),
     (lambda _: {"cast": True}, TypeError, "cast was given without like; pass like= too"),
     (lambda _: {"partial": True}, TypeError, "partial was given without like; pass like= too"),
     (lambda _: {"pad": True}, TypeError, "pad was given without a mesh; pass mesh= and specs="),

@@ -206,6 +206,9 @@ def test_shardings_make_plain_arrays_and_a_mesh_makes_containers(tmp_path: Path)
     assert made(sharding) == made({"w": sharding}) == made(MESH, P("x"), plain=True) == plain
     assert made(MESH, P("x")) == made(sharding, plain=False) == {gda.GlobalArray}
     assert type(gda.load_tree(tree, sharding, pad=True)["w"]) is gda.GlobalArray
+    like = {"w": gda.GlobalArray.from_array(jax.device_put(DATA, sharding))}
+    as_it_is = gda.checkpoint.restore(tmp_path, like, mesh={"w": sharding})["w"]
+    assert type(as_it_is) is gda.GlobalArray
 
 
 def test_to_jax_copies_nothing_and_names_padding() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
-from gda.mesh import MeshAndSpec, mesh_and_spec
+from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
 from gda.storage.casts import Origin, cast
 from gda.storage.stores.errors import repr_of
@@ -83,12 +83,8 @@ class Request:
                 raise TypeError(
                     f"{given[0]} was given without a mesh; pass mesh= and specs=, or like="
                 )
-        elif self.mesh is not None or self.specs is not None:
-            raise TypeError(
-                "like was given with mesh or specs, and has layouts of its own; pass "
-                "like=gda.abstract(like, mesh, specs)"
-            )
-        self.plain = makes_plain(self.plain, self.mesh, self.pad)
+        layouts = self.mesh if self.like is None else None  # with like, each leaf is of its kind
+        self.plain = makes_plain(self.plain, layouts, self.pad)
         if self.plain:
             self.like = to_jax(self.like)
 
@@ -148,24 +144,37 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(*saved_type(leaf))
 
 
+class _GivenLayouts(NamedTuple):
+    """The layouts that a mesh and specs give to leaves of a recorded tree, by path."""
+
+    name: str  # of the argument that gives them; empty if none does
+    places: dict[Path, MeshAndSpec]
+    surplus: list[str]  # a message about layouts for leaves that the recorded tree does not have
+
+
+def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts:
+    mesh, specs = request.mesh, request.specs
+    if mesh is None and specs is None:
+        return _GivenLayouts("", {}, [])
+    given = unflatten(tree.structure, tree.leaves, request.at)
+    name, _, pairs = specs_per_leaf(given, mesh, specs, _shaped)
+    places = {
+        pair.leaf.path: mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
+        for pair in pairs
+        if pair.leaf is not NOTHING and pair.found is not NOTHING
+    }
+    surplus = [leaf_path(pair.keys) for pair in pairs if pair.leaf is NOTHING]
+    said = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
+    return _GivenLayouts(name, places, said)
+
+
 def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | Any]:
     """Return an arrival or a value for every leaf; ``None`` outside of the path.
 
     Without layouts every array but keys becomes a NumPy array.
     """
-    mesh, specs, at = request.mesh, request.specs, request.at
+    at, (name, places, problems) = request.at, _layouts_given(request, tree)
     results: list[Arrival | Any] = []
-    places: dict[Path, MeshAndSpec] = {}
-    surplus: list[str] = []
-    name = ""  # of the argument that gives layouts
-    if mesh is not None or specs is not None:
-        given = unflatten(tree.structure, tree.leaves, at)
-        name, _, pairs = specs_per_leaf(given, mesh, specs, _shaped)
-        for pair in pairs:
-            if pair.leaf is NOTHING:
-                surplus.append(leaf_path(pair.keys))
-            elif pair.found is not NOTHING:
-                places[pair.leaf.path] = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
     unfit: list[tuple[Path, str]] = []
     lacking: list[str] = []
     for leaf in tree.leaves:
@@ -185,7 +194,6 @@ def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | A
                 results.append(_arrival_at(leaf, places.get(leaf.path), request.pad))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
-    problems = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
     problems += [f"{name} has nothing for {join_some(lacking)}"] if lacking else []
     problems += _reasons(unfit)
     if problems:
@@ -242,6 +250,9 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
             "keys of like"
         )
     _check_same_leaves(request, tree, expected, recorded)
+    name, places, surplus = _layouts_given(request, tree)
+    if surplus and not keeps_missing:
+        raise ValueError(f"{tree.what} does not fit {name}: {surplus[0]}")
     results: list[Arrival | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
@@ -250,7 +261,7 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
             if path not in recorded:
                 results.append(_kept_leaf(like))
                 continue
-            results.append(_leaf_like(request, tree, recorded[path], like))
+            results.append(_leaf_like(request, tree, recorded[path], like, places.get(at + path)))
         except (ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -287,7 +298,9 @@ def _check_same_leaves(
         raise ValueError(f"{tree.what} does not match like: {'; '.join(problems)}")
 
 
-def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> Any:
+def _leaf_like(
+    request: Request, tree: RecordedTree, leaf: Leaf, like: Any, place: MeshAndSpec | None
+) -> Any:
     if isinstance(leaf, PerProcessLeaf):
         if not isinstance(like, PerProcess):
             raise ValueError(
@@ -298,7 +311,7 @@ def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> A
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
         if _is_array_for(like, leaf.value):
-            return _array_of_number(request, tree, leaf, like)
+            return _array_of_number(request, tree, leaf, like, place)
         return _value_like(leaf.value, like)
     if leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like):
         return Arrival(leaf, leaf.dtype, wrap=lambda array: array.item())
@@ -336,9 +349,14 @@ def _leaf_like(request: Request, tree: RecordedTree, leaf: Leaf, like: Any) -> A
     if isinstance(array, np.ndarray):
         return Arrival(leaf, dtype)
     sharding = getattr(array, "sharding", None)
+    if place is not None:
+        if place.memory_kind is None and sharding is not None:
+            place = place._replace(memory_kind=memory_kind_of(sharding))
+        sharding = place
     if sharding is None:
         raise ValueError(
-            "like has no sharding for the array; give its ShapeDtypeStruct one, as by gda.abstract"
+            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
+            "specs"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
         return uncommitted_arrival(leaf, dtype, container, is_weak(array))
@@ -366,9 +384,11 @@ def _is_array_for(like: Any, value: Any) -> bool:
     return type(np.zeros((), dtype).item()) is type(value)
 
 
-def _array_of_number(request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any) -> Any:
+def _array_of_number(
+    request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any, place: MeshAndSpec | None
+) -> Any:
     dtype = np.dtype(held_by(like).dtype)
-    arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like)
+    arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like, place)
     number = np.asarray(leaf.value)
     arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
     arrival.finish()
