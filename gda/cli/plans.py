@@ -58,7 +58,8 @@ specs:
 the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
    "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
-  A parameter may have its own dtype.
+  A parameter may have its own dtype. gda.layouts(tree).to_json() is such a
+  file.
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\

@@ -1,6 +1,6 @@
 """A whole model on a mesh: the bytes of each device, and rows of equal parameters.
 
-The file of ``gda plan --tree`` is a JSON object, with
+The file of ``gda plan --tree`` is a JSON object, as ``gda.layouts(tree).to_json()`` writes it, with
 
 - ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``, and perhaps
   ``memory_kind``, as JAX names it: ``"pinned_host"`` is the memory of the host;
