@@ -61,7 +61,6 @@ _MODULE_OF = {
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
     "check_replicas_agree": "gda.trees.replicas",
-    "ReplicaCheck": "gda.trees.replicas",
     "ReplicaMismatch": "gda.trees.replicas",
     "ReplicaMismatchError": "gda.trees.replicas",
     # Plan without devices.
@@ -107,7 +106,6 @@ _UNLISTED = {
     "Collective",
     "Traffic",
     "Offer",
-    "ReplicaCheck",
     "ReplicaMismatch",
     "Processes",
     "Move",

@@ -44,7 +44,6 @@ from gda.multihost.agreement import check_processes_agree as check_processes_agr
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.trees.replicas import check_replicas_agree as check_replicas_agree
-from gda.trees.replicas import ReplicaCheck as ReplicaCheck
 from gda.trees.replicas import ReplicaMismatch as ReplicaMismatch
 from gda.trees.replicas import ReplicaMismatchError as ReplicaMismatchError
 from gda.layout.grid import ShardGrid as ShardGrid

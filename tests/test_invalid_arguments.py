@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut
+from meshes import batch
 from running import wait_for
 from test_other_arguments import CASES as OTHERS
 from test_other_arguments import (
@@ -29,7 +29,6 @@ from test_other_arguments import (
     save,
     save_async,
     save_safetensors,
-    store,
 )
 
 import gda
@@ -116,7 +115,6 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     ],
     diff: [({"a": "/not/here"}, FileNotFoundError), ({"a": 3}, TypeError)],
     save_safetensors: [(WORKERS, ValueError), ({"tree": {"a": object()}}, TypeError)],
-    store: [({"targets": {}}, ValueError), ({"retry": 3}, TypeError), ({"timeout": 0}, ValueError)],
     load_tree: [
         ({"specs": P("y")}, ValueError),
         ({"dtype": "no"}, TypeError),
@@ -172,7 +170,7 @@ CHECKING = [*CASES][[*CASES].index(from_callback) :]  # they communicate to chec
 @pytest.mark.processes(2, devices=4)
 def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
     world = World()
-    _ = world.path, world.model, world.targets
+    _ = world.path, world.model
     is_me = jax.process_index() == ME
     with checking_agreement(False):
         for call, cases in CASES.items():
@@ -190,16 +188,9 @@ def test_an_invalid_argument_in_one_process_is_told_to_all_at_once() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_all_that_wait_are_told_of_an_error(tmp_path: Path) -> None:
-    """Also those that wait only for a source, and those that move an array with padding."""
+def test_an_error_of_an_array_with_padding_is_told_to_all() -> None:
     world, is_me = World(), jax.process_index() == ME
     kind, said = (ValueError, None) if is_me else (gda.DisagreementError, f"process {ME} failed")
-    here = cut(batch(8, 2), world.half, P("x"))  # on process 0 alone
-    source = np.lib.format.open_memmap(tmp_path / "s.npy", "w+", np.float32, (8, 2))
-    tree = {"a": here, "s": source}
-    targets = {name: np.zeros((8, 2), np.float32) for name in tree}
-    with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
-        gda.store(tree, {} if is_me else targets, wait_for_all=True)
     padded = gda.PaddedArray.from_array(batch(13, 2), world.mesh, P("x"))
     with gda.check_processes_agree(timeout=SECONDS), pytest.raises(kind, match=said):
         gda.constrain({"a": padded}, {"z": P()} if is_me else P())

@@ -53,8 +53,8 @@ def test_types_in_public_signatures_are_public() -> None:
         if kind.__module__.startswith("gda") and kind not in public
     }
     # `Answer` is for the plugin, `Overlap` for the checkpoints; `Device` stands for jax.Device, and
-    # `_At` for JAX's own.
-    known = {"Answer", "Device", "Overlap", "_At"}
+    # `Jitted` and `_At` for JAX's own.
+    known = {"Answer", "Device", "Jitted", "Overlap", "_At"}
     assert {kind.__name__ for kind in hidden} == known
 
 

@@ -47,11 +47,6 @@ class World:
         gda.storage.save_safetensors(f"{self.folder}/model", self.tree)
         return f"{self.folder}/model"
 
-    @cached_property
-    def targets(self) -> dict[str, np.ndarray]:
-        """Targets for the tree: zeros, so that a write shows."""
-        return {name: np.zeros_like(data) for name, data in self.sources.items()}
-
     def check_nothing_is_lost(self) -> None:
         if "path" in self.__dict__:
             checkpoint.verify(self.path)
@@ -60,8 +55,6 @@ class World:
         if "model" in self.__dict__:
             model = gda.storage.open_safetensors(self.model)
             np.testing.assert_array_equal(model["b"][:], self.sources["b"])
-        if "targets" in self.__dict__:
-            assert not any(target.any() for target in self.targets.values())
         assert not self.g.is_deleted()
         assert is_right(self.g, self.sources["a"])
 
@@ -94,11 +87,6 @@ def diff(w: World, **others: Any) -> None:
 
 def save_safetensors(w: World, **others: Any) -> None:
     gda.storage.save_safetensors(**{"path": w.model, "tree": w.tree, **others})
-
-
-def store(w: World, **others: Any) -> None:
-    given = {"tree": w.tree, "targets": w.targets, "wait_for_all": True}
-    gda.store(**given | others)
 
 
 def load_tree(w: World, **others: Any) -> None:
@@ -186,12 +174,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
         Case("max_file_bytes", lambda w: {"max_file_bytes": 600}, "process 1: files of at most"),
         Case("metadata", lambda w: {"metadata": {"a": "b"}}, "process 1: metadata {'a': 'b'}"),
-    ],
-    store: [
-        Case(
-            "tree: keys", lambda w: {"tree": {"a": w.g}}, "process 1 failed: ValueError", ValueError
-        ),
-        Case("tree: layout", lambda w: {"tree": w.columns}, "process 1: spec P(None, 'x')"),
     ],
     load_tree: [
         Case(

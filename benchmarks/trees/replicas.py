@@ -79,14 +79,6 @@ def _compared(make: Any) -> Sequence[Side]:
     return [Side(partial(way, tree)) for way in ways]
 
 
-def _started(make: Any) -> Sequence[Side]:
-    tree = make()
-    return [
-        Side(lambda: gda.check_replicas_agree(tree, wait=False), done=lambda check: check.result()),
-        Side(lambda: gda.check_replicas_agree(tree)),
-    ]
-
-
 def _large(mebibytes: int, dtype: str = "float32") -> list[jax.Array]:
     return [_replicated(mebibytes, (1 << 20) // jnp.dtype(dtype).itemsize, dtype=dtype)]
 
@@ -118,12 +110,6 @@ def works(quick: bool) -> list[Work]:
             "replicas compared: 1,000 leaves of 256 to 2,048 float32 on 8 devices",
             partial(_compared, _small),
             {_XOR: None, _HOST: None},
-            seconds=3,
-        ),
-        Work(
-            "replicas compared: started with wait=False, 1,000 leaves on 8 devices",
-            partial(_started, _small),
-            {"wait=True": None},
             seconds=3,
         ),
     ]

@@ -102,8 +102,8 @@ def restore(
       partial: omit leaves that ``like`` does not have.
       missing: ``"keep"`` returns the leaf of ``like`` itself where the checkpoint has none, for a
         model that has grown by a layer. By default, a missing leaf is an error.
-      cast: convert arrays and numbers to the dtypes of ``like``. A value that the new dtype cannot
-        hold is an error, as in ``gda.load_tree``.
+      cast: convert arrays to the dtypes of ``like``. A value that the new dtype cannot hold is an
+        error, as in ``gda.load_tree``.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       plain: return ``jax.Array``s in place of ``GlobalArray``s, those of ``like`` too. By default,

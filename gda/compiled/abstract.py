@@ -10,6 +10,7 @@ from jax.dtypes import canonicalize_dtype
 from jax.sharding import PartitionSpec
 
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.weak_types import is_weak
 from gda.layout.boundary import public, set_module
 from gda.mesh import MESHES, MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.trees.leaves import is_container, with_paths
@@ -35,9 +36,9 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
         none, and are replicated.
 
     Returns:
-      the same tree with a ``jax.ShapeDtypeStruct`` for each array and number. A ``GlobalArray`` or
-        ``PaddedArray`` stays one, with a ``jax.ShapeDtypeStruct`` inside; a ``PaddedArray`` is
-        padded for the new mesh.
+      the same tree with a ``jax.ShapeDtypeStruct`` for each array and number, of its weak type and
+        kind of memory. A ``GlobalArray`` or ``PaddedArray`` stays one, with a
+        ``jax.ShapeDtypeStruct`` inside; a ``PaddedArray`` is padded for the new mesh.
 
     Raises:
       TypeError, ValueError: ``specs`` is no prefix of ``tree``, a leaf is no array, or a spec does
@@ -60,7 +61,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
     """Return shape and dtype of a leaf, of a container those of its elements."""
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
-        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=is_weak(leaf))
     if not isinstance(leaf, bool | int | float | complex):
         kind = type(leaf).__name__
         raise TypeError(f"{leaf!r:.80} is a {kind} and no array; a leaf is an array or a number")
@@ -71,7 +72,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     shaped = _shaped(leaf)
     found = PartitionSpec() if found is None else found  # of a number, which needs no spec
-    over = mesh_and_spec(*mesh_and_spec_of(mesh, found), MESHES)
+    over = mesh_and_spec(*mesh_and_spec_of(mesh, found, leaf), MESHES)
     grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))
     sharding = named_sharding(shaped.shape, over.mesh, over.spec, over.memory_kind)
     array = jax.ShapeDtypeStruct(

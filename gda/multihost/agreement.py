@@ -232,7 +232,6 @@ def together(
     request: Callable[[Any], Description] | None = None,
     communicates: bool = False,
     always: bool = False,
-    timeout: float | None = None,
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
@@ -244,7 +243,6 @@ def together(
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
     introduce()
-    timeout = None if timeout is None else _seconds(timeout, "timeout")
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     compares = always or checks_are_on()
     if compares or communicates:
@@ -252,8 +250,7 @@ def together(
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (compares or communicates):
         return work(prepare())
-    if compares and timeout is None:
-        timeout = timeout_of_checks()
+    timeout = timeout_of_checks() if compares else None
     prepared = prepare()
     if request:
         _compare(request(prepared), name, processes, timeout)

@@ -15,7 +15,6 @@ from gda.layout.text import (
     format_bytes,
     format_more,
     format_numbers,
-    join_some,
     typed_shape,
 )
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
@@ -113,8 +112,6 @@ class MemoryReport:
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
       devices: the local devices, by platform and id.
-      deleted: the names of arrays that were deleted or donated; they take no memory.
-      process_index, num_processes: the process that made the report, and the number of all.
 
     >>> import gda, jax.numpy as jnp
     >>> report = gda.memory(params={'w': jnp.zeros((1024, 2), jnp.float32)})
@@ -124,9 +121,6 @@ class MemoryReport:
 
     arrays: tuple[ArrayMemory, ...]
     devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
-    deleted: tuple[str, ...] = ()
-    process_index: int = 0
-    num_processes: int = 1
 
     @property
     def nbytes(self) -> int:
@@ -137,7 +131,7 @@ class MemoryReport:
         arrays = _table_of_arrays(self).lines() if self.arrays else []
         devices, more = _table_of_devices(self)
         lines = [*table(devices, right={*devices[0][1:]}, width=_WIDTH), *more] if devices else []
-        parts = [[self.headline], lines, arrays, self.notes]
+        parts = [[self.headline], lines, arrays]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     @property
@@ -145,17 +139,8 @@ class MemoryReport:
         """The sum, in words."""
         num_arrays = sum(row.num_arrays for row in self.arrays)
         used = {each.device for each in self.devices if each.nbytes}
-        text = f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}"
-        if used:
-            text += f" on {counted(len(used), 'device')}"
-        if self.num_processes > 1:
-            text += f" of process {self.process_index} of {self.num_processes}"
-        return text
-
-    @property
-    def notes(self) -> list[str]:
-        """The arrays that have no rows, in words."""
-        return [f"deleted or donated: {join_some(self.deleted)}"] if self.deleted else []
+        on = f" on {counted(len(used), 'device')}" if used else ""
+        return f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}{on}"
 
 
 def _table_of_arrays(report: MemoryReport) -> ArrayTable:

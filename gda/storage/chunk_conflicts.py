@@ -13,20 +13,11 @@ exactly where a chunk crosses a boundary and the blocks on its two sides have di
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Shape
-
-
-class Conflict(NamedTuple):
-    """Two writers in one chunk, of blocks that are neighbours along a dimension."""
-
-    dimension: int
-    boundary: int  # the first element, in that dimension, of the second block
-    writers: tuple[int, int]
 
 
 def are_aligned(
@@ -43,30 +34,25 @@ def are_aligned(
     return not any(len(_crossed(*dimension)) for dimension in dimensions)
 
 
-def conflicts_between(
+def first_conflict(
     writers: IntArray, shard_shape: Shape, chunk_shape: Shape, origin: Shape
-) -> list[Conflict]:
-    """Return the first conflict in each dimension that has one; see ``are_aligned``.
+) -> tuple[int, int] | None:
+    """Return two writers of one chunk, of neighbouring blocks; None if no chunk has two.
 
-    ``writers`` has the writer of each block. Costs O(blocks) for each dimension in which a chunk
-    crosses a boundary.
+    ``writers`` has the writer of each block; the rest is as for ``are_aligned``. Costs O(blocks)
+    for each dimension in which a chunk crosses a boundary.
 
-    >>> conflicts_between(np.array([[0, 0], [0, 1]]), (4, 8), (3, 8), (0, 0))
-    [Conflict(dimension=0, boundary=4, writers=(0, 1))]
+    >>> first_conflict(np.array([[0, 0], [0, 1]]), (4, 8), (3, 8), (0, 0))
+    (0, 1)
     """
-    conflicts = []
     dimensions = zip(shard_shape, writers.shape, chunk_shape, origin, strict=True)
     for dimension, (step, ways, chunk, first) in enumerate(dimensions):
         later = _crossed(step, ways, chunk, first)
         before = np.take(writers, later - 1, axis=dimension)
         after = np.take(writers, later, axis=dimension)
-        places = np.argwhere(np.moveaxis(before != after, dimension, 0))
-        if len(places):
-            crossing, *others = places[0].tolist()
-            place = (*others[:dimension], crossing, *others[dimension:])
-            boundary = int(later[crossing]) * step
-            conflicts.append(Conflict(dimension, boundary, (int(before[place]), int(after[place]))))
-    return conflicts
+        if (differ := before != after).any():
+            return int(before[differ][0]), int(after[differ][0])
+    return None
 
 
 def _crossed(step: int, parts: int, chunk: int, origin: int) -> IntArray:

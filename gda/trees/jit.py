@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -46,7 +46,8 @@ class Jitted(Protocol):
     def clear_cache(self) -> None: ...
 
 
-@overload
+@set_module("gda")
+@public
 def jit(
     fun: Callable[..., Any],
     *,
@@ -54,32 +55,14 @@ def jit(
     in_specs: Any = None,
     out_specs: Any = None,
     **jit_options: Any,
-) -> Jitted: ...
-@overload
-def jit(
-    fun: None = None,
-    *,
-    mesh: Mesh | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    **jit_options: Any,
-) -> Callable[[Callable[..., Any]], Jitted]: ...
-@set_module("gda")
-@public
-def jit(
-    fun: Callable[..., Any] | None = None,
-    *,
-    mesh: Mesh | None = None,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    **jit_options: Any,
-) -> Any:
+) -> Jitted:
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
 
     The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
     that it returns, also a loss, comes out as a ``GlobalArray``. A ``PaddedArray`` stays one inside
     and comes out as one. The result is one ``jax.jit`` function, with its ``lower``, ``eval_shape``
-    and ``clear_cache``; a call costs as much. May be used as a decorator.
+    and ``clear_cache``; a call costs as much. Without options it is a decorator; with some, write
+    ``functools.partial(gda.jit, out_specs=...)``.
 
     Args:
       fun: the function.
@@ -87,10 +70,9 @@ def jit(
         ``jax.set_mesh``. With it results have ``out_specs`` exactly as written, so a spec must not
         have more entries than its result has dimensions. Without it JAX may drop axes that shard
         nothing, such as axes of size 1.
-      in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
-        positional argument, each tree a prefix of the argument. ``None`` leaves an argument as it
-        is, and a tuple leaves keyword arguments as they are. An argument with another layout is
-        moved first.
+      in_specs: a tuple with one ``PartitionSpec`` or tree of them per positional argument, each
+        tree a prefix of the argument. ``None`` leaves an argument as it is. An argument with
+        another layout is moved first.
       out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result. ``None``
         leaves the layout to JAX.
       jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
@@ -116,17 +98,15 @@ def jit(
     >>> f(g)
     GlobalArray(shape=(64, 64), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y', 'x'))
     """
-    if fun is None:
-        return partial(jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options)
     if not callable(fun):
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
     in_specs, out_specs = opened(in_specs), opened(out_specs)
     check_kind(in_specs, "in_specs", SPECS_OR_NONE)
     check_kind(out_specs, "out_specs", SPECS_OR_NONE)
-    if not SPECS_OR_NONE.has(in_specs) and type(in_specs) is not tuple:
+    if in_specs is not None and type(in_specs) is not tuple:
         raise TypeError(
-            "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
-            f"positional argument, not a {type(in_specs).__name__}"
+            "in_specs is a tuple with one entry per positional argument, not a "
+            f"{type(in_specs).__name__}"
         )
     for specs, option in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
         if specs is not None and option in jit_options:
@@ -143,21 +123,14 @@ def jit(
         has_specs = in_specs is not None or out_specs is not None
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
-            args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
+            args = _constrain_arguments(args, in_specs, over)
         is_ambiguous, result = False, None
         try:
             result = _plain(fun(*args, **kwargs))
         except Exception as error:
-            if isinstance(error, AttributeError) and error.name == "array" and is_tracer(error.obj):
-                error.add_note("gda.jit: the function gets plain arrays; write x, not x.array")
-            # JAX does not export the class.
-            if type(error).__name__ != "ShardingTypeError":
-                raise
             named = jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has)
-            if over is None or None in named:
-                error.add_note(
-                    "gda.jit: with out_specs for every result the compiler chooses layouts inside"
-                )
+            # JAX does not export the class.
+            if type(error).__name__ != "ShardingTypeError" or over is None or None in named:
                 raise
             is_ambiguous = True
         if is_ambiguous:
@@ -170,7 +143,8 @@ def jit(
         # Tells JAX the devices if no argument is on them yet. As written, because a result that is
         # the next argument compiles again if its spec has a None less.
         jit_options["out_shardings"] = _shardings(mesh, out_specs, is_exact=True)
-    return jax.jit(body, **jit_options)
+    jitted: Any = jax.jit(body, **jit_options)  # JAX's own type has no clear_cache
+    return jitted
 
 
 @set_module("gda")
@@ -307,15 +281,13 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
 
 
 def _constrain_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, mesh: Mesh | AbstractMesh
-) -> tuple[Any, Any]:
+    args: tuple[Any, ...], in_specs: tuple[Any, ...], mesh: Mesh | AbstractMesh
+) -> tuple[Any, ...]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # Other leaves are static arguments.
         return _constrained(leaf, spec, mesh) if is_array(leaf) else leaf
 
-    if type(in_specs) is tuple:
-        return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
-    return _map_specs(constrain_array, (in_specs, in_specs), (args, kwargs), "in_specs")
+    return _map_specs(constrain_array, in_specs, args, "in_specs")
 
 
 def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:

@@ -110,11 +110,6 @@ def assert_sharded(tree: Any, *, max_replicated_bytes: int = 2**20) -> None:
       1-2 (x2): float32[1024,1024], 4.0 MiB, P() on x=4,y=2; P('x', 'y') would leave 512.0 KiB
     shard them, or pass max_replicated_bytes= if they are to be whole on every device
     """
-    if type(max_replicated_bytes) is not int or max_replicated_bytes < 0:
-        raise ValueError(
-            "max_replicated_bytes must be a number of bytes, 0 or more, not "
-            f"{max_replicated_bytes!r:.80}"
-        )
     found = layouts(tree)
     sizes = [row.num_devices for row in found.arrays if row.mesh is not None]
     num_devices = max(sizes) if sizes else jax.device_count()
@@ -160,7 +155,6 @@ class ArrayLayout(NamedTuple):
         so that two elements of int4 take one.
       nbytes_per_device: bytes of the block on each device, with padding.
       memory_kind: the kind of memory; None for the default of the devices.
-      is_deleted: it was deleted or donated, and takes no memory.
 
     >>> import gda, jax, numpy as np
     >>> row = gda.layouts({'w': jax.ShapeDtypeStruct((8, 2), np.float32)}).arrays[0]
@@ -179,7 +173,6 @@ class ArrayLayout(NamedTuple):
     nbytes: int
     nbytes_per_device: int
     memory_kind: str | None
-    is_deleted: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -193,13 +186,12 @@ class ArrayLayout(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """The spec and the mesh as text, with the kind of memory, and if it was deleted."""
+        """The spec and the mesh as text, with the kind of memory."""
         if self.mesh is None or self.spec is None:
             text = counted(self.num_devices, "device") if self.num_devices else "no sharding"
         else:
             text = format_layout(self.spec, self.mesh)
-        words = [text, self.memory_kind or "", "deleted" * self.is_deleted]
-        return ", ".join(filter(None, words))
+        return text if self.memory_kind is None else f"{text}, {self.memory_kind}"
 
 
 @dataclass(frozen=True)
@@ -225,8 +217,7 @@ class _LayoutRow:
 class Layouts:
     """The layouts of the arrays of a tree, those with most bytes on a device first.
 
-    ``gda.layouts`` makes it; ``print`` and notebooks show it as a table. Its sums omit arrays that
-    were deleted or donated.
+    ``gda.layouts`` makes it; ``print`` and notebooks show it as a table.
 
     Attributes:
       arrays: the layout of each array; of equal size, in the order of the tree.
@@ -242,21 +233,17 @@ class Layouts:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays once, without padding."""
-        return sum(row.nbytes for row in self._live)
-
-    @property
-    def _live(self) -> list[ArrayLayout]:
-        return [row for row in self.arrays if not row.is_deleted]
+        return sum(row.nbytes for row in self.arrays)
 
     @property
     def nbytes_per_device(self) -> int:
         """Bytes on a device that has a block of each array, with padding, without the host's."""
-        return sum(row.nbytes_per_device for row in self._live if not is_on_host(row.memory_kind))
+        return sum(row.nbytes_per_device for row in self.arrays if not is_on_host(row.memory_kind))
 
     @property
     def nbytes_on_host(self) -> int:
         """Bytes of the blocks of one device that are in the memory of its host."""
-        return sum(row.nbytes_per_device for row in self._live if is_on_host(row.memory_kind))
+        return sum(row.nbytes_per_device for row in self.arrays if is_on_host(row.memory_kind))
 
     @property
     def mesh(self) -> dict[str, int] | None:
@@ -270,10 +257,8 @@ class Layouts:
         on = f"; mesh {format_mesh(self.mesh)}" if self.mesh else ""
         if self.nbytes_on_host:
             on = f", {format_bytes(self.nbytes_on_host)} on its host{on}"
-        if gone := len(self.arrays) - len(self._live):
-            on += f"; {gone:,} deleted or donated"
         return (
-            f"{format_bytes(self.nbytes)} in {counted(len(self._live), 'array')}, "
+            f"{format_bytes(self.nbytes)} in {counted(len(self.arrays), 'array')}, "
             f"{format_bytes(self.nbytes_per_device)} on each device{on}"
         )
 
@@ -299,7 +284,7 @@ class Layouts:
         Raises:
           AssertionError: the tree has other arrays or layouts; the message has the differences.
           FileNotFoundError: there is no golden file.
-          ValueError: the file is not a golden file, or two arrays have the same path.
+          ValueError: the file is not a golden file.
 
         >>> import gda, jax.numpy as jnp, os, tempfile
         >>> found = gda.layouts({'w': jnp.zeros((8, 2))})
@@ -309,14 +294,7 @@ class Layouts:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     found.check(folder + '/layout.json')  # compares
         """
-        found: dict[str, str] = {}
-        for row in self.arrays:
-            if row.path in found:
-                raise ValueError(
-                    f"two arrays of the tree have the path {row.path!r}, by which a file tells "
-                    "them apart; a key must not have a slash"
-                )
-            found[row.path] = f"{row.kind} {row.layout}"
+        found = {row.path: f"{row.kind} {row.layout}" for row in self.arrays}
         document = {"arrays": dict(sorted(found.items()))}
         check_golden("the layout", document, Path(path), _differences)
 
@@ -361,8 +339,7 @@ def _layout_of(facts_of: Callable[..., dict[str, Any]], keys: Any, leaf: Any) ->
         return None
     sharding = sharding_of(array) if is_tracer(array) else getattr(array, "sharding", None)
     facts = facts_of(sharding, leaf.shape, array.dtype, isinstance(leaf, PaddedArray))
-    is_deleted = isinstance(array, jax.Array) and not is_tracer(array) and array.is_deleted()
-    return ArrayLayout(path="/".join(names_of(keys)), **facts, is_deleted=is_deleted)
+    return ArrayLayout(path="/".join(names_of(keys)), **facts)
 
 
 def _facts_of(sharding: Any, shape: Shape, dtype: Any, is_padded: bool) -> dict[str, Any]:

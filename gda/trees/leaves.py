@@ -148,18 +148,12 @@ def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None
     error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")
 
 
-def note_function(error: Exception, leaf: object) -> None:
-    if callable(leaf):
-        error.add_note("gda: of a module of equinox pass eqx.filter(model, eqx.is_array)")
-
-
 def note_path(error: Exception, tree: Any, number: int) -> None:
-    """Add the path of the leaf to its error, and advice if the leaf is a function."""
+    """Add the path of the leaf to its error."""
     if path := path_of(tree, number):
         note = f"gda: at {path} of the tree"
         if note not in getattr(error, "__notes__", ()):  # an error raised again has it
             error.add_note(note)
-            note_function(error, jax.tree.leaves(tree, is_leaf=is_container)[number])
 
 
 def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:

@@ -90,12 +90,10 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
         names[key] = (*names.get(key, ()), leaf_path(path, tree))
         named.setdefault(key, (tree, array))
     live = {id(array): array for array in jax.live_arrays()}
-    missing = [key for key in named if key not in live]  # deleted, or on another platform
-    deleted = [key for key in missing if named[key][1].is_deleted()]
-    gone = [name for key in deleted if named.pop(key) for name in names[key]]
     ledger = _Ledger()
     for key, (tree, array) in named.items():
-        ledger.enter(array, tree, names[key])
+        if not array.is_deleted():
+            ledger.enter(array, tree, names[key])
     # The parts of an array come after it, so that its row has their bytes.
     unnamed = [array for key, array in live.items() if key not in named and not _failed(array)]
     for array in sorted(unnamed, key=lambda array: array.sharding.num_devices == 1):
@@ -103,9 +101,6 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
     return MemoryReport(
         tuple(sorted(ledger.rows(), key=attrgetter("nbytes"), reverse=True)),
         tuple(_devices(ledger.sums)),
-        tuple(gone),
-        jax.process_index(),
-        jax.process_count(),
     )
 
 

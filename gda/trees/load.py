@@ -104,8 +104,7 @@ def load_tree(
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source``, with a
         note of the path; also if ``specs``, ``dtype`` or the tree of shardings is no prefix of
-        ``sources``, the function ``specs`` raises ``StopIteration``, or ``plain`` is given with
-        ``pad``.
+        ``sources``, or ``plain`` is given with ``pad``.
       Exception: any other error of a source, with a note of index and path, or of the function
         ``specs``, with a note of the path.
 

@@ -28,9 +28,6 @@ from gda.trees.leaves import (
     with_paths,
 )
 
-# A model has hundreds; a message names those that differ in any case.
-_MOST_KEYS = 8
-
 NOTHING: Any = object()
 
 
@@ -40,7 +37,6 @@ class Pair(NamedTuple):
     keys: Keys  # the path of the leaf
     leaf: Any
     found: Any
-    parting: tuple[Keys, Any, Any] | None = None  # without a partner: where the trees differ
 
 
 def pairs_of(
@@ -54,38 +50,29 @@ def pairs_of(
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
         return
     children, others = _children(tree), _children(other)
-    parting = (keys, tree, other)
     for name, (below, child) in children.items():
         path = (*keys, *below)
         if name in others:
             yield from pairs_of(child, others[name][1], covers, path)
         else:
-            yield from (Pair(path, leaf, NOTHING, parting) for path, leaf in _leaves(child, path))
+            yield from (Pair(path, leaf, NOTHING) for path, leaf in _leaves(child, path))
     for name, (below, child) in others.items():
         if name not in children:
             path = (*keys, *below)
-            yield from (Pair(path, NOTHING, found, parting) for path, found in _leaves(child, path))
+            yield from (Pair(path, NOTHING, found) for path, found in _leaves(child, path))
 
 
-def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> None:
+def check_match(pairs: Sequence[Pair], name: str, must: str) -> None:
     """Raise ``ValueError`` that names all leaves without a partner, if there are any.
 
-    ``name`` is the argument that is the other tree; the ``hint`` is for ``None`` in it.
+    ``name`` is the argument that is the other tree.
     """
-    partings = [pair.parting for pair in pairs if pair.parting is not None]
-    if not partings:
-        return
-    keys, tree, other = partings[0]
-    others = [pair for pair in pairs if pair.keys != keys]
-    missing = [leaf_path(pair.keys) for pair in others if pair.found is NOTHING]
-    surplus = [leaf_path(pair.keys) for pair in others if pair.leaf is NOTHING]
+    missing = [leaf_path(pair.keys) or "the tree" for pair in pairs if pair.found is NOTHING]
+    surplus = [leaf_path(pair.keys) or "leaf" for pair in pairs if pair.leaf is NOTHING]
     parts = [f"{name} has nothing for {join_some(missing)}"] if missing else []
     parts += [f"the tree has no {join_some(surplus)}"] if surplus else []
-    raise ValueError(
-        f"{name} must {must}, but {leaf_path(keys, name)} is {_node_text(other)}, and the tree "
-        f"has {_node_text(tree)} there{': ' if parts else ''}{', and '.join(parts)}"
-        f"{hint if other is None else ''}"
-    )
+    if parts:
+        raise ValueError(f"{name} must {must}, but {', and '.join(parts)}")
 
 
 def targets_for(tree: Any, targets: Any) -> list[Any]:
@@ -146,9 +133,9 @@ class Prefix(NamedTuple):
 
     def of_each_leaf(self) -> list[Any]:
         """Return the entry of each leaf, of which values need none; or raise ``ValueError``."""
-        hint = f"; write {self.kind.written.format('')} for replicated arrays"
         of_arrays = [pair for pair in self.pairs if not is_value(pair.leaf)]
-        check_match(of_arrays, self.name, "be a prefix of the tree that it is for", hint)
+        must = f"be a prefix of the tree that it is for, with a {self.kind.name} for each branch"
+        check_match(of_arrays, self.name, must)
         return [None if pair.found is NOTHING else pair.found for pair in self.pairs]
 
 
@@ -200,10 +187,13 @@ def specs_per_leaf(
 
     def by_function(pair: Pair) -> Pair:
         leaf = None if is_value(pair.leaf) else shaped(pair.leaf)
+        if leaf is None:
+            return pair._replace(found=NOTHING)
         path = "/".join(names_of(pair.keys))
-        return pair._replace(
-            found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
-        )
+        spec = function(path, leaf)
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+        return pair._replace(found=spec)
 
     pairs = list(pairs_of(tree, None, lambda *_: True))
     return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
@@ -225,48 +215,17 @@ def mesh_and_spec_of(
     return NamedSharding(mesh, found, memory_kind=kind), None
 
 
-def _spec_by(function: SpecOf, name: str, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-    try:
-        spec = function(path, leaf)
-    except StopIteration as error:
-        raise ValueError(
-            f"{name}({path!r}, leaf) raised StopIteration, as next(...) does if no rule matches; "
-            "add a rule, or a default, as in next(..., PartitionSpec())"
-        ) from error
-    if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
-    return spec
-
-
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
     """Return the children of a node by name; for a leaf, itself by a unique name."""
     if is_container(node):
         return {object(): ((), node)}
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-    names = [name_of(*keys) if keys else object() for keys, _ in below]
-    if len(set(names)) < len(names):  # a class may give several the same name
-        names = range(len(names))
-    return dict(zip(names, below, strict=True))
+    return {name_of(*keys) if keys else object(): (keys, child) for keys, child in below}
 
 
 def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_container)[0]
     return [((*keys, *rest), leaf) for rest, leaf in below]
-
-
-def _node_text(node: Any) -> str:
-    kind = type(node).__name__
-    if is_container(node):
-        return f"a {kind}"
-    if isinstance(node, dict):
-        if len(node) > _MOST_KEYS:
-            return f"a {kind} of {len(node)} keys"
-        return f"a {kind} with the keys {list(node)}"
-    if isinstance(node, list | tuple):
-        return f"a {kind} of {len(node)}"
-    if isinstance(node, jax.Array):
-        return "an array"
-    return "None" if node is None else f"a {kind}"
 
 
 def makes_plain(plain: bool | None, mesh: Any, pad: bool) -> bool:

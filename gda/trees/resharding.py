@@ -17,7 +17,6 @@ from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import set_module
 from gda.mesh import MeshLike, mesh_and_spec, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates
-from gda.multihost.meeting import DisagreementError
 from gda.trees.leaves import array_of, held_by, is_container, is_value, names_of, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
@@ -90,14 +89,7 @@ def reshard_tree(
     is_shared = any(not sharding_of(each.array).is_fully_addressable for each in arrays)
     copies = {each: None for each in arrays if _is_a_copy(each, is_shared)}
     moving = [each for each in arrays if each not in copies]
-    try:
-        moved = reshard_all(moving, "gda.reshard_tree", max_bytes, donate, [*copies])
-    except DisagreementError as error:
-        error.add_note(
-            "gda: an array that each process put on a device of its own must be placed first, by "
-            "gda.load_tree(array, mesh, spec, plain=True)"
-        )
-        raise
+    moved = reshard_all(moving, "gda.reshard_tree", max_bytes, donate, [*copies])
     with checking_agreement(False):  # they were compared
         placed = [_placed(each) for each in copies]
     if donate:

@@ -46,11 +46,6 @@ def test_leaves_that_are_missing_and_surplus_are_named_together(
         "the checkpoint does not match like: it has no b/e; f (missing='keep' keeps "
         "those of like); like has no b/d (partial=True omits them)"
     )
-    run = {"mu": {"w": 1, "b": [2]}, "params": {"w": 3, "b": [4], "c": 5}}
-    save(tmp_path / "run", {"run": run})
-    message = "it has all leaves of like with at= one of ['run', 'mu']; ['run', 'params']"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        restore(tmp_path / "run", {"w": 0, "b": [0]})
     with pytest.raises(ValueError, match=re.escape("it has no b/e")):
         restore(tmp_path, {"b": {"e": 4}}, partial=True)
     assert not reads
@@ -85,12 +80,14 @@ def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[s
     with jax.enable_x64(True):
         save(tmp_path, {"a": cut(np.arange(8.0), auto_mesh, P("x"))})
     message = "at a, it has dtype float64, which JAX narrows to float32 without jax_enable_x64"
-    for arguments in ({}, {"like": {"a": jax.ShapeDtypeStruct((8,), np.float64)}}):
+    whole = NamedSharding(auto_mesh, P())
+    like = {"a": jax.ShapeDtypeStruct((8,), np.float64, sharding=whole)}
+    for arguments in ({"mesh": whole}, {"like": like}):
         with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-            restore(tmp_path, mesh=auto_mesh, specs=P(), **arguments)
+            restore(tmp_path, **arguments)
     assert not reads
-    like = {"a": jax.ShapeDtypeStruct((8,), np.float32)}
-    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("x"), cast=True)["a"]
+    like = {"a": jax.ShapeDtypeStruct((8,), np.float32, sharding=whole)}
+    restored = restore(tmp_path, like, cast=True)["a"]
     np.testing.assert_array_equal(restored, np.arange(8.0))
 
 
@@ -112,22 +109,19 @@ def test_specs_that_do_not_fit_name_their_leaves(
     tree = {"a": cut(batch(6, 8), auto_mesh, P("y")), "b": {"c": cut(DATA, auto_mesh, P())}}
     keys = jax.random.split(jax.random.key(0), 4)
     save(tmp_path, {**tree, "k": keys, "step": 3})
-    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y"), "step": P("nope")}
-    with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
+    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y")}
+    with pytest.raises(ValueError, match="the checkpoint does not fit specs") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
-        "the checkpoint has no d, which specs has",
+        "it has no d, which specs has",
         "at a, global shape (6, 8) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dim",
         "at b/c",
         "at k",
         "but global shape (4,) has 1 dimension",  # of keys, and not of their numbers
-        "at step, spec P('nope') shards",  # where it shards nothing
     ]:
         assert said in str(caught.value)
-    with pytest.raises(ValueError, match=re.escape("specs has nothing for b/c; k")):
+    with pytest.raises(ValueError, match="specs has nothing for b/c; k"):
         restore(tmp_path, mesh=auto_mesh, specs={"a": P()})
-    with pytest.raises(ValueError, match=re.escape("at a, global shape (6, 8) cannot")):
-        restore(tmp_path, tree, partial=True, mesh=auto_mesh, specs={"a": P("x")})
     assert not reads
 
 
@@ -155,12 +149,12 @@ ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
     (lambda _: {"at": ["a", 0]}, KeyError, "a/0 is not in the tree; a has nothing"),
     (lambda _: part({"a": DATA.astype("f2")}), TypeError, "float32, and like has float16"),
     (lambda _: part({"k": jax.random.key(0, impl="rbg")}), ValueError, "and like has key<rbg>"),
-    (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "and like has int32, w"),
+    (lambda mesh: part(gda.abstract({"n": 0}, mesh, P())), ValueError, "is cast to int32, and"),
     (lambda mesh: part(gda.abstract({"n": 0.5}, mesh, P())), ValueError, "a value of type int"),
     (lambda _: part({"a": NOWHERE}), ValueError, "has no mesh and spec; use a NamedSharding"),
     (lambda mesh: {"mesh": over_x(mesh)}, ValueError, "at b, global shape (3, "),
     (lambda mesh: {"mesh": {"a": over_x(mesh)}}, ValueError, "mesh has nothing for b"),
-    (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "no c, which"),
+    (lambda mesh: {"mesh": dict.fromkeys("abck", over_x(mesh))}, ValueError, "it has no c, which"),
     (lambda mesh: {"mesh": mesh.abstract_mesh, "specs": P()}, TypeError, "mesh must be a jax."),
 ]
 
@@ -178,7 +172,6 @@ def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[Any, str]] = [
         ({True: 1}, "the key True in True is a bool; use only strings and integers"),
         ({("a", 1): 1}, "the key ('a', 1) in ('a', 1) is a tuple"),
-        ({1: 1, "a": 2}, "they must be all strings or all integers"),
         ([object()], "a leaf of type object cannot be saved; the leaves of a tree are"),
         ([np.ma.asarray([1])], "a masked array would lose its mask; save its data and"),
         ([np.array(["text"])], "an array of dtype <U4 cannot be saved; convert it"),
@@ -215,9 +208,7 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
         asked[path] = (leaf.shape, leaf.dtype)
         return P("x") if leaf.ndim else P()
 
-    restored = restore(
-        tmp_path, {"layers": [DATA, keys]}, mesh=auto_mesh, specs=spec_of, partial=True
-    )["layers"]
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)["layers"]
     expected = {"b": ((), keys.dtype), "layers/0": ((16, 8), np.float32)}
     assert asked == {**expected, "layers/1": ((8,), keys.dtype)}  # not of the numbers of the keys
     np.testing.assert_array_equal(restored[0], DATA)
@@ -232,11 +223,10 @@ def test_an_array_that_jax_does_not_have_stays_that_of_numpy(
 ) -> None:
     wide = np.arange(3)
     save(tmp_path, {"n": wide, "w": DATA})
-    for like in (None, {"n": wide, "w": DATA}):
-        restored = restore(tmp_path, like, mesh=auto_mesh, specs=P())
-        assert type(restored["n"]) is np.ndarray
-        np.testing.assert_array_equal(restored["n"], wide, strict=True)
-    assert isinstance(restore(tmp_path, mesh=auto_mesh, specs=P())["w"], gda.GlobalArray)
+    restored = restore(tmp_path, mesh=auto_mesh, specs=P())
+    assert type(restored["n"]) is np.ndarray
+    np.testing.assert_array_equal(restored["n"], wide, strict=True)
+    assert isinstance(restored["w"], gda.GlobalArray)
     with jax.enable_x64(True):
         assert restore(tmp_path, mesh=auto_mesh, specs=P())["n"].array.dtype == np.int64
 

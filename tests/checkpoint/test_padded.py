@@ -92,7 +92,7 @@ def test_templates(mesh: Mesh, tmp_path: Path) -> None:
         assert tree["large"].sharding == saved["large"].sharding
         check_equal(tree)
     other = mesh_of({"x": 3})
-    check_equal(restore(tmp_path, saved, mesh=other, specs=P("x")))
+    check_equal(restore(tmp_path, gda.abstract(saved, other, P("x"))))
     shapes = {
         name: jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(mesh, P("x")))
         for name, data in DATA.items()

@@ -24,15 +24,12 @@ def on(number: int, in_use: int | None = None, kind: str | None = None) -> Devic
 REPORT = MemoryReport(
     (row("params/w", "ema/w"), row(nbytes=4 * GIB, count=288)),
     tuple(on(i, 2 * GIB if i < 3 else 3 * GIB) for i in range(4)),
-    deleted=("opt/mu",),
-    process_index=1,
-    num_processes=2,
 )
 
 
 def test_the_tables_of_a_report() -> None:
     assert str(REPORT).splitlines() == [
-        "6.0 GiB in 289 arrays on 4 devices of process 1 of 2",
+        "6.0 GiB in 289 arrays on 4 devices",
         "",
         "device    params    unnamed   arrays   in use  not in arrays     limit",
         "TPU 0-2  1.0 GiB  512.0 MiB  1.5 GiB  2.0 GiB      512.0 MiB  16.0 GiB",
@@ -41,8 +38,6 @@ def test_the_tables_of_a_report() -> None:
         f"{'array':39}{'layout':38}per device   in all",
         f"params/w = ema/w  bfloat16[1024,1024]  {PLACE:39}  1.0 GiB  8.0 GiB",
         f"288 unnamed       bfloat16[1024,1024]  {PLACE:39}512.0 MiB  4.0 GiB",
-        "",
-        "deleted or donated: opt/mu",
     ]
 
 

@@ -39,29 +39,6 @@ def test_the_body_sees_plain_arrays_and_everything_comes_out_wrapped(mesh: Mesh)
     assert result["more"][2] is None
     np.testing.assert_allclose(result["sum"], DATA * 3, rtol=1e-6)
     assert result["sum"].spec == g.spec
-    with pytest.raises(AttributeError, match="has no attribute array") as caught:
-        gda.jit(lambda x: x.array + 1)(g)
-    assert "gda.jit: the function gets plain arrays; write x, not x.array" in (
-        caught.value.__notes__
-    )
-
-
-def test_a_second_call_does_not_trace_again(mesh: Mesh) -> None:
-    traces = []
-
-    def body(x: jax.Array) -> jax.Array:
-        traces.append(x.shape)
-        return x + 1
-
-    f = gda.jit(body, out_specs=P("x"))
-    g = make(mesh)
-    f(g)
-    first = len(traces)
-    f(make(mesh))
-    assert len(traces) == first == 1
-    f.clear_cache()
-    f(g)
-    assert len(traces) == 2
 
 
 def test_programs_lowered_with_containers_take_containers(mesh: Mesh) -> None:
@@ -103,10 +80,7 @@ def test_in_specs_reshard_arguments(mesh: Mesh) -> None:
         ((first, second),) = seen
         assert tuple(first)[:1] == ("y",)
         assert second == P("x", "y")
-    same_for_all = gda.jit(lambda x, y: x + y, in_specs=P("y"))
-    np.testing.assert_array_equal(same_for_all(g, g), DATA * 2)
-    assert gda.jit(lambda x: x * 1, in_specs=P("y"))(x=make(mesh, P("x"))).grid.spec == ("y",)
-    static = gda.jit(lambda x, n: x.reshape(n, -1), static_argnums=1, in_specs=P())
+    static = gda.jit(lambda x, n: x.reshape(n, -1), static_argnums=1, in_specs=(P(), None))
     assert static(g, 4).shape == (4, 512)
 
 
@@ -171,27 +145,21 @@ def test_axes_of_both_kinds_in_one_mesh_are_refused_and_not_mixed_up() -> None:
     np.testing.assert_array_equal(gda.jit(lambda x: x + 1)(g), DATA + 1)
 
 
-def test_it_is_a_decorator_with_and_without_options(mesh: Mesh) -> None:
+def test_it_is_a_decorator(mesh: Mesh) -> None:
     @gda.jit
     def double(x: jax.Array) -> jax.Array:
+        """Multiply by two."""
         return x * 2
 
-    @gda.jit(out_specs=P("y"))
-    def triple(x: jax.Array) -> jax.Array:
-        """Multiply by three."""
-        return x * 3
-
     assert double.eval_shape(make(mesh)).shape == DATA.shape
-    assert triple(make(mesh)).grid.spec == ("y",)
-    assert triple.__doc__ == "Multiply by three."
+    assert double.__doc__ == "Multiply by two."
 
 
-def test_ambiguous_layout_has_a_note(explicit_mesh: Mesh) -> None:
+def test_a_layout_is_ambiguous_without_out_specs_for_every_result(explicit_mesh: Mesh) -> None:
     for out_specs in (None, {"a": P("x"), "b": None}):
         f = gda.jit(lambda x: {"a": x @ x.T, "b": x @ x.T}, out_specs=out_specs)
-        with pytest.raises(Exception, match="ambiguous") as caught:
+        with pytest.raises(Exception, match="ambiguous"):
             f(make(explicit_mesh))
-        assert any("with out_specs for every result" in note for note in caught.value.__notes__)
 
 
 def test_specs_that_do_not_fit_are_explained(auto_mesh: Mesh) -> None:
@@ -228,10 +196,14 @@ def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_me
 
 def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
     whole = NamedSharding(auto_mesh, P())
-    per_argument = "a tuple with one entry per positional argument, not"
+    per_argument = "a tuple with one entry per positional argument, not a"
     for options, error, message in [
         ({"out_specs": P("x"), "out_shardings": whole}, TypeError, "give out_specs or out_shard"),
-        ({"in_specs": P("x"), "in_shardings": whole}, TypeError, "give in_specs or in_shardings"),
+        (
+            {"in_specs": (P("x"),), "in_shardings": whole},
+            TypeError,
+            "give in_specs or in_shardings",
+        ),
         ({"in_specs": [P("x"), P("x")]}, TypeError, per_argument),
         ({"in_specs": {"x": P("x")}}, TypeError, per_argument),
         ({"mesh": 5, "out_specs": P()}, TypeError, r"mesh must be a jax\.sharding\.Mesh, not 5"),
@@ -244,8 +216,8 @@ def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
 
 def test_specs_of_another_structure_are_explained(mesh: Mesh) -> None:
     for options, message in [
-        ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
-        ({"out_specs": {"a": (P(), {"c": P()})}}, r"a/1 is a dict .* has an array there"),
+        ({"in_specs": (P(), P())}, "the tree has no 1"),
+        ({"out_specs": {"a": (P(), {"c": P()})}}, "nothing for a/1, and the tree has no a/1/c"),
     ]:
         f = gda.jit(lambda x: {"a": (x, x)}, **options)
         with pytest.raises(ValueError, match=f"must be a prefix of the tree .*{message}") as caught:
@@ -344,64 +316,18 @@ def test_jit_and_device_put_keep_the_container(mesh: Mesh) -> None:
     assert (type(result), result.spec, result.mesh) == (gda.GlobalArray, g.spec, mesh)
     assert (g.is_deleted(), result.is_deleted()) == (True, False)
     np.testing.assert_array_equal(result, DATA + 1)
-    # Shardings may be prefixes.
-    f = jax.jit(
-        lambda tree: tree,
-        in_shardings=(NamedSharding(mesh, P("x")),),
-        out_shardings=NamedSharding(mesh, P()),
-    )
-    for leaf in f({"a": make(mesh, P("x")), "b": make(mesh, P("x"))}).values():
-        assert (type(leaf), leaf.spec, leaf.is_fully_replicated) == (gda.GlobalArray, P(), True)
 
 
-def test_gradients_are_containers(mesh: Mesh) -> None:
-    g = make(mesh)
-
-    def loss(g: gda.GlobalArray) -> jax.Array:
-        return (g * g).sum()
-
-    gradient = jax.jit(jax.value_and_grad(loss))(g)[1]
-    assert (type(gradient), gradient.spec) == (gda.GlobalArray, g.spec)
-    np.testing.assert_allclose(gradient, 2 * DATA, rtol=1e-6)
-    rematerialised = jax.jit(jax.grad(jax.checkpoint(lambda g: jnp.sin(g).sum())))(g)
-    np.testing.assert_allclose(rematerialised, np.cos(DATA), rtol=1e-5)
-
-
-@jax.custom_vjp
-def doubled(x: jax.Array) -> jax.Array:
-    return x * 2
-
-
-@jax.custom_jvp
-def sine(x: jax.Array) -> jax.Array:
-    return jnp.sin(x)
-
-
-doubled.defvjp(lambda x: (doubled(x), x), lambda x, cotangent: (cotangent * 2,))
-sine.defjvp(lambda x, tangent: (jnp.sin(x[0]), jnp.cos(x[0]) * tangent[0]))
-
-
-def test_functions_with_a_gradient_of_their_own_take_containers(mesh: Mesh) -> None:
-    g = make(mesh)
-    slope = 1 / (1 + np.exp(-DATA))
-    with jax.set_mesh(mesh):
-        for function, expected in [
-            (doubled, np.full_like(DATA, 2)),
-            (sine, np.cos(DATA)),
-            (jax.nn.silu, slope * (1 + DATA * (1 - slope))),
-        ]:
-            loss: Any = lambda g, function=function: function(g).sum()  # noqa: E731
-            found = jax.jit(jax.grad(loss))(g)
-            assert type(found) is gda.GlobalArray
-            np.testing.assert_allclose(found, expected, rtol=1e-5)
-
-
-def test_vmap_scan_cond_and_eval_shape(mesh: Mesh) -> None:
+def test_grad_vmap_scan_cond_and_eval_shape(mesh: Mesh) -> None:
     g = make(mesh, P(None, "y"))
 
     def step(total: jax.Array, row: gda.GlobalArray) -> tuple[jax.Array, gda.GlobalArray]:
         assert type(row) is gda.GlobalArray
         return total + row.sum(), row
+
+    gradient = jax.jit(jax.grad(jax.checkpoint(lambda g: jnp.sin(g).sum())))(g)
+    assert (type(gradient), gradient.spec) == (gda.GlobalArray, g.spec)
+    np.testing.assert_allclose(gradient, np.cos(DATA), rtol=1e-5)
 
     @jax.jit
     def f(g: gda.GlobalArray) -> Any:

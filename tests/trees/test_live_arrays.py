@@ -130,13 +130,11 @@ def test_shards_are_part_of_their_array(mesh: Mesh) -> None:
     )
 
 
-def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
+def test_deleted_arrays_take_nothing(mesh: Mesh) -> None:
     w, kept = put(mesh, P("x")), put(mesh, P("x"))
     w.delete()
     report = gda.memory(params={"w": w, "kept": kept}, ema=gda.GlobalArray.from_array(w))
-    assert report.deleted == ("params/w", "ema")
     assert rows_of(report).keys() == {"params/kept"}
-    assert "deleted or donated: params/w; ema" in str(report)
 
 
 def test_kinds_of_memory_are_apart(mesh: Mesh) -> None:
@@ -172,13 +170,11 @@ def test_odd_arrays(mesh: Mesh) -> None:
 def test_a_process_counts_its_own_devices() -> None:
     w = cut(batch(8, 1000), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     report = gda.memory(w=w)
-    process = jax.process_index()
     assert rows_of(report)["w"].nbytes == 16000
     assert rows_of(report)["w"].nbytes_per_device == 4000
     assert [each.device for each in report.devices] == [
         f"CPU {device.id}" for device in jax.local_devices()
     ]
-    assert f"of process {process} of 2" in report.headline
 
 
 # Mistakes, and places where it must work.

@@ -36,11 +36,11 @@ def test_trees_of_targets_that_do_not_match() -> None:
         ),
         (
             {"w": np.zeros((2, 2)), "moments": Moments({"w": "c"}, None)},
-            r"targets/w is a ndarray.* nothing for w/0; w/1$",
+            r"nothing for w/0; w/1, and the tree has no w$",
         ),
         (
             {"w": ["a", "b"], "moments": Moments({"w": "c"}, "d")},
-            r"targets/moments/nu is a str, and the tree has None there$",
+            r"the tree has no moments/nu$",
         ),
     ]:
         expected = r"targets must have the structure of the tree.*" + message
@@ -50,9 +50,7 @@ def test_trees_of_targets_that_do_not_match() -> None:
 
 def test_one_target_is_for_one_array() -> None:
     one = np.zeros(2)
-    with pytest.raises(
-        ValueError, match=r"a ndarray, and the tree has a dict with the keys \[\] the"
-    ):
+    with pytest.raises(ValueError, match="but the tree has no leaf$"):
         targets_for({}, one)
     with pytest.raises(ValueError, match=r"at a and b have the same target, so"):
         targets_for({"a": np.zeros(2), "b": np.zeros(2)}, {"a": one, "b": one})

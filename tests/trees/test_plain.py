@@ -346,23 +346,3 @@ def test_mistakes_name_their_successor(tmp_path: Path) -> None:
     message = "itself; it has the checkpoints step-1000; step-200; step-100. Pass one of them"
     with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match=message):
         gda.checkpoint.restore(tmp_path)
-    path = tmp_path / "step-100"
-    with pytest.raises(TypeError, match="specs .* was given without a mesh; pass"):
-        gda.checkpoint.restore(path, specs={"a": P("x")})
-
-
-def test_a_function_in_a_module_of_equinox_is_named_with_advice() -> None:
-    tree = {"activation": jax.nn.gelu, "w": jnp.ones(8)}
-    for call in (
-        lambda: gda.abstract(tree, MESH, P()),
-        lambda: gda.load_tree(tree, MESH, P()),
-        lambda: gda.reshard_tree(tree, MESH, lambda path, leaf: P()),
-        lambda: gda.fingerprint(tree),
-        lambda: gda.checkpoint.save("never-written", tree),
-    ):
-        with pytest.raises(TypeError, match="function") as caught:
-            call()
-        assert sorted(caught.value.__notes__) == [
-            "gda: at activation of the tree",
-            "gda: of a module of equinox pass eqx.filter(model, eqx.is_array)",
-        ]

@@ -2,8 +2,6 @@
 
 import pickle
 import random
-import threading
-import weakref
 from typing import Any
 
 import jax
@@ -17,9 +15,7 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replica_sums
-from gda.multihost import failure_watch
 from gda.multihost.agreement import checking_agreement
-from gda.trees import replicas
 
 P = PartitionSpec
 DTYPES = [
@@ -115,11 +111,8 @@ def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) 
         out_specs=P(),
         check_vma=False,
     )
-    tree = {f"{number}" * 2000: jax.jit(own)() for number in range(9)}
-    said = r"of 9 of 9 arrays differ: at 0+…0+, block .* and 7 more$"
-    with pytest.raises(gda.ReplicaMismatchError, match=said) as e:
-        gda.check_replicas_agree(tree)
-    assert len(str(e.value)) < 1500
+    with pytest.raises(gda.ReplicaMismatchError, match="and 1 more$") as e:
+        gda.check_replicas_agree([jax.jit(own)() for _ in range(9)])
     assert len(e.value.mismatches) == 9
     assert e.value.mismatches[0].groups == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
@@ -141,9 +134,7 @@ def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
     pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
     tree["host"] = jax.device_put(batch(8, 8), pinned)
     with jax.set_mesh(mesh), jax.disable_jit(), jax.transfer_guard("disallow"):
-        check = gda.check_replicas_agree(tree, wait=False)
-    assert repr(check) == "ReplicaCheck(4 replicated arrays)"
-    check.result()
+        gda.check_replicas_agree(tree)
     changed = tree | {"scalar": flipped(tree["scalar"], 2), "keys": flipped(tree["keys"], 4, 1, 63)}
     assert differences(changed) == {
         ("keys", (0,)): ((4,), (0, 2, 6)),
@@ -188,54 +179,6 @@ def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) ->
         assert set(differences(changed)) == {(f"{number}", (0,))}
 
 
-# Later.
-
-
-def delayed(leaf: Any, gate: threading.Event) -> jax.Array:
-    """Return an array that is computed when the gate opens, with the values of ``leaf``."""
-
-    def wait() -> np.ndarray:
-        gate.wait(60)
-        return np.zeros((), np.float32)
-
-    def late(leaf: jax.Array) -> jax.Array:
-        zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32))
-        return leaf + zero.astype(leaf.dtype)
-
-    return jax.jit(late)(leaf)
-
-
-def test_a_pending_check_waits_for_nothing() -> None:
-    gate = threading.Event()
-    w = cut(batch(256), mesh_of({"x": 2}), P()).array
-    gone = weakref.ref(w)
-    gda.check_replicas_agree(w)  # compiles
-    held = gda.check_replicas_agree({"w": w}, wait=False)
-    late = delayed(w, gate)
-    del w
-    assert gone() is None
-    try:
-        check = gda.check_replicas_agree({"w": late}, wait=False)
-        assert not check.is_ready()
-        assert not late.is_ready()
-        late.delete()
-    finally:
-        gate.set()
-    check.result()
-    assert check.is_ready()
-    held.result()
-
-
-def test_array_may_be_donated_during_the_check() -> None:
-    w = flipped(cut(batch(64), mesh_of({"x": 4}), P()), 2)
-    check = gda.check_replicas_agree({"w": w}, wait=False)
-    jax.block_until_ready(jax.jit(lambda x: x + x, donate_argnums=0)(w))
-    assert w.is_deleted()
-    for _ in range(2):  # it answers as often as it is asked
-        with pytest.raises(gda.ReplicaMismatchError, match=r"at w.*: device 2 \(process 0\) has"):
-            check.result()
-
-
 # Errors.
 
 
@@ -248,7 +191,7 @@ def test_arrays_without_data(auto_mesh: Mesh) -> None:
     assert "gda: at w of the tree" in e.value.__notes__
     g.delete()
     with pytest.raises(RuntimeError, match="was deleted, by delete") as raised:
-        gda.check_replicas_agree({"a": 1, "w": [g]}, wait=False)
+        gda.check_replicas_agree({"a": 1, "w": [g]})
     assert raised.value.__notes__ == ["gda: at w/0 of the tree"]
     with pytest.raises(TypeError, match="holds a ndarray and no jax.Array|not ndarray") as raised:
         gda.check_replicas_agree([gda.GlobalArray(array=batch(8))])
@@ -354,34 +297,15 @@ def test_replicas_in_several_processes() -> None:
     for device in (devices[3], devices[6]):
         assert f"device {device.id} (process {device.process_index}) has other bits than" in said
     assert "(processes 0-3), the majority" in said
-    # A block on two devices, in a check that is on its way when the arrays are deleted.
-    check = gda.check_replicas_agree({"a": a, "b": b, "g": flipped_on(g, 7)}, wait=False)
-    g.delete()
+    # A block on two devices.
     with pytest.raises(gda.ReplicaMismatchError) as raised:
-        check.result()
+        gda.check_replicas_agree({"a": a, "b": b, "g": flipped_on(g, 7)})
     assert str(raised.value) == (
         "the replicas of 1 of 3 arrays differ: at g, block [4:8, :] of shape (4, 4): device "
         f"{devices[7].id} (process 3) and device {devices[0].id} (process 0) have different bits, "
         "and there is no majority"
     )
     assert raised.value.mismatches[0].processes == ((3,), (0,))
-    with pytest.raises(gda.ReplicaMismatchError, match=r"at g"):  # without communicating
-        check.result()
-
-
-@pytest.mark.processes(2, devices=4)
-def test_a_process_that_ends_before_the_sums_begin_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    g, gate = cut(batch(8), mesh_of({"x": 8}), P()), threading.Event()
-    monkeypatch.setattr(replicas, "begin_replicas", lambda _: gate.wait())
-    monkeypatch.setattr(failure_watch, "ended", lambda *_: {1: "an error"})
-    try:
-        with pytest.raises(gda.LateProcessError, match="process 1 ended after an error") as raised:
-            gda.check_replicas_agree(g)
-    finally:
-        gate.set()
-    assert set(raised.value.processes) == {1}
 
 
 @pytest.mark.processes(4, devices=2)
@@ -406,7 +330,5 @@ def test_a_failed_comparison_is_no_agreement() -> None:
         g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
         with pytest.raises(gda.DisagreementError, match=r"only in process 2: b"):
             gda.check_replicas_agree({"a": g, "b": g} if me == 2 else {"a": g})
-        check = gda.check_replicas_agree({"a": other if me == 1 else g}, wait=False)
-        for _ in range(2):
-            with pytest.raises(gda.DisagreementError, match=r"at a, process 1: shape"):
-                check.result()
+        with pytest.raises(gda.DisagreementError, match=r"at a, process 1: shape"):
+            gda.check_replicas_agree({"a": other if me == 1 else g})

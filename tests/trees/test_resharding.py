@@ -195,9 +195,8 @@ def test_arrays_that_processes_made_must_be_equal_and_uncommitted() -> None:
         gda.reshard_tree(made, mesh, rows)
     check_equal(gda.reshard_tree({"w": made["w"]}, mesh, rows), {"w": np.ones(8, np.float32)})
     committed = {"w": jax.device_put(made["w"], jax.local_devices()[0])}
-    with pytest.raises(gda.DisagreementError) as caught:
+    with pytest.raises(gda.DisagreementError):
         gda.reshard_tree(committed, mesh, P("x"))
-    assert "gda.load_tree(array, mesh, spec, plain=True)" in caught.value.__notes__[0]
     placed = gda.load_tree(committed, mesh, P("x"), plain=True)
     check_equal(gda.reshard_tree(placed, mesh, P()), {"w": np.ones(8, np.float32)})
 

@@ -269,7 +269,7 @@ def test_processes_share_the_reads(shared_tmp_path: Path) -> None:
         )
         for name, leaf in tree.items()
     }
-    gda.store(tree, targets, max_bytes=4000, wait_for_all=True)
+    gda.store(tree, targets, max_bytes=4000)
     expected = {name: leaf.data for name, leaf in tree.items()}
     assert_expected(restore(shared_tmp_path / "run"), expected)
     files = open_safetensors(shared_tmp_path / "files")

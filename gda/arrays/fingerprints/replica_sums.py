@@ -44,44 +44,20 @@ _MOST_ROWS = 1 << 16
 _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new row
 
 
-class PendingReplicas(NamedTuple):
-    """The sums of every replica, on which devices may still be working."""
+def sums_of_replicas(arrays: Sequence[jax.Array]) -> list[Words]:
+    """Return the sums of each array over all blocks of this process, replicas too.
 
-    sizes: list[int]  # the number of devices of this process that hold each array
-    # The numbers of some arrays and their sums, uint32 [devices * arrays, LANES].
-    parts: list[tuple[list[int], jax.Array]]
-
-    @property
-    def arrays(self) -> list[Any]:
-        return [sums for _, sums in self.parts]
-
-    def is_ready(self) -> bool:
-        return all(sums.is_ready() for sums in self.arrays)
-
-    def result(self) -> list[Words]:
-        """Wait, and return the sums of each array: uint32 ``[devices of this process, LANES]``."""
-        found = [np.zeros((size, LANES), np.uint32) for size in self.sizes]
-        with own_settings():
-            for numbers, sums in self.parts:
-                by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
-                for number, of_devices in zip(numbers, by_array, strict=True):
-                    found[number] = of_devices
-        return found
-
-
-def begin_replicas(arrays: Sequence[jax.Array]) -> PendingReplicas:
-    """Start the sums over all blocks that this process holds, replicas too; never communicates.
-
-    Waits only for elements of 1 or 6 bits. Afterwards arrays may be donated or deleted. PRNG keys
-    count by their numbers.
+    They are uint32 ``[devices of this process, LANES]``. Never communicates. PRNG keys count by
+    their numbers.
     """
-    sizes: list[int] = []
+    found: list[Words] = []
     bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
     rows: Counter[Mesh] = Counter()
     with own_settings():
         for number, array in enumerate(arrays):
-            sizes.append(len(local_positions(_mesh_of(array))))
-            if not sizes[-1] or not array.size:
+            size = len(local_positions(_mesh_of(array)))
+            found.append(np.zeros((size, LANES), np.uint32))
+            if not size or not array.size:
                 continue
             taken = _taken(number, array)
             mesh = _mesh_of(taken.array)
@@ -90,11 +66,12 @@ def begin_replicas(arrays: Sequence[jax.Array]) -> PendingReplicas:
                 rows[mesh] += taken.rows
             else:
                 bundles[mesh, -1 - number].append(taken)  # alone
-        parts = [
-            ([taken.number for taken in bundle], _started(mesh, bundle))
-            for (mesh, _), bundle in bundles.items()
-        ]
-    return PendingReplicas(sizes, parts)
+        started = [(bundle, _started(mesh, bundle)) for (mesh, _), bundle in bundles.items()]
+        for bundle, sums in started:
+            by_array = np.asarray(sums).reshape(-1, len(bundle), LANES).swapaxes(0, 1)
+            for taken, of_devices in zip(bundle, by_array, strict=True):
+                found[taken.number] = of_devices
+    return found
 
 
 class _Taken(NamedTuple):

@@ -131,10 +131,7 @@ class Prefetched(Iterator[Any]):
             self._state = made.state
             return made.batch
         self._thread = None
-        try:
-            raise made.error
-        finally:
-            del made  # the traceback has this frame, which would keep the error
+        raise made.error
 
     @public
     def get_state(self) -> Any:
@@ -182,12 +179,9 @@ class Prefetched(Iterator[Any]):
             return
         self._is_closed = True
         if thread is not None:
-            thread.stop(closes=True)
+            thread.stop()
             thread.join()
-        if thread is None or not thread.has_closed:
-            _close(self._source)
-        elif thread.failure is not None:
-            raise thread.failure
+        _close(self._source)
 
     def __enter__(self) -> Self:
         return self
@@ -238,8 +232,6 @@ class _BatchThread(threading.Thread):
         for _ in range(size):
             self._room.put(None)
         self._is_over = self._closes = False
-        self.has_closed = False  # True if the thread has called close() of the iterator
-        self.failure: BaseException | None = None  # of that
         _running.add(self)
         self.start()
 
@@ -263,14 +255,8 @@ class _BatchThread(threading.Thread):
         with jax.enable_x64(self._x64):
             last = self._make_all()
             if self._closes:
-                self.has_closed = True
-                try:
-                    _close(self._source)
-                except BaseException as error:
-                    self.failure = error
-        del self._source, self._place  # an error may keep this for long
+                _close(self._source)
         self._made.put(last)
-        del last  # the frames of the error lead to this one
 
     def _make_all(self) -> _Made:
         """Make batches as long as there is room; return the error that ended it."""

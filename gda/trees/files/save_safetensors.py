@@ -89,7 +89,8 @@ def save_safetensors(
         ``{'format': 'pt'}``.
       max_workers: number of threads that write, 4 by default. Sources are read one block at a time
         unless it is given.
-      max_bytes, retry, progress: as for ``gda.store``.
+      max_bytes, retry: as for ``gda.store``.
+      progress: as for ``gda.checkpoint.save``.
 
     Raises, before anything is written:
       TypeError: a leaf is not an array or a source, or of a dtype that safetensors has not, with a

@@ -16,22 +16,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.source_blocks import SourceArray, SourceBlock, one_at_a_time
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
-from gda.layout.boundary import set_module
+from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index
 from gda.layout.text import format_processes
-from gda.mesh import is_tracer, mesh_of_all
-from gda.multihost.agreement import communicates, together, wait_for_arrays
-from gda.multihost.descriptions import describe
-from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between
-from gda.storage.options import Options, ProgressLike, Retry, counting
+from gda.storage.chunk_conflicts import are_aligned, first_conflict
+from gda.storage.options import Options, Retry
 from gda.storage.sources import source_of
 from gda.storage.targets import Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
@@ -53,7 +49,7 @@ _OTHERWISE = "for a NumPy array that every process has, let one process assign i
 
 
 @set_module("gda")
-@communicates("store", lambda given: _waiting(given["tree"], given["wait_for_all"]))
+@public
 def store(
     tree: Any,
     targets: Any,
@@ -61,9 +57,6 @@ def store(
     max_workers: int | None = None,
     max_bytes: int | None = None,
     retry: Retry | None = None,
-    progress: ProgressLike = False,
-    wait_for_all: bool = False,
-    timeout: float | None = None,
 ) -> None:
     """Write an array, or every array of a tree, to its target: each block once, by one process.
 
@@ -74,8 +67,8 @@ def store(
     TensorStore, or in its transaction if it has one. In other targets they are as after an
     assignment; call ``target.flush()`` yourself.
 
-    Does not communicate, so other processes may still be writing when it returns. To read a target
-    afterwards, in process 0 for instance, pass ``wait_for_all=True``.
+    Never communicates, so other processes may still be writing when it returns. Before a target is
+    read, in process 0 for instance, let all processes call ``gda.check_processes_agree({})``.
 
     Args:
       tree: an array, with a mesh and a spec or on one device, or a pytree of them, the same in
@@ -94,19 +87,11 @@ def store(
         writing.
       retry: the errors after which a block is read and written again, and how often; see
         ``gda.Retry``. By default none is.
-      progress: ``True`` shows bytes and rate of this process on stderr, which needs
-        the extra ``progress``; a function is called with ``(nbytes_done, nbytes_total)``.
-      wait_for_all: communicate, and return, in every process that holds a part, when all have
-        written. If one process fails, all raise. If they hold different arrays, all raise before
-        anything is written.
-      timeout: with ``wait_for_all``, seconds to wait for the other processes, which may have more
-        to write; by default as ``gda.check_processes_agree``.
 
     Raises, before anything is written, with a note of the leaf's path:
       TypeError: a leaf is not an array or a source, is traced or has PRNG keys, or something is not
         a target.
       RuntimeError: an array was deleted or donated.
-      ImportError: ``progress=True`` without rich.
       ValueError: targets are missing or surplus, or one is for two leaves; shapes differ, the dtype
         of a target cannot hold the values, it is read-only, or several processes, or threads, would
         write into one of its chunks. The message has a shape of chunks that fits.
@@ -114,8 +99,6 @@ def store(
     Raises, afterwards:
       Exception: any error of a target or a source, with a note of path and index. No block is begun
         after it, and no thread is left.
-      DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
-        ``gda.check_processes_agree``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -131,53 +114,13 @@ def store(
     >>> targets['w'][:2].tolist(), targets['step']
     ([[1.0, 2.0], [3.0, 4.0]], array(3))
     """
-    options = Options(max_workers, max_bytes, progress, retry)
-    if timeout is not None and not wait_for_all:
-        raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
+    options = Options(max_workers, max_bytes, retry=retry)
     tree = as_dicts(tree)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
-
-    def jobs() -> list[_Job]:
-        return _jobs(tree, leaves, targets_for(tree, targets), options)
-
-    def write(jobs: list[_Job]) -> None:
-        if wait_for_all:
-            wait_for_arrays("store", tree)
-        _write(tree, jobs, options)
-
-    if not wait_for_all:
-        write(jobs())
-        return
-    together(
-        "store",
-        _common_mesh(leaves),
-        write,
-        prepare=jobs,
-        request=lambda _: describe(tree),
-        always=True,
-        timeout=timeout,
-    )
-
-
-def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
-    """Return a mesh of all devices that hold the arrays; None if something is not an array.
-
-    Every process has a share in a source.
-    """
-    arrays = [held_by(leaf) for leaf in leaves if not is_source(leaf)]
-    if len(arrays) < len(leaves):
-        return mesh_of_all(jax.devices())
-    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
-        return None
-    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
-
-
-def _waiting(tree: Any, wait_for_all: bool) -> Any:
-    """Return what is on the devices of all that wait; None if they do not."""
-    if not wait_for_all:
-        return None
-    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
-    return [tree, mesh_of_all(jax.devices()) if any(map(is_source, leaves)) else ()]
+    jobs = _jobs(tree, leaves, targets_for(tree, targets), options)
+    blocks = host_blocks(_blocks(tree, jobs), max_bytes or MAX_BYTES)
+    tasks = (_task(block, options) for block in blocks)
+    run(tasks, replace(options, max_bytes=max_bytes or MAX_BYTES))
 
 
 # The arrays.
@@ -252,28 +195,16 @@ def _check_chunks(leaf: WrittenArray, target: Target, options: Options) -> None:
     by_threads = options.are_for_threads and not target.allows_threads
     if by_threads:  # any of several may write any block
         writers = np.arange(writers.size).reshape(writers.shape)
-    conflicts = conflicts_between(writers, leaf.block_shape, target.chunks, target.origin)
-    if conflicts:
-        who = "two threads" if by_threads else format_processes(conflicts[0].writers)
-        text = _shared_chunk_text(leaf.block_shape, target.chunks, target.origin, conflicts, who)
+    two = first_conflict(writers, leaf.block_shape, target.chunks, target.origin)
+    if two is not None:
+        who = "two threads" if by_threads else format_processes(two)
+        begins = ", the first at the first element of the target" if any(target.origin) else ""
         alone = ", or max_workers=1" if by_threads and not leaf.has_several_writers else ""
-        raise ValueError(text + alone)
-
-
-def _shared_chunk_text(
-    block: Shape, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
-) -> str:
-    dimension, boundary, _ = conflicts[0]
-    crossed = {each.dimension for each in conflicts}
-    sizes = enumerate(zip(block, chunks, strict=True))
-    fitting = tuple(of_block if at in crossed else size for at, (of_block, size) in sizes)
-    must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
-    return (
-        f"the target has chunks of shape {chunks}, and the blocks have shape {block}: "
-        f"the elements {boundary - 1} and {boundary} of dimension {dimension} are in one chunk, "
-        f"which {who} would write at the same time, so that data could be lost; use chunks of "
-        f"{fitting}{' that begin at the first element of the target' if must_move else ''}"
-    )
+        raise ValueError(
+            f"the target has chunks of shape {target.chunks}, and the blocks have shape "
+            f"{leaf.block_shape}, so that {who} would write one chunk at the same time, and data "
+            f"could be lost; use chunks of {leaf.block_shape}{begins}{alone}"
+        )
 
 
 # Writing.
@@ -292,20 +223,6 @@ class _Destination:
 _Block: TypeAlias = HostBlock[_Destination]
 
 
-def _write(tree: Any, jobs: Sequence[_Job], options: Options) -> None:
-    max_bytes = options.max_bytes or MAX_BYTES
-    total = sum(job.nbytes_of(block) for job in jobs for block in job.leaf.numbers)
-    with counting(options.progress, "store", total) as add:
-
-        def finish(block: _Block) -> None:
-            add(block.nbytes)
-            block.release()
-
-        blocks = host_blocks(_blocks(tree, jobs), max_bytes)
-        tasks = (_task(block, finish, options) for block in blocks)
-        run(tasks, replace(options, max_bytes=max_bytes))
-
-
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any, int]]:
     for number, job in enumerate(jobs):
         for block, data in job.leaf.blocks().items():
@@ -315,8 +232,11 @@ def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Destination, Any
             yield _Destination(index, job.target, is_read, note), data, job.nbytes_of(block)
 
 
-def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> Task | AsyncTask:
+def _task(block: _Block, options: Options) -> Task | AsyncTask:
     to = block.key
+
+    def finish(_: object) -> None:
+        block.release()
 
     def work() -> None:
         try:
@@ -327,8 +247,8 @@ def _task(block: _Block, finish: Callable[[_Block], None], options: Options) -> 
 
     # An AsyncTask begins in the caller's thread, and would read there.
     if to.target.is_asynchronous and not (to.is_read and options.are_for_threads):
-        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), to.note)
-    return Task(block.nbytes, work, lambda _: finish(block))
+        return AsyncTask(block.nbytes, lambda: _Commit(block), finish, to.note)
+    return Task(block.nbytes, work, finish)
 
 
 class _Commit:

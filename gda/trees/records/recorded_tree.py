@@ -212,16 +212,8 @@ _DEEPEST = 200
 
 def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
     """Return the structure as JSON, and path and value of every leaf."""
-    try:
-        tree = as_dicts(tree)
-        leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
-    except ValueError as error:
-        if "sorting" not in str(error):
-            raise
-        raise TypeError(
-            "JAX cannot sort the keys of a dict in the tree; they must be all strings or all "
-            "integers"
-        ) from error
+    tree = as_dicts(tree)
+    leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
     found = [(path_of_keys(keys), leaf) for keys, leaf in leaves]
     if len(dict(found)) != len(found):
         seen: set[Path] = set()

@@ -7,23 +7,21 @@ the recorded tree is found here, before anything is read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
 from gda.layout.text import join_some
-from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec, mesh_grid
+from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
-from gda.storage.casts import DoesNotFitError, Origin, cast
+from gda.storage.casts import Origin, cast
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import held_by, is_container
 from gda.trees.matching import NOTHING, makes_plain, mesh_and_spec_of, specs_per_leaf
@@ -93,10 +91,9 @@ class Request:
     def match(self, tree: RecordedTree) -> RequestedTree:
         """Return the requested part of a recorded tree; raise unless they fit each other."""
         subtree(tree.structure, self.at)
-        layouts = _layouts_given(self, tree)
         if self.like is None:
-            return RequestedTree(self, tree, _leaves_by_layouts(self, tree, layouts), None)
-        return RequestedTree(self, tree, *_leaves_like(self, tree, layouts))
+            return RequestedTree(self, tree, _leaves_by_layouts(self, tree), None)
+        return RequestedTree(self, tree, *_leaves_like(self, tree))
 
 
 class RequestedTree:
@@ -138,54 +135,7 @@ class RequestedTree:
         return to_jax(tree) if self._request.plain else tree
 
 
-# Layouts that a mesh and specs give.
-
-
-@dataclass(frozen=True)
-class _GivenLayouts:
-    """The layouts that the arguments give to leaves of a recorded tree, by path."""
-
-    places: dict[Path, MeshAndSpec]
-    name: str  # of the argument that gives them, for messages
-    surplus: list[str]  # messages about layouts for leaves that the recorded tree does not have
-
-    def place_of(self, leaf: Leaf, path: Path) -> MeshAndSpec | None:
-        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh.
-
-        An array checks its layout when it gets its place.
-        """
-        place = self.places.get(path)
-        if place is not None and not isinstance(leaf, ArrayLeaf):
-            _check_fits_mesh(place)
-        return place
-
-
-@lru_cache(maxsize=64)
-def _check_fits_mesh(place: MeshAndSpec) -> None:
-    mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
-
-
-def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts | None:
-    """Return the layouts that the arguments give below the path; ``None`` if they give none."""
-    mesh, specs, at = request.mesh, request.specs, request.at
-    if mesh is None and specs is None:
-        return None
-    if isinstance(specs, list | tuple) and all(
-        entry is None or isinstance(entry, str | tuple) for entry in specs
-    ):
-        specs = PartitionSpec(*specs)
-    prefix = specs_per_leaf(unflatten(tree.structure, tree.leaves, at), mesh, specs, _shaped)
-    places: dict[Path, MeshAndSpec] = {}
-    surplus: list[str] = []
-    for pair in prefix.pairs:
-        if pair.leaf is NOTHING:
-            surplus.append(leaf_path(pair.keys))
-        elif pair.found is not NOTHING:
-            place = mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
-            places[pair.leaf.path[len(at) :]] = place
-    if surplus:
-        surplus = [f"{tree.what} has no {join_some(surplus)}, which {prefix.name} has"]
-    return _GivenLayouts(places, prefix.name, surplus)
+# Leaves by the layouts that a mesh and specs give.
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
@@ -194,45 +144,60 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(*saved_type(leaf))
 
 
-def _leaves_by_layouts(
-    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
-) -> list[Arrival | Any]:
+class _GivenLayouts(NamedTuple):
+    """The layouts that a mesh and specs give to leaves of a recorded tree, by path."""
+
+    name: str  # of the argument that gives them; empty if none does
+    places: dict[Path, MeshAndSpec]
+    surplus: list[str]  # a message about layouts for leaves that the recorded tree does not have
+
+
+def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts:
+    mesh, specs = request.mesh, request.specs
+    if mesh is None and specs is None:
+        return _GivenLayouts("", {}, [])
+    given = unflatten(tree.structure, tree.leaves, request.at)
+    name, _, pairs = specs_per_leaf(given, mesh, specs, _shaped)
+    places = {
+        pair.leaf.path: mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
+        for pair in pairs
+        if pair.leaf is not NOTHING and pair.found is not NOTHING
+    }
+    surplus = [leaf_path(pair.keys) for pair in pairs if pair.leaf is NOTHING]
+    said = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
+    return _GivenLayouts(name, places, said)
+
+
+def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | Any]:
     """Return an arrival or a value for every leaf; ``None`` outside of the path.
 
     Without layouts every array but keys becomes a NumPy array.
     """
-    at = request.at
+    at, (name, places, problems) = request.at, _layouts_given(request, tree)
     results: list[Arrival | Any] = []
-    problems = [] if layouts is None else [*layouts.surplus]
     unfit: list[tuple[Path, str]] = []
-    lacking = []
+    lacking: list[str] = []
     for leaf in tree.leaves:
         if leaf.path[: len(at)] != at:
             results.append(None)
             continue
         try:
-            place = None if layouts is None else layouts.place_of(leaf, leaf.path[len(at) :])
             if isinstance(leaf, ValueLeaf):
                 results.append(leaf.value)
             elif isinstance(leaf, PerProcessLeaf):
                 results.append(_of_as_many(request, leaf))
             elif leaf.kind == "number":
                 results.append(number_arrival(leaf, leaf.dtype))
-            elif layouts is not None and place is None:
+            elif name and leaf.path not in places:
                 lacking.append(format_path(leaf.path))
             else:
-                results.append(_arrival_at(leaf, place, request.pad))
+                results.append(_arrival_at(leaf, places.get(leaf.path), request.pad))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
-    if unfit:
-        problems.append(_listed(unfit))
-    if lacking:
-        problems.append(f"{layouts and layouts.name} has nothing for {join_some(lacking)}")
+    problems += [f"{name} has nothing for {join_some(lacking)}"] if lacking else []
+    problems += _reasons(unfit)
     if problems:
-        what = (
-            f"{layouts.name} does not fit {tree.what}" if layouts else f"{tree.what} does not fit"
-        )
-        raise ValueError(f"{what}: {join_some(problems)}")
+        raise ValueError(f"{tree.what} does not fit{name and ' ' + name}: {join_some(problems)}")
     return results
 
 
@@ -260,20 +225,18 @@ def _arrival_at(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Arriva
     return Arrival(leaf, leaf.dtype)
 
 
-def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+def _reasons(problems: Sequence[tuple[Path, str]]) -> list[str]:
     """Return every reason once, with its paths."""
     paths: dict[str, list[str]] = {}
     for path, reason in problems:
         paths.setdefault(reason, []).append(format_path(path))
-    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+    return [f"at {join_some(places)}, {reason}" for reason, places in paths.items()]
 
 
 # Leaves as those of ``like``.
 
 
-def _leaves_like(
-    request: Request, tree: RecordedTree, layouts: _GivenLayouts | None
-) -> tuple[list[Arrival | Any], Any]:
+def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | Any], Any]:
     """Return an arrival or a value for every leaf of ``like``, and its structure."""
     at = request.at
     wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
@@ -287,8 +250,9 @@ def _leaves_like(
             "keys of like"
         )
     _check_same_leaves(request, tree, expected, recorded)
-    if layouts is not None and layouts.surplus and not keeps_missing:
-        raise ValueError(join_some(layouts.surplus))
+    name, places, surplus = _layouts_given(request, tree)
+    if surplus and not keeps_missing:
+        raise ValueError(f"{tree.what} does not fit {name}: {surplus[0]}")
     results: list[Arrival | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
@@ -297,14 +261,13 @@ def _leaves_like(
             if path not in recorded:
                 results.append(_kept_leaf(like))
                 continue
-            place = None if layouts is None else layouts.place_of(recorded[path], path)
-            results.append(_leaf_like(request, tree, recorded[path], like, place))
+            results.append(_leaf_like(request, tree, recorded[path], like, places.get(at + path)))
         except (ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
     if problems:
         kind = TypeError if are_dtypes else ValueError
-        raise kind(f"{tree.what} does not match like: {_listed(problems)}")
+        raise kind(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
     return results, definition
 
 
@@ -331,20 +294,8 @@ def _check_same_leaves(
         problems.append(f"it has no {join_some(missing)}{tree.missing_argument}")
     if surplus and not request.partial:
         problems.append(f"like has no {join_some(surplus)} (partial=True omits them)")
-    if missing and (parts := _parts_with(paths, recorded)):
-        places = join_some([str([*at, *part]) for part in parts])
-        problems.append(f"it has all leaves of like with at= one of {places}")
     if problems:
         raise ValueError(f"{tree.what} does not match like: {'; '.join(problems)}")
-
-
-def _parts_with(paths: Sequence[Path], recorded: dict[Path, Leaf]) -> list[Path]:
-    """Return the parts of a tree with all paths of another: params, and their moments."""
-    first = paths[0]
-    parts = [path[: -len(first)] for path in recorded if first and path[-len(first) :] == first]
-    return sorted(
-        (part for part in parts if all(part + path in recorded for path in paths)), key=len
-    )
 
 
 def _leaf_like(
@@ -357,15 +308,13 @@ def _leaf_like(
                 "gda.checkpoint.PerProcess there"
             )
         return _of_as_many(request, leaf)
-    casts = request.cast
     # A step count is a number until the first jitted step makes it an array.
     if isinstance(leaf, ValueLeaf):
-        if _is_array_for(like, leaf.value, casts):
+        if _is_array_for(like, leaf.value):
             return _array_of_number(request, tree, leaf, like, place)
-        return _value_like(leaf.value, like, casts)
-    is_like = type(np.zeros((), leaf.dtype).item()) is type(like)
-    if leaf.shape == () and _is_number(like) and (is_like or casts):
-        return Arrival(leaf, leaf.dtype, wrap=partial(_item_like, like, casts))
+        return _value_like(leaf.value, like)
+    if leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like):
+        return Arrival(leaf, leaf.dtype, wrap=lambda array: array.item())
     container: ContainerClass = GlobalArray if is_container(like) else None
     if isinstance(like, PaddedArray):
         container = PaddedArray
@@ -390,7 +339,7 @@ def _leaf_like(
         if array.dtype != key_dtype(leaf.key_impl):
             raise ValueError(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
     elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
-        if not casts:
+        if not request.cast:
             raise TypeError(
                 f"it has dtype {leaf.dtype}, and like has {wanted}; pass {tree.cast_argument}"
             )
@@ -414,62 +363,34 @@ def _leaf_like(
     return sharded_arrival(leaf, dtype, sharding, container, pad, is_weak(array))
 
 
-def _value_like(value: Any, like: Any, casts: bool) -> Any:
+def _value_like(value: Any, like: Any) -> Any:
     if isinstance(like, np.str_ | np.bytes_):
         like = like.item()
-    kind = type(like)
-    if type(value) is kind:
-        return value
-    if casts and _is_number(value) and _is_number(like):
-        if isinstance(value, complex) and not value.imag:
-            value = value.real
-        with suppress(ValueError, OverflowError, TypeError):
-            cast_value = kind(value)
-            if kind is not bool or cast_value == value:
-                return cast_value
-        raise ValueError(f"it has {repr_of(value):.40}, which does not fit {kind.__name__}")
     kind = type(value)
+    if kind is type(like):
+        return value
     raise ValueError(
         f"it has the {kind.__name__} {repr_of(value):.40}, and like has {_in_words(like)}; put a "
         f"value of type {kind.__name__} there"
     )
 
 
-def _item_like(like: Any, casts: bool, array: np.ndarray[Any, Any]) -> Any:
-    """Return the number of an array as one of the type of ``like``."""
-    try:
-        return _value_like(array.item(), like, casts)
-    except ValueError as mismatch:
-        raise DoesNotFitError(str(mismatch)) from None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | complex)
-
-
-def _is_array_for(like: Any, value: Any, casts: bool) -> bool:
+def _is_array_for(like: Any, value: Any) -> bool:
     """Return True if ``like`` is an array or a number of NumPy that a Python number can become."""
     array = held_by(like)
     dtype = getattr(array, "dtype", None)
-    if not _is_number(value) or getattr(array, "shape", None) != () or is_extended(dtype):
+    if isinstance(value, str | bytes) or getattr(array, "shape", None) != () or is_extended(dtype):
         return False
-    return casts or type(np.zeros((), dtype).item()) is type(value)
+    return type(np.zeros((), dtype).item()) is type(value)
 
 
 def _array_of_number(
     request: Request, tree: RecordedTree, leaf: ValueLeaf, like: Any, place: MeshAndSpec | None
 ) -> Any:
-    value, dtype = leaf.value, np.dtype(held_by(like).dtype)
-    record = ArrayLeaf(leaf.path, "number", (), dtype)
-    arrival = _leaf_like(request, tree, record, like, place)
-    try:
-        number = cast(np.asarray(value), dtype, Origin.of_block("the saved number", ()))
-    except (DoesNotFitError, OverflowError):
-        raise ValueError(
-            f"it has the {type(value).__name__} {repr_of(value):.40}, and like has {dtype}, which "
-            "cannot hold it"
-        ) from None
-    arrival.blocks = [number]
+    dtype = np.dtype(held_by(like).dtype)
+    arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like, place)
+    number = np.asarray(leaf.value)
+    arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
     arrival.finish()
     return arrival.value
 

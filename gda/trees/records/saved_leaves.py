@@ -34,7 +34,7 @@ from gda.multihost.settings import own_settings
 from gda.storage.options import Options
 from gda.storage.stores.checksums import crc32c, size_and_crc
 from gda.storage.stores.errors import repr_of
-from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, is_source, note_function
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, is_source
 from gda.trees.per_process import PerProcess, to_bytes
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -241,13 +241,11 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf | SavedPerProcess:
         return ValueLeaf(path, leaf)
     if isinstance(leaf, PerProcess):
         return SavedPerProcess(PerProcessLeaf(path, "", ()), to_bytes(leaf.value))
-    error = TypeError(
+    raise TypeError(
         f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
         "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, sources, numbers, strings, bytes "
         "and PerProcess"
     )
-    note_function(error, leaf)
-    raise error
 
 
 def _of_source(path: Path, leaf: Any, options: Options, reading: Any) -> _Given:

@@ -1,7 +1,6 @@
 """Batches made ahead of the step, against a plain loop over the same iterator."""
 
 import gc
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, ordered_mesh
 from running import python
@@ -100,16 +99,6 @@ def test_batches_come_in_order_with_their_specs(mesh: Mesh) -> None:
         assert (got.tokens["a"].spec, got.tokens["b"].spec) == (P("x", "y"), P("y"))
         assert got.step is given_.step
         jax.tree.map(np.testing.assert_array_equal, gda.to_numpy(got), given_)
-
-
-def test_layouts_are_a_function_or_shardings_too(auto_mesh: Mesh) -> None:
-    host = [{"rows": batch(8, 2), "label": batch(8)}]
-    spec_of = lambda path, leaf: P("x") if (path, leaf.ndim) == ("rows", 2) else P("y")  # noqa: E731
-    (made,) = gda.prefetch(host, auto_mesh, spec_of)
-    assert (made["rows"].spec, made["label"].spec) == (P("x"), P("y"))
-    sharding = NamedSharding(auto_mesh, P("x"))
-    (made,) = gda.prefetch(host, {"rows": sharding, "label": sharding})
-    assert made["label"].sharding == sharding
 
 
 def test_any_iterable_of_anything_that_is_an_array(auto_mesh: Mesh) -> None:
@@ -202,25 +191,6 @@ def test_errors_come_after_the_batches_before(auto_mesh: Mesh) -> None:
         assert list(batches) == []
 
 
-def test_an_error_keeps_no_batch_and_no_cycle(auto_mesh: Mesh) -> None:
-    def loader() -> Iterator[np.ndarray]:
-        yield batch(8)
-        raise KeyError("broken")
-
-    gc.collect()
-    gc.disable()
-    try:
-        batches = gda.prefetch(loader(), auto_mesh, P("x"))
-        made = next(batches)
-        with pytest.raises(KeyError):
-            next(batches)
-        del batches
-        assert made.array.is_fully_addressable
-        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_BatchThread"])
-    finally:
-        gc.enable()
-
-
 def test_arguments_are_checked_before_anything_is_taken(auto_mesh: Mesh) -> None:
     source = Counter()
     for arguments, size, message in [
@@ -257,33 +227,6 @@ def test_it_ends_early_and_closes_the_iterator(auto_mesh: Mesh, end: str) -> Non
         assert threads() == []
         assert list(batches) == []
     assert source.closed == 1
-
-
-def test_the_thread_that_reads_the_iterator_closes_it(auto_mesh: Mesh) -> None:
-    closed_in = []
-
-    def loader() -> Iterator[np.ndarray]:
-        try:
-            yield from itertools.repeat(batch(8))
-        finally:
-            closed_in.append(threading.current_thread().name)
-
-    with gda.prefetch(loader(), auto_mesh, P("x")) as batches:
-        next(batches)
-    assert closed_in == ["gda-prefetch"]
-
-
-def test_close_raises_the_error_of_closing(auto_mesh: Mesh) -> None:
-    def loader() -> Iterator[np.ndarray]:
-        try:
-            yield from itertools.repeat(batch(8))
-        finally:
-            raise OSError("no such disk")
-
-    batches = gda.prefetch(loader(), auto_mesh, P("x"))
-    with pytest.raises(OSError, match="no such disk"):
-        batches.close()
-    batches.close()
 
 
 START = """
