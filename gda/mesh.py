@@ -332,6 +332,11 @@ def grid_of_array(array: jax.Array) -> ShardGrid:
 def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
+    if AxisType.Manual in mesh.axis_types:
+        raise LayoutUnknownError(
+            "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
+            "read them outside"
+        )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
         raise LayoutUnknownError(

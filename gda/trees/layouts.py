@@ -294,7 +294,14 @@ class Layouts:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     found.check(folder + '/layout.json')  # compares
         """
-        found = {row.path: f"{row.kind} {row.layout}" for row in self.arrays}
+        found: dict[str, str] = {}
+        for row in self.arrays:
+            if row.path in found:
+                raise ValueError(
+                    f"two arrays of the tree have the path {row.path!r}, by which a file tells "
+                    "them apart; a key must not have a slash"
+                )
+            found[row.path] = f"{row.kind} {row.layout}"
         document = {"arrays": dict(sorted(found.items()))}
         check_golden("the layout", document, Path(path), _differences)
 

@@ -170,9 +170,7 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
 )
 def test_mistakes(run: Run, train: str, options: list[str], message: str) -> None:
     topology = [] if "--topology" in options else ["--topology", "cpu:4"]
-    err = run.refusal("rehearse", *options, *topology)
-    assert err.startswith("gda")
-    assert message in err
+    assert message in run.refusal("rehearse", *options, *topology)
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,7 @@ def with_attributes(**attributes: Any) -> Any:
         (
             with_attributes(dtype=np.dtype(np.int16)),
             TypeError,
-            "has dtype float32, those before it int16; .* cast with dtype=",
+            "has dtype int16, but its block has dtype float32, as in libraries that scale",
         ),
     ],
 )

@@ -12,14 +12,15 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import LARGE_BYTES, Block
+from gda.arrays.construction.blocks import LARGE_BYTES, Block, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import data_callbacks
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
-from gda.mesh import Device, MeshLike
+from gda.mesh import Device, MeshLike, is_tracer
 from gda.multihost.agreement import checked, communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
@@ -174,18 +175,32 @@ def _plan_of(
 
 
 def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
-    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
-    block_of: dict[int, int] = {}
+    """Raise ``ValueError`` if memory that NumPy may fill again is the block of several indices."""
+    known: dict[int, tuple[Any, int]] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):
-        if not isinstance(array, np.ndarray):
+        memory = _memory_of(array)
+        if memory is None:
             continue
-        number = block_of.setdefault(id(array), block)
-        if number != block:
+        other, number = known.setdefault(memory, (array, block))
+        if number != block and not (array is other and isinstance(array, jax.Array)):
             first, second = (format_index(plan.distinct[each]) for each in (number, block))
             raise ValueError(
                 f"the callback returned one buffer for the indices {first} and {second}; a buffer "
                 "that is filled again and again holds only the last block. Return array.copy()"
             )
+
+
+def _memory_of(array: Any) -> int | None:
+    """Return the address of a block in whose memory NumPy may write; ``None`` for any other."""
+    if isinstance(array, jax.Array):
+        if is_tracer(array) or array.is_deleted() or is_extended(array.dtype):
+            return None
+        if len(array.devices()) > 1 or not is_on_cpu(array):
+            return None
+        array = np.asarray(array)
+    if not isinstance(array, np.ndarray) or not array.size:
+        return None
+    return array.__array_interface__["data"][0]
 
 
 def _as_list(returned: Any, count: int, per: str) -> list[Any]:

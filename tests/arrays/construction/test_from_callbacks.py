@@ -4,7 +4,7 @@ import math
 import pickle
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -856,17 +856,24 @@ def test_surplus_axes_of_size_1_shard_nothing(
     assert gda.jit(lambda x: x, out_specs=P(*spec))(g).grid == g.grid
 
 
-def test_one_buffer_for_several_indices_is_refused(mesh: Mesh) -> None:
-    def one_buffer(indices: list[gda.Index]) -> list[np.ndarray]:
+@pytest.mark.parametrize("form", [lambda block: block, lambda block: block[:], jax.device_put])
+def test_one_buffer_for_several_indices_is_refused(mesh: Mesh, form: Any) -> None:
+    def one_buffer(indices: list[gda.Index]) -> Iterator[Any]:
         buffer = gda.aligned_empty((2, 2), np.float32)
-        blocks: list[np.ndarray] = []
         for index in indices:
             buffer[:] = DATA[index][:2]
-            blocks.append(buffer)
-        return blocks
+            yield form(buffer)
 
     text = r"returned one buffer for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy"
     with pytest.raises(ValueError, match=text):
         gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
-    g = gda.GlobalArray.from_batched_callback((2, 2), mesh, P(), lambda i: one_buffer(i[:1]) * 8)
+    g = gda.GlobalArray.from_batched_callback(
+        (2, 2), mesh, P(), lambda indices: [*one_buffer(indices[:1])] * 8
+    )
     np.testing.assert_array_equal(np.asarray(g), DATA[:2])
+
+
+def test_one_array_of_jax_may_be_every_block(mesh: Mesh) -> None:
+    zeros = jnp.zeros((2, 2))
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, P("x"), lambda i: [zeros] * len(i))
+    assert not np.asarray(g).any()
