@@ -95,6 +95,8 @@ def main(folder: Path) -> None:
         start = step * BATCH % (TRAINING - BATCH)
         batch = batch_of(digits[start : start + BATCH], mesh)
         params, state, loss = train_step(params, state, *batch)
+        # Beside load, JAX on CPU can stop for good if 32 steps are on their way.
+        loss.block_until_ready()
         if (step + 1) % 100 == 0:
             print(f"step {step + 1}: loss {float(loss):.4f}")
     correct = int(count_correct(params, *batch_of(digits[TRAINING:], mesh)))
