@@ -143,6 +143,13 @@ class BlockReader:
         if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
             error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
 
+    def check_unused(self, index: Index, value: Any) -> None:
+        """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
+        if not hasattr(value, "shape"):
+            stands_for = getattr(value, "__jax_array__", None)
+            value = stands_for() if stands_for else as_numpy(value, index)
+        self.check_shape(index, value.shape)
+
     def fill(
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
     ) -> list[Block]:

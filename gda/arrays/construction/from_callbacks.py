@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.construction.blocks import LARGE_BYTES, Block, is_on_cpu
+from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, is_on_cpu
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
@@ -100,12 +101,11 @@ def array_from_batched_callback(
     blocks: list[Block] = []
     if plan.devices:
         with data_callbacks:
-            returned = data_callback(list(plan.indices))
-            returned = _as_list(returned, len(plan.indices), "index, repeats included")
-        _check_one_each(returned, plan)
-        firsts = deque(array for i, array in enumerate(returned) if i in plan.firsts)
-        del returned  # of whose blocks the reader may be the only holder
-        blocks = reader.read(lambda _: firsts.popleft(), plan.distinct)
+            found = data_callback(list(plan.indices))
+        returned = _returned_blocks(found, plan, reader)
+        del found  # of whose blocks the reader may be the only holder
+        blocks = reader.read(lambda _: next(returned), plan.distinct)
+        next(returned, None)  # looks at the last replicas
     return plan.place(blocks, reader.dtype)
 
 
@@ -174,6 +174,42 @@ def _plan_of(
     return plan
 
 
+def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:
+    """Yield the blocks that a batched callback returned, the first of each index.
+
+    An iterator may make all blocks in one buffer, so each is settled before the next is asked for.
+    Of a list each is let go of as it is taken, which may leave the reader as its only holder.
+    """
+    count = len(plan.indices)
+    take: Callable[[], Any]
+    if isinstance(returned, list | tuple):
+        remaining = deque(_as_list(returned, count, _PER_INDEX))
+        _check_one_each(remaining, plan)
+        take = remaining.popleft
+    else:
+        take = iter(_iterable(returned, count, _PER_INDEX)).__next__
+
+    def blocks() -> Iterator[Any]:
+        for i, index in enumerate(plan.indices):
+            try:
+                if i in plan.firsts:
+                    yield take()
+                else:
+                    reader.check_unused(index, take())
+            except StopIteration:
+                raise ValueError(
+                    f"expected {count} arrays, one per {_PER_INDEX}, not {i}"
+                ) from None
+            except Exception as error:
+                reader.note(error, index)
+                raise
+        with suppress(IndexError, StopIteration):
+            take()
+            raise ValueError(f"expected {count} arrays, one per {_PER_INDEX}, not more")
+
+    return blocks()
+
+
 def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
     """Raise ``ValueError`` if memory that NumPy may fill again is the block of several indices."""
     known: dict[int, tuple[Any, int]] = {}
@@ -186,7 +222,8 @@ def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
             first, second = (format_index(plan.distinct[each]) for each in (number, block))
             raise ValueError(
                 f"the callback returned one buffer for the indices {first} and {second}; a buffer "
-                "that is filled again and again holds only the last block. Return array.copy()"
+                "that is filled again and again holds only the last block. Return array.copy(), or "
+                "yield the blocks one by one: each is copied before the next"
             )
 
 
@@ -203,13 +240,20 @@ def _memory_of(array: Any) -> int | None:
     return array.__array_interface__["data"][0]
 
 
-def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+_PER_INDEX = "index, repeats included"
+
+
+def _iterable(returned: Any, count: int, per: str) -> Iterable[Any]:
     is_one = isinstance(returned, np.ndarray | jax.Array | Mapping | str)
     if is_one or not isinstance(returned, Iterable):
         raise TypeError(
             f"expected a sequence of {count} arrays, one per {per}, not {type(returned).__name__}"
         )
-    arrays = list(returned)
+    return returned
+
+
+def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+    arrays = list(_iterable(returned, count, per))
     if len(arrays) != count:
         raise ValueError(f"expected {count} arrays, one per {per}, not {len(arrays)}")
     return arrays

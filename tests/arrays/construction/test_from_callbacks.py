@@ -228,6 +228,12 @@ def test_prng_keys_go_through(mesh: Mesh) -> None:
         )
 
 
+def test_numbers_make_scalars(mesh: Mesh) -> None:
+    for number, dtype in [(3, np.int32), (2.5, np.float32), (True, np.bool_), (1j, np.complex64)]:
+        g = gda.GlobalArray.from_callback((), mesh, P(), lambda _, n=number: n)
+        assert (g.dtype, np.asarray(g)[()]) == (dtype, number)
+
+
 # Whose memory it is.
 
 
@@ -274,8 +280,10 @@ def test_a_scratch_buffer_may_be_used_for_every_block(
         return _ArrayLike(scratch) if hidden else scratch
 
     g = gda.GlobalArray.from_callback(shape, mesh, spec, read)
+    batched = gda.GlobalArray.from_batched_callback(shape, mesh, spec, lambda i: map(read, i))
     scratch[:] = -1
-    np.testing.assert_array_equal(g, data)
+    for built in (g, batched):
+        np.testing.assert_array_equal(built, data)
 
 
 def test_an_array_over_memory_of_somebody_else_is_copied(auto_mesh: Mesh) -> None:
@@ -384,6 +392,9 @@ def constructors_of(make: Callable[[gda.Index], Any]) -> list[Callable[..., gda.
         lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
             (8, 2), mesh, spec, lambda indices: [make(index) for index in indices], **options
         ),
+        lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, spec, lambda indices: (make(index) for index in indices), **options
+        ),
     ]
 
 
@@ -396,7 +407,7 @@ def build_by(
 increment = jax.jit(lambda x: x + 1, donate_argnums=0)
 
 
-@pytest.mark.parametrize("way", range(4))
+@pytest.mark.parametrize("way", range(5))
 def test_an_array_outlives_the_jax_arrays_that_the_callback_kept(auto_mesh: Mesh, way: int) -> None:
     kept = []
 
@@ -416,6 +427,20 @@ def test_an_array_outlives_the_jax_arrays_that_the_callback_kept(auto_mesh: Mesh
             kept.clear()
             for shard in g.local_shards:
                 np.testing.assert_array_equal(shard.data, DATA[shard.index])
+
+
+def test_keys_and_casts_outlive_data_of_the_callback(auto_mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    held = on_device((slice(None), slice(None)))
+    expected = np.asarray(jax.random.key_data(keys))
+    g = gda.GlobalArray.from_callback((8,), auto_mesh, P(), lambda _: keys)
+    cast = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: held, dtype=jnp.bfloat16)
+    sliced = gda.GlobalArray.from_source(held, auto_mesh, P())
+    for array in (keys, held):
+        array.delete()
+    np.testing.assert_array_equal(jax.random.key_data(g.array), expected)
+    for made in (cast, sliced):
+        np.testing.assert_array_equal(made, DATA)
 
 
 # On CPU JAX takes the memory of an aligned buffer as it is, and computes later.
@@ -451,6 +476,9 @@ class _Scratch:
     def padded(self, index: gda.Index) -> Any:
         return self[index] if index[0].stop - index[0].start == self.rows else self.data[index]
 
+    def batch(self, indices: list[gda.Index]) -> Iterator[Any]:
+        return map(self.__getitem__, indices)
+
 
 @pytest.mark.parametrize("over", OVER_NUMPY.values(), ids=OVER_NUMPY)
 def test_a_scratch_buffer_may_be_behind_every_jax_array(
@@ -462,10 +490,11 @@ def test_a_scratch_buffer_may_be_behind_every_jax_array(
         data = data.reshape(-1, 2)
     shape = data.shape[:1] if is_of_keys else data.shape
     scratch = _Scratch(data, len(data) // 4, over)
-    callback = gda.GlobalArray.from_callback
+    callback, batched = gda.GlobalArray.from_callback, gda.GlobalArray.from_batched_callback
     built: list[Any] = [
         *(callback(shape, mesh, P("x"), scratch.__getitem__, max_workers=n) for n in (None, 1)),
         callback(shape, mesh, P("x"), scratch.__getitem__, copy=True),
+        batched(shape, mesh, P("x"), scratch.batch),
     ]
     if not is_of_keys:
         built += [
@@ -634,6 +663,23 @@ def test_blocks_of_differing_dtypes_are_named(auto_mesh: Mesh) -> None:
     assert g.dtype == np.int8
 
 
+class DiskError(Exception):
+    pass
+
+
+def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(auto_mesh: Mesh) -> None:
+    for fails_at, text in [(1, "[0:2, :]"), (4, "[4:6, :]"), (7, "[6:8, :]")]:
+
+        def read(indices: list[gda.Index], fails_at: int = fails_at) -> Iterator[np.ndarray]:
+            yield from (DATA[index] for index in indices[:fails_at])
+            raise DiskError("disk")
+
+        with pytest.raises(DiskError) as caught:
+            gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), read)
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"gda: while reading index {text} of ShardGrid")
+
+
 def test_options_are_checked_before_anything_is_read(auto_mesh: Mesh) -> None:
     for options, error, message in [
         ({"into": True}, ValueError, "into=True needs dtype="),
@@ -697,7 +743,8 @@ def test_result_of_a_batched_callback_is_checked(auto_mesh: Mesh) -> None:
     for returned, error, message in [
         ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, repeats included, not 3"),
         (DATA, TypeError, "a sequence of 8 arrays, one per index, repeats included, not ndarray"),
-        (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not 9"),
+        (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
+        (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
         ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ]:
         with pytest.raises(error, match=message):
@@ -866,7 +913,7 @@ def test_one_buffer_for_several_indices_is_refused(mesh: Mesh, form: Any) -> Non
 
     text = r"returned one buffer for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy"
     with pytest.raises(ValueError, match=text):
-        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
+        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), lambda i: [*one_buffer(i)])
     g = gda.GlobalArray.from_batched_callback(
         (2, 2), mesh, P(), lambda indices: [*one_buffer(indices[:1])] * 8
     )
