@@ -14,7 +14,7 @@ import gda.checkpoint
 GRID = gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"), process_of=[0, 0, 0, 0, 1, 1, 1, 1])
 COLLECTIVE = gda.Collective("all-reduce", ("x",), ((4,),), ("int32",), ((4,),), ("int32",), 16, 8)
 VALUES = [
-    *[GRID, next(iter(gda.ReshardPlan(GRID, GRID, itemsize=4).moves()))],
+    *[GRID, GRID.view(1), next(iter(gda.ReshardPlan(GRID, GRID, itemsize=4).moves()))],
     *[gda.Collectives((COLLECTIVE,), {"x": 2}), gda.Traffic(1, 128), gda.Retry(OSError)],
     *[gda.GlobalArray, gda.checkpoint.ChunkGrid((8,), (4,))],
     gda.checkpoint.ValueLeaf(("step",), 1),

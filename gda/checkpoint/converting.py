@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats
-from gda.checkpoint.saving import MAX_BYTES, save
+from gda.checkpoint.saving import save
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, open_tree
 from gda.layout.text import join_some
@@ -21,7 +21,6 @@ from gda.storage.stores.opening import Store, open_store, options_for
 from gda.storage.views.lazy import lazy
 from gda.trees.files.save_safetensors import save_safetensors
 from gda.trees.leaves import are_keys, as_dicts, held_by, is_array, is_container, is_source
-from gda.trees.records.recorded_tree import flatten
 
 # PyTorch's transformers wants it; no other reader looks.
 _METADATA = {"format": "pt"}
@@ -43,7 +42,6 @@ def convert(
     kind: FileKind | None = None,
     change: Callable[[Any], Any] | None = None,
     dtype: str | None = None,
-    max_bytes: int = MAX_BYTES,
     max_file_bytes: int = MAX_FILE_BYTES,
     timeout: float = 600,
     progress: ProgressLike = False,
@@ -51,15 +49,16 @@ def convert(
     """Write the tree at a path into other files: all of it, or nothing.
 
     At the target is nothing, or an empty folder. ``kind`` is by default that of the target's name.
-    ``change`` takes the tree at the source, with a
-    ``LazyArray`` for each array, and returns the tree to write; ``dtype`` is that of its floats.
-    The rest is as for ``checkpoint.save`` and ``save_safetensors``, also the errors.
+    ``change`` takes the tree at the source, with a ``LazyArray`` for each array, and returns the
+    tree to write; ``dtype`` is that of its floats. The rest is as for ``checkpoint.save`` and
+    ``save_safetensors``, also the errors.
     """
     kind = _kind_of_target(target, kind)
     _check_is_new(open_store(target, timeout))
     opened = open_tree(path_of(source, timeout), timeout)
     tree = opened.tree if change is None else change(opened.tree)
-    if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
+    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
+    if not any(map(_is_array, leaves)):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"
         raise ValueError(
             f"there is no array to write in {given}; expected is a tree of arrays and sources, in "
@@ -70,14 +69,13 @@ def convert(
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
     # All sources of an opened tree are read by any thread.
     workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
-    options: dict[str, Any] = {"max_workers": workers, "max_bytes": max_bytes, "progress": progress}
+    options: dict[str, Any] = {"max_workers": workers, "progress": progress}
     if kind is FileKind.CHECKPOINT:
         save(target, tree, timeout=timeout, **options)
     else:
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
         options |= {"max_file_bytes": max_file_bytes, "metadata": {**_METADATA, **opened.metadata}}
         save_safetensors(target, tree, **options)
-    leaves = [leaf for _, leaf in flatten(tree)[1]]
     return Converted(kind, len(leaves), sum(map(_nbytes, leaves)))
 
 

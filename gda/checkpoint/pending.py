@@ -98,10 +98,12 @@ class Pending:
         if threading.main_thread().is_alive():
             # Not a daemon: a program that ends finishes the save first.
             self._thread = threading.Thread(target=run, name=name)
-            try:
-                self._thread.start()
-            finally:
-                caller_goes_on.set()
-        else:
-            caller_goes_on.set()
-            run()
+            with contextlib.suppress(RuntimeError):  # the system has no more threads
+                try:
+                    self._thread.start()
+                finally:
+                    caller_goes_on.set()
+                return
+            self._thread = None
+        caller_goes_on.set()
+        run()

@@ -434,9 +434,7 @@ def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
 
 
 def left_by_killed_saves(names: Collection[str]) -> set[str]:
-    """Return the files that killed saves left in a directory without a checkpoint."""
-    if manifest_json.NAME in names:
-        return set()
+    """Return the files that killed saves left in a directory."""
     return {name for name in names if name == _NEW or manifest_json.DATA_PATTERN.fullmatch(name)}
 
 

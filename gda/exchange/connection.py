@@ -74,11 +74,22 @@ class Address(NamedTuple):
         """Return the address in a text such as ``10.0.0.1:7700`` or ``[::1]:7700``."""
         host, colon, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
         host = host[1:-1] if host[:1] + host[-1:] == "[]" else host
-        if host and colon and port.isdecimal() and int(port) < 2**16:
-            return cls(host, int(port))
+        with suppress(UnicodeError):
+            host.encode("idna")  # as a socket does it, without the address in its error
+            if host and colon and port.isdecimal() and int(port) < 2**16:
+                return cls(host, int(port))
         raise ValueError(
             f"an address must be a text host:port, such as '10.0.0.1:7700', not {text!r}"
         )
+
+    @property
+    def is_every(self) -> bool:
+        """True for ``0.0.0.0``, in any notation: every address of the machine."""
+        with suppress(socket.gaierror):  # a name
+            numeric = socket.getaddrinfo(self.host, None, flags=socket.AI_NUMERICHOST)
+            found = ipaddress.ip_address(numeric[0][4][0])
+            return (getattr(found, "ipv4_mapped", None) or found).is_unspecified
+        return False
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

@@ -67,7 +67,7 @@ def offer(
       the offer. It ends with ``close``, as a context manager, or when the program begins to exit.
 
     Raises:
-      TypeError: a leaf cannot be offered; a note has its path. Or the token is no text.
+      TypeError: a leaf cannot be offered; a note has its path. Or the name or the token is no text.
       ValueError: an address is no ``host:port``, or it is missing although the processes are on
         several machines; or it is ``0.0.0.0``, every address of the machine; or the token is empty.
       OSError: the address cannot be listened on.
@@ -83,10 +83,12 @@ def offer(
     ((8, 2), 3)
     """
     place = Address(_LOOPBACK, 0) if address is None else Address.of(address)
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, not {name!r:.80}")
     check_token(token)
     if token == "":
         raise ValueError("token is empty, which protects nothing; pass a secret, or None")
-    if place.host in ("0.0.0.0", "::"):
+    if place.is_every:
         raise ValueError(
             f"{address} is every address of this machine; pass the one by which pullers, or a "
             "proxy before them, reach it"

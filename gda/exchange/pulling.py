@@ -123,7 +123,7 @@ def pull(
         offer=OfferToPull(Address.of(address), token, Deadline(timeout)),
         request=Request(like, mesh, specs, at, partial, pad, plain),
         name=name,
-        least=min_version or 1,
+        least=int(min_version or 1),
         cast=cast,
         options=Options(max_bytes=max_bytes),
         meeting=Deadline(timeout + _GRACE),

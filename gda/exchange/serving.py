@@ -220,7 +220,11 @@ class OfferServer:
         connection = Connection(given, peer, Deadline(_SECONDS_TO_ASK), self._versions.is_closed)
         with self._guard:
             self._connections[connection] = time.monotonic()
-        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        except RuntimeError:
+            self._end(connection)
+            raise
 
     def _serve(self, connection: Connection) -> None:
         try:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from gda.layout.text import counted, format_processes, join_some
 @set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessView:
-    """The blocks of an array that one process reads, keeps and writes. Immutable.
+    """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
     ``ShardGrid.view`` returns one, which is empty for a process without devices in the mesh. Every
     attribute costs O(devices of the process), but the first view of a mesh and the first call of
@@ -221,10 +222,39 @@ class ProcessView:
             "GlobalArray.from_callback, which reads any blocks"
         )
 
+    # A value: immutable, equal by content.
+
+    def _key(self) -> tuple[Any, ...]:
+        layout = self._layout
+        mesh = tuple(layout.mesh_shape.items())
+        return self._tiling.global_shape, mesh, layout.spec, self._processes, self.process
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, ProcessView) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
     def __repr__(self) -> str:
         devices = counted(len(self.positions), "device")
         blocks = f"{counted(len(self.block_ids), 'block')} of shape {self._tiling.shard_shape}"
         return f"ProcessView(process {self.process}: {devices}, {blocks})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Cached results are not pickled, and no names of inner modules.
+        return self._of, self._key()
+
+    @classmethod
+    def _of(
+        cls,
+        global_shape: Shape,
+        mesh_items: tuple[tuple[str, int], ...],
+        spec: SpecLike,
+        processes: Processes,
+        process: int,
+    ) -> ProcessView:
+        layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
+        return cls(layout, Tiling(global_shape, layout.parts), processes, process)
 
 
 def infer_global_shape(

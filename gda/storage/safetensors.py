@@ -201,8 +201,15 @@ class SafetensorsTensor(LocalFile):
         """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.
 
         Raises:
-          ValueError: the file has changed since it was opened.
+          ValueError: the file has changed since it was opened, or ``out`` has another shape or
+            dtype.
         """
+        shape = sizes_of(index)
+        if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"{self._text()} {index} needs a C-contiguous array of shape {shape} and dtype "
+                f"{self.dtype}, not {out.shape} and {out.dtype}"
+            )
         if not out.size:
             return
         with self._opened() as file:

@@ -113,7 +113,7 @@ def check_header(text: bytes, name: str) -> None:
     """Raise ``ValueError`` if a header or an index would be larger than readers accept."""
     if len(text) > MOST_HEADER_BYTES:
         raise ValueError(
-            f"{name} would have a header of {len(text)} bytes; readers accept at most "
+            f"{name} would have {len(text)} bytes of names; readers accept at most "
             f"{MOST_HEADER_BYTES}. Save a part of the tree in each folder"
         )
 

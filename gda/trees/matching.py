@@ -220,7 +220,10 @@ def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
     if is_container(node):
         return {object(): ((), node)}
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-    return {name_of(*keys) if keys else object(): (keys, child) for keys, child in below}
+    names: Sequence[Any] = [name_of(*keys) if keys else object() for keys, _ in below]
+    if len(set(names)) < len(names):  # a class may give several the same name
+        names = range(len(names))
+    return dict(zip(names, below, strict=True))
 
 
 def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:

@@ -153,7 +153,7 @@ def test_device_buffers_that_are_wrong_are_named(auto_mesh: Mesh) -> None:
         (
             lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
             TypeError,
-            r"index \[6:8, :\] has dtype int32, those before it float32; .* cast with dtype=",
+            r"index \[6:8, :\] has dtype int32, and its array has float32; .* cast with dtype=",
         ),
         (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
     ]:

@@ -194,6 +194,19 @@ def test_several_at_once(tmp_path: Path, gate: threading.Event) -> None:
         np.testing.assert_array_equal(restore(tmp_path / str(number))["a"], DATA + number)
 
 
+def test_without_more_threads_a_save_is_over_when_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    pending = save_async(tmp_path, {"a": DATA})
+    assert pending.done()
+    pending.result()
+    np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
+
+
 def test_a_failure_is_logged_and_raised_by_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

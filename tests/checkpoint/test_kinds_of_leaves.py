@@ -298,3 +298,9 @@ def test_a_dtype_that_was_asked_for_is_no_weak_type(auto_mesh: Mesh) -> None:
         loaded = gda.load_tree({"w": weak}, auto_mesh, P("x"), dtype={"w": dtype})["w"]
         assert loaded.dtype == dtype
         assert not loaded.array.weak_type
+
+
+def test_a_number_beyond_64_bits_does_not_fit_an_array(tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path, {"step": 2**70})
+    with pytest.raises(ValueError, match=r"at step, it has the int 118\d+, which int32 cannot ho"):
+        gda.checkpoint.restore(tmp_path, like={"step": jnp.int32(0)})

@@ -332,6 +332,24 @@ def check_next_save(path: Any) -> None:
     assert len(directories(path)) == 2
 
 
+def test_a_commit_whose_answer_is_lost_keeps_its_data(kv: Any, faults: Faults) -> None:
+    checkpoint.save(kv, tree_of())
+    committed: list[Request] = []
+
+    def fault(request: Request) -> str | None:
+        if is_commit(request):
+            committed.append(request)
+            return "lose the answer"
+        return "403" if committed else None
+
+    faults.fault = fault
+    with pytest.raises(OSError, match="manifest.json") as caught:
+        checkpoint.save(kv, tree_of(8), overwrite=True)
+    assert not hasattr(caught.value, "__notes__")
+    faults.fault = lambda request: None
+    check_restored(kv, 8)
+
+
 @pytest.mark.parametrize("what", LASTING)
 def test_objects_that_cannot_be_read(kv: Any, faults: Faults, what: str) -> None:
     checkpoint.save(kv, {"a": WEIGHTS})

@@ -332,6 +332,20 @@ def test_a_wrong_question_gets_an_error_and_the_offer_goes_on(
     np.testing.assert_array_equal(gda.pull(offer.address, token="secret")["w"], batch(8, 4))
 
 
+def test_an_offer_goes_on_when_there_are_no_more_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with gda.offer({"w": 1}) as offer:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with pytest.raises(ConnectionError, match="ended the connection"):
+                gda.pull(offer.address, timeout=60)
+        assert gda.pull(offer.address, timeout=60) == {"w": 1}
+
+
 def test_nothing_is_served_without_the_token(offer: gda.Offer) -> None:
     for token in (None, "", "secret "):
         with pytest.raises(PermissionError, match="has another token; pass the token= of its offe"):

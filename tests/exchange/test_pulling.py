@@ -347,6 +347,15 @@ def test_offers_that_cannot_be_made(tmp_path: Any) -> None:
             assert not tree or error.value.__notes__ == ["gda: at w of the tree"]
 
 
+EVERY = ["0.0.0.0:0", "0:0", "0x0:0", "[::]:0", "[::ffff:0.0.0.0]:0", "[::ffff:0:0]:0"]
+
+
+def test_every_address_of_the_machine_is_none_to_offer_at() -> None:
+    for address in EVERY:
+        with pytest.raises(ValueError, match="is every address of this machine; pass the one"):
+            gda.offer({}, address)
+
+
 def test_memory_of_an_accelerator_is_read_once(monkeypatch: Any, mesh: Mesh) -> None:
     """Pinned memory of the host stands for it; the CPU has that kind too."""
     from gda.arrays.transport import to_host

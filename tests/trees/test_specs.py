@@ -125,3 +125,17 @@ def test_shardings_stand_in_place_of_mesh_and_specs(mesh: Any, tmp_path: Path) -
         ]:
             with pytest.raises(TypeError, match=message):
                 call(*given)
+
+
+def test_children_of_one_name_are_told_apart() -> None:
+    class Twins:
+        def __init__(self, children: Any) -> None:
+            self.children = children
+
+    jax.tree_util.register_pytree_with_keys(
+        Twins,
+        lambda twins: ([(jax.tree_util.GetAttrKey("same"), c) for c in twins.children], None),
+        lambda _, children: Twins(children),
+    )
+    made = gda.load_tree(Twins([None, DATA, DATA]), MESH, Twins([None, P("x"), P("y")]))
+    assert specs_in(made.children[1:]) == [("x",), ("y",)]

@@ -317,7 +317,7 @@ class BlockReader:
                 self.dtype = dtype
         if dtype != self.dtype:
             raise TypeError(
-                f"the block at index {format_index(index)} has dtype {dtype}, those before it "
+                f"the block at index {format_index(index)} has dtype {dtype}, and its array has "
                 f"{self.dtype}; return one dtype, or cast with dtype="
             )
 

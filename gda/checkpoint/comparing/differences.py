@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gda.layout.boundary import set_module
@@ -94,18 +94,13 @@ class Differences:
 
     def __repr__(self) -> str:
         lines = table([("a:", self.a), ("b:", self.b)])
-        for kind, rows in self._tables():
-            lines += [kind, *(f"  {line}" for line in table(rows))]
-        return "\n".join([*lines, self._equal])
-
-    def _tables(self) -> Iterator[tuple[str, list[Sequence[str]]]]:
-        """Yield each kind of difference, with the cells of its first leaves."""
         for kind, leaves in self._kinds:
             if leaves:
                 rows: list[Sequence[str]] = [each._cells for each in leaves[:_MOST_ROWS]]
                 if (more := len(leaves) - _MOST_ROWS) > 0:
                     rows.append([f"… {counted(more, 'more leaf', 'more leaves')}", ""])
-                yield f"{kind}: {_leaves(len(leaves))}", rows
+                lines += [f"{kind}: {_leaves(len(leaves))}", *(f"  {line}" for line in table(rows))]
+        return "\n".join([*lines, self._equal])
 
     @property
     def _equal(self) -> str:

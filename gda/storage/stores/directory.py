@@ -46,6 +46,8 @@ class FileStore:
     def __init__(self, root: str) -> None:
         if not root:
             raise ValueError("the path of a checkpoint is empty; pass a directory or a URL")
+        if "\0" in root:
+            raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
         self._root = os.path.abspath(root)
         self._guard = threading.Lock()

@@ -105,7 +105,7 @@ class KvStore:
     def _holds(self, name: str, data: bytes) -> bool:
         try:
             return self.read(name, len(data)) == data
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):  # after any other error it is not known
             return False
 
     def read(self, name: str, most_bytes: int) -> bytes:

@@ -125,8 +125,8 @@ def save_safetensors(
         _NAME,
         mesh_of_all(jax.devices()),
         partial(_save, options=options),
-        prepare=lambda: planned_save(os.fspath(path), tree, max_file_bytes, metadata, options),
-        request=PlannedSave.described,
+        prepare=lambda: _planned_save(os.fspath(path), tree, max_file_bytes, metadata, options),
+        request=_PlannedSave.described,
         always=True,
     )
 
@@ -135,7 +135,7 @@ def save_safetensors(
 
 
 @dataclass(frozen=True)
-class PlannedSave:
+class _PlannedSave:
     """All that a save writes, known before."""
 
     path: str
@@ -200,13 +200,13 @@ class PlannedSave:
             replace_model(folder, self.folder, self.files)
 
 
-def planned_save(
+def _planned_save(
     path: str,
     tree: Any,
     max_file_bytes: int,
     metadata: Mapping[str, str] | None,
     options: Options,
-) -> PlannedSave:
+) -> _PlannedSave:
     """Return what a save writes; errors as ``save_safetensors`` before anything is written."""
     if "://" in path or not path:
         raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
@@ -229,7 +229,7 @@ def planned_save(
         files = [file_of(os.path.basename(path), tensors, metadata)]
     else:
         files = files_of_model(tensors, max_file_bytes, metadata)
-    return PlannedSave(path, max_file_bytes, tree, leaves, names, files)
+    return _PlannedSave(path, max_file_bytes, tree, leaves, names, files)
 
 
 def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
@@ -305,7 +305,7 @@ def _names(tree: Any) -> list[str]:
 # Writing.
 
 
-def _save(plan: PlannedSave, options: Options) -> None:
+def _save(plan: _PlannedSave, options: Options) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
     wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0

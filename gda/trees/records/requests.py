@@ -390,7 +390,12 @@ def _array_of_number(
     dtype = np.dtype(held_by(like).dtype)
     arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like, place)
     number = np.asarray(leaf.value)
-    arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
+    try:
+        arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
+    except OverflowError:  # of a number beyond 64 bits
+        raise ValueError(
+            f"it has the int {repr_of(leaf.value):.40}, which {dtype} cannot hold"
+        ) from None
     arrival.finish()
     return arrival.value
 
