@@ -57,8 +57,7 @@ def convert(
     _check_is_new(open_store(target, timeout))
     opened = open_tree(path_of(source, timeout), timeout)
     tree = opened.tree if change is None else change(opened.tree)
-    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
-    if not any(map(_is_array, leaves)):
+    if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
         given = opened.url if change is None else f"the {type(tree).__name__} of the map"
         raise ValueError(
             f"there is no array to write in {given}; expected is a tree of arrays and sources, in "
@@ -67,13 +66,15 @@ def convert(
     if dtype is not None:
         wanted = dtype_of_floats(dtype)
         tree = jax.tree.map(partial(_cast, wanted), as_dicts(tree), is_leaf=is_container)
+    if kind is FileKind.SAFETENSORS:
+        tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
+    leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
     # All sources of an opened tree are read by any thread.
     workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
     options: dict[str, Any] = {"max_workers": workers, "progress": progress}
     if kind is FileKind.CHECKPOINT:
         save(target, tree, timeout=timeout, **options)
     else:
-        tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
         options |= {"max_file_bytes": max_file_bytes, "metadata": {**_METADATA, **opened.metadata}}
         save_safetensors(target, tree, **options)
     return Converted(kind, len(leaves), sum(map(_nbytes, leaves)))

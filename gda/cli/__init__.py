@@ -1,16 +1,16 @@
 """The command line ``gda``: plans, rehearsals, checkpoints and other files of trees.
 
 ``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
-``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint, safetensors
-files or an Orbax run; ``diff`` compares two checkpoints; ``verify`` reads one; ``convert`` makes
-one of another. ``python -m gda`` is the same command.
+``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint; ``diff``
+compares two; ``verify`` reads one; ``convert`` makes one of other files, or other files of one.
+``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands``; ``plans``; ``rehearsals`` with ``rehearsal_processes`` and
-``rehearsal_program``; ``checkpoints``; ``convert``; ``functions`` (of the user). What
-they print is computed elsewhere: plans by ``gda.planning``, whose ``notation`` also reads the texts
+``rehearsal_program``; ``checkpoints``; ``convert``; ``functions`` (of the user). What they print is
+computed elsewhere: a plan is a picture of ``gda.show``. ``gda.planning.notation`` reads the texts
 of options.
 """
 

@@ -26,7 +26,8 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
 
     Args:
       tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
-        NumPy arrays and numbers; also that of a checkpoint, ``gda.checkpoint.open(path)``.
+        NumPy arrays and numbers; also that of a checkpoint, ``gda.checkpoint.open(path)``,
+        whose arrays have no weak types.
       mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``, or an
         ``AbstractMesh``, for layouts without devices. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``tree``. JAX drops ``memory_kind=``

@@ -28,14 +28,14 @@ def flops_of(jaxpr: Any) -> float | None:
         jaxpr = jaxpr.jaxpr
     total = 0.0
     for equation in jaxpr.eqns:
-        flops = flops_of_equation(equation)
+        flops = _flops_of_equation(equation)
         if flops is None:
             return None
         total += flops
     return total
 
 
-def flops_of_equation(equation: Any) -> float | None:
+def _flops_of_equation(equation: Any) -> float | None:
     """Return the operations of an equation and of the functions inside; None as ``flops_of``."""
     name, params = equation.primitive.name, equation.params
     if name.startswith("ragged_dot"):
@@ -59,7 +59,7 @@ def flops_of_equation(equation: Any) -> float | None:
         if flops is None or (flops and name in ("while", "pallas_call")):
             return None
         total += flops
-    return total * executions_of(equation)
+    return total * _executions_of(equation)
 
 
 def _flops_of_one(equation: Any) -> float:
@@ -68,7 +68,7 @@ def _flops_of_one(equation: Any) -> float:
     return COMPLEX_FLOPS if is_complex else 2.0
 
 
-def executions_of(equation: Any) -> int:
+def _executions_of(equation: Any) -> int:
     """Return the executions of the functions inside an equation, on all devices."""
     name, params = equation.primitive.name, equation.params
     if name == "scan":

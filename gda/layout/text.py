@@ -94,15 +94,14 @@ def did_you_mean(words: Sequence[str]) -> str:
 # Parts of an array, and their places.
 
 
-def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) -> str:
-    """Return an index as in NumPy, ``[0:2, :]``, or the range from a first to a last one."""
-    slices = map(format_slice, first, first if last is None else last)
-    return f"[{', '.join(slices) or '()'}]"
+def format_index(index: Sequence[slice]) -> str:
+    """Return an index as in NumPy, ``[0:2, :]``."""
+    return f"[{', '.join(map(_format_slice, index)) or '()'}]"
 
 
-def format_slice(first: slice, last: slice) -> str:
+def _format_slice(part: slice) -> str:
     """Return ``0:2``, or ``:`` for the whole of a dimension."""
-    return ":" if first.start is None and last.stop is None else f"{first.start or 0}:{last.stop}"
+    return ":" if part.start is None and part.stop is None else f"{part.start or 0}:{part.stop}"
 
 
 def typed_shape(dtype: object, shape: Iterable[int]) -> str:

@@ -39,10 +39,10 @@ def element(content: str) -> str:
     return f'<div class="gda-show"><style>{_STYLE}</style>{content}</div>'
 
 
-def report(lines: Sequence[str], tables: Sequence[str]) -> str:
-    """Return an element of tables below the first of some lines of text, above the others."""
+def report(lines: Sequence[str], table: str) -> str:
+    """Return an element of a table below the first of some lines of text, above the others."""
     first, *others = [f"<p>{escape(line)}</p>" for line in lines]
-    return element(f"<div>{''.join([first, *tables, *others])}</div>")
+    return element(f"<div>{''.join([first, table, *others])}</div>")
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

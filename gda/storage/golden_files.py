@@ -50,7 +50,10 @@ def check_golden(
     try:
         lines = [*differences(golden, found)]
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a golden file: it is damaged ({error!r})") from None
+        raise ValueError(
+            f"{path} is not a golden file of this version of gda: {error!r}; write it again with "
+            "pytest --update-golden"
+        ) from None
     if lines:
         raise AssertionError(
             "\n".join(

@@ -284,7 +284,7 @@ class Layouts:
         Raises:
           AssertionError: the tree has other arrays or layouts; the message has the differences.
           FileNotFoundError: there is no golden file.
-          ValueError: the file is not a golden file.
+          ValueError: the file is not a golden file, or two arrays have one path.
 
         >>> import gda, jax.numpy as jnp, os, tempfile
         >>> found = gda.layouts({'w': jnp.zeros((8, 2))})
@@ -312,7 +312,7 @@ class Layouts:
 
     def _repr_html_(self) -> str:
         table = _table_of(_rows_of(self.arrays), self.mesh)
-        return report([self.headline, *table.more], [table.html()] if self.arrays else [])
+        return report([self.headline, *table.more], table.html() if self.arrays else "")
 
 
 def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:

@@ -27,7 +27,8 @@ from meshes import ORDERS, abstract, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda.compiled.hlo import Collective, Collectives, Traffic, format_line
+from gda.compiled.hlo import Collective, Collectives, Traffic
+from gda.compiled.hlo.listing import format_line
 from gda.compiled.programs import unwrapped
 from gda.testing.strategies import mesh_shapes
 

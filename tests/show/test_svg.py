@@ -226,7 +226,7 @@ def test_the_table() -> None:
         "bytes": "16 B per device, 128 B in all, 64 B without replicas",
     }
     assert re.findall(r"\w+://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
-    assert 'role="img" aria-label="ShardGrid (8, 2); mesh x=4,y=2: 8 devices, 2 proc' in page
+    assert 'role="img" aria-label="ShardGrid (8, 2) float32; mesh x=4,y=2: 8 devices, ' in page
     assert not re.search(r"<script|@import|url\(|<link|<img|\bid=|\bon\w+=", page)
     unknown = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
     assert {*unknown} == {"shape", "mesh", "spec", "blocks"}

@@ -40,7 +40,8 @@ def svg_of(subject: Subject) -> str:
     _draw_legend(picture)
     _write_notes(picture)
     words = "; ".join(f"{key} {value}" for key, value in facts(subject))
-    return picture.sheet.document(f"{subject.kind} {subject.shape}; {words}")
+    dtype = "" if subject.dtype is None else f" {subject.dtype}"
+    return picture.sheet.document(f"{subject.kind} {subject.shape}{dtype}; {words}")
 
 
 def _draw_rectangle(picture: Picture) -> None:
