@@ -390,12 +390,9 @@ def _array_of_number(
     dtype = np.dtype(held_by(like).dtype)
     arrival = _leaf_like(request, tree, ArrayLeaf(leaf.path, "number", (), dtype), like, place)
     number = np.asarray(leaf.value)
-    try:
-        arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
-    except OverflowError:  # of a number beyond 64 bits
-        raise ValueError(
-            f"it has the int {repr_of(leaf.value):.40}, which {dtype} cannot hold"
-        ) from None
+    if number.dtype.hasobject:  # of more than 64 bits
+        raise ValueError(f"it has the int {repr_of(leaf.value):.40}, which {dtype} cannot hold")
+    arrival.blocks = [cast(number, dtype, Origin.of_block("the saved number", ()))]
     arrival.finish()
     return arrival.value
 
