@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import aligned_empty
@@ -116,10 +116,6 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
         return False
     if each.devices[0].platform == "cpu" and is_narrow(each.array.dtype):  # XLA changes NaNs
         return False
-    before: Any = sharding_of(each.array).mesh
-    # JAX 0.8 cannot move an array over Explicit axes to a mesh with axes of other names or sizes.
-    if AxisType.Explicit in before.axis_types and before.shape != each.sharding.mesh.shape:
-        return False
     is_same_set = each.array.sharding.device_set == each.sharding.device_set
     are_blocks_whole = each.source.shard_shape == each.target.shard_shape
     if is_same_set and are_blocks_whole:
@@ -134,12 +130,30 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
 def _moved_by_jax(each: Relayout, name: str) -> jax.Array:
     def move() -> jax.Array:
         with own_settings(), jax.enable_x64(True):
-            return jax.device_put(each.array, each.sharding)
+            array = _over_auto_axes(each.array, each.sharding.mesh)
+            return jax.device_put(array, each.sharding)
 
     if each.is_local:
         return move()
     with watching(name, processes_of(each.sharding.mesh).numbers) as watch:
         return watch.result(watch.begin(lambda: move().block_until_ready()))
+
+
+def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:
+    # JAX 0.8 cannot move an array over Explicit axes to a mesh with axes of other names or sizes.
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape == mesh.shape:
+        return array
+    before: Any = sharding.mesh
+    if AxisType.Explicit not in before.axis_types:
+        return array
+    twin = Mesh(before.devices, before.axis_names)
+    return jax.make_array_from_single_device_arrays(
+        array.shape,
+        NamedSharding(twin, sharding.spec, memory_kind=sharding.memory_kind),
+        [shard.data for shard in array.addressable_shards],
+        dtype=array.dtype,
+    )
 
 
 def gather(
