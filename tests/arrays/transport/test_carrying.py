@@ -117,7 +117,7 @@ def test_any_layout_becomes_any_other(
     is_sample = trials.most < 1000
     for seed in range(trials.most if is_sample else 334):
         seed += 0 if is_sample else trials.chance.randrange(2**32)
-        (kind,) = set(pool.run(move_at_random, seed))
+        (kind,) = set(pool.run(move_at_random, seed, timeout=600))
         trials.count(kind)
 
 
