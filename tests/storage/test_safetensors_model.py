@@ -281,13 +281,16 @@ def test_files_of_a_save_that_runs_stay(tmp_path: Path) -> None:
 def test_a_process_killed_at_any_moment_leaves_the_old_or_the_new_model(
     forks: Forks, tmp_path: Path, trials: Trials
 ) -> None:
-    before, killing = None, Killing(forks, "save_safetensors_until_killed")
+    before, beside = None, None
+    killing = Killing(forks, "save_safetensors_until_killed")
     for trial in range(trials.most):
         first = (before or 0) + 1
         begun, ended = killing.kill(trials, first, path=str(tmp_path), seed=trial)
         found, ended = generation_at(tmp_path, begun), ended or before
         assert found in (ended, begun), f"{found} is there; saved {ended}, saving {begun}"
-        assert generation_beside(tmp_path, begun) in (ended, begun)
+        # A killed save may leave an old file, which the next one removes if it comes so far.
+        kept, beside = beside, generation_beside(tmp_path, begun)
+        assert beside in (ended, begun, kept)
         count_kill(trials, begun, ended, found)
         before = found
     killing.check(trials)
