@@ -54,7 +54,8 @@ def convert(
     ``save_safetensors``, also the errors.
     """
     kind = _kind_of_target(target, kind)
-    _check_is_new(open_store(target, timeout))
+    store = open_store(target, timeout)
+    _check_is_new(store)
     opened = open_tree(path_of(source, timeout), timeout)
     tree = opened.tree if change is None else change(opened.tree)
     if not any(map(_is_array, jax.tree.leaves(as_dicts(tree), is_leaf=is_container))):
@@ -70,7 +71,7 @@ def convert(
         tree = jax.tree.map(_number_as_array, tree, is_leaf=is_container)
     leaves = jax.tree.leaves(as_dicts(tree), is_leaf=is_container)
     # All sources of an opened tree are read by any thread.
-    workers = options_for(open_store(target, timeout), Options(), least=4).max_workers
+    workers = options_for(store, Options(), least=4).max_workers
     options: dict[str, Any] = {"max_workers": workers, "progress": progress}
     if kind is FileKind.CHECKPOINT:
         save(target, tree, timeout=timeout, **options)

@@ -168,8 +168,7 @@ def verify(
 def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:
     files = Files(store, manifest)
     problems: list[str] = []
-    total = sum(array.nbytes_of_file * array.grid.num_chunks for array in manifest.arrays)
-    total += sum(leaf.nbytes for leaf in manifest.per_process)
+    total = manifest.nbytes_of_chunks + sum(leaf.nbytes for leaf in manifest.per_process)
     with counting(options.progress, "verify", total) as add:
 
         def finish(nbytes: int, found: list[str]) -> None:

@@ -385,7 +385,7 @@ class Save:
             structure=self._structure,
             about=_about(),
         )
-        self.nbytes = sum(array.nbytes_of_file * array.grid.num_chunks for array in arrays)
+        self.nbytes = manifest.nbytes_of_chunks
         file = manifest_json.dump(manifest)
         try:
             with self.store.replacing(manifest_json.NAME, file, self.claim.version):

@@ -51,6 +51,7 @@ class Source(Protocol):
     read_bytes: int = 8 * 2**20  # to read at a time where a read is not of one block
     buffer_bytes: int = 0  # that a read holds beside the block
     is_local: bool = False  # a file of this machine, which any number of threads may read
+    is_in_memory: bool = False  # an array, of which nothing is read
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         """Return the block at ``index``; ``empty`` gives a buffer for it."""
@@ -180,8 +181,12 @@ class _Slicing(Source):
         self.shape: Shape = _shape_of(value, value.shape)
         self.dtype = _dtype_of(value, value.dtype)
         self.chunks = chunks_of(value, "chunks")
+        self.is_in_memory = isinstance(value, np.ndarray | jax.Array)
         if isinstance(value, np.memmap):
             self.read_bytes = 64 * 2**20  # of which it makes no copy
+            # A file that is mapped may be larger than memory. Without C order, rows of the array
+            # are no rows of the file.
+            self.is_in_memory = not value.flags.c_contiguous
         self.is_local = isinstance(value, LocalFile | np.memmap)
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:

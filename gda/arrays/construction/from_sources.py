@@ -25,7 +25,7 @@ from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options, shown
 from gda.storage.read_boxes import READ_BYTES
-from gda.storage.sources import AsyncSource, Source, array_here, source_of
+from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 
@@ -220,11 +220,7 @@ def pending_array_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    # Nothing is read of an array in memory. A file that is mapped may be larger than memory.
-    in_memory = isinstance(array_here(source), np.ndarray | jax.Array)
-    if isinstance(source, np.memmap):
-        in_memory = not source.flags.c_contiguous  # whose rows are no rows of the file
-    is_read = not in_memory and not found.dtype.hasobject
+    is_read = not found.is_in_memory and not found.dtype.hasobject
     return PendingArray(
         *(plan, reader, read, found, native(found.dtype), note),
         options=options if is_read else None,

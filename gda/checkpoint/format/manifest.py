@@ -221,6 +221,11 @@ class Manifest(RecordedTree):
         return f"{self.data}/{leaf.name}.{process}"
 
     @property
+    def nbytes_of_chunks(self) -> int:
+        """Bytes of the files of all chunks."""
+        return sum(array.nbytes_of_file * array.grid.num_chunks for array in self.arrays)
+
+    @property
     def files(self) -> Iterator[tuple[str, int]]:
         """Name and size of every file but that of the manifest."""
         for array in self.arrays:

@@ -313,7 +313,7 @@ def _leaf_like(
         if _is_array_for(like, leaf.value):
             return _array_of_number(request, tree, leaf, like, place)
         return _value_like(leaf.value, like)
-    if leaf.shape == () and type(np.zeros((), leaf.dtype).item()) is type(like):
+    if leaf.shape == () and _is_number_of(leaf.dtype, like):
         return Arrival(leaf, leaf.dtype, wrap=lambda array: array.item())
     container: ContainerClass = GlobalArray if is_container(like) else None
     if isinstance(like, PaddedArray):
@@ -381,6 +381,11 @@ def _is_array_for(like: Any, value: Any) -> bool:
     dtype = getattr(array, "dtype", None)
     if isinstance(value, str | bytes) or getattr(array, "shape", None) != () or is_extended(dtype):
         return False
+    return _is_number_of(dtype, value)
+
+
+def _is_number_of(dtype: Any, value: Any) -> bool:
+    """Return True if a value has the type of Python that elements of a dtype become."""
     return type(np.zeros((), dtype).item()) is type(value)
 
 
