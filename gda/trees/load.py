@@ -14,8 +14,8 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
+from gda.arrays.construction.reading_by_rows import RowsKind, TensorByRows, TensorsByRows
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
-from gda.arrays.construction.small_tensors import SmallKind, SmallTensor, SmallTensors
 from gda.arrays.dtypes import dtype_in_tree, dtype_of_floats, narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
@@ -138,7 +138,7 @@ class _LoadedLeaf(NamedTuple):
     """A source, and its pending array."""
 
     source: Any
-    build: PendingArray | SmallTensor
+    build: PendingArray | TensorByRows
 
     def contained(self, array: Any, is_plain: bool) -> Any:
         """Return what is made of the source around its array, or around shape and dtype of it."""
@@ -151,7 +151,7 @@ class _LoadedLeaf(NamedTuple):
         return array if is_plain or are_bare_keys(self.source) else GlobalArray(array=array)
 
 
-BuildT = TypeVar("BuildT", PendingArray, SmallTensor)
+BuildT = TypeVar("BuildT", PendingArray, TensorByRows)
 
 _Leaves = list[Any]  # a _LoadedLeaf for each source; other leaves as they are
 
@@ -214,7 +214,7 @@ class _LoadingTree:
         layout: Any,
         given: tuple[Any, bool],
         note: Callable[..., None],
-        kinds: dict[Any, SmallKind],
+        kinds: dict[Any, RowsKind],
     ) -> Any:
         """Return a leaf; ``kinds`` are those of the tensors before, by all that decides them."""
         if is_value(source):
@@ -223,7 +223,7 @@ class _LoadingTree:
         if isinstance(source, SafetensorsTensor) and not self.options.read_once:
             key = source.shape, source.dtype, layout, given
             if (kind := kinds.get(key)) is not None:
-                return _LoadedLeaf(source, SmallTensor(kind, source, note))
+                return _LoadedLeaf(source, TensorByRows(kind, source, note))
         dtype, is_named = given
         if not is_named:
             dtype = _dtype_of_floats(source, dtype)
@@ -233,9 +233,9 @@ class _LoadingTree:
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], self.pad)
             data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
         build = pending_array_of_source(data, *over, dtype, self.options, note, pad=self.pad)
-        if key is not None and (kind := SmallKind.of(build)) is not None:
+        if key is not None and (kind := RowsKind.of(build, self.options.max_bytes)) is not None:
             kinds[key] = kind
-            build = SmallTensor(kind, source, note)
+            build = TensorByRows(kind, source, note)
         return _LoadedLeaf(source, build)
 
     def described(self, leaves: _Leaves) -> Description:
@@ -251,12 +251,12 @@ class _LoadingTree:
         if self.options.read_once:
             read_builds(builds, self.options, "load_tree")
         else:
-            small = _builds_of(leaves, SmallTensor)
-            groups = SmallTensors.of_each_task(small, self.options.max_bytes)
+            by_rows = _builds_of(leaves, TensorByRows)
+            groups = TensorsByRows.of_each_task(by_rows, self.options.max_bytes)
             read_all([*builds, *groups], self.options, "load_tree")
         return self._tree_of(leaves, lambda build: build.array())
 
-    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | SmallTensor], Any]) -> Any:
+    def _tree_of(self, leaves: _Leaves, make: Callable[[PendingArray | TensorByRows], Any]) -> Any:
         """Return the tree with what is made of each pending array, contained."""
         made = [
             leaf.contained(make(leaf.build), self.is_plain)

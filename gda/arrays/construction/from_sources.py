@@ -72,6 +72,10 @@ class PendingArray:
         return math.prod(self.reader.shape) * (8 if dtype is None else dtype.itemsize)
 
     @property
+    def builds(self) -> tuple[PendingArray]:
+        return (self,)
+
+    @property
     def nbytes(self) -> int:
         return len(self._blocks) * self.block_bytes
 
@@ -252,6 +256,11 @@ class Reads(Protocol):
     """Reads of the blocks of some arrays."""
 
     @property
+    def builds(self) -> Sequence[PendingArray]:
+        """The arrays, or others of the same kinds of sources and sizes in their places."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all blocks."""
         ...
@@ -271,13 +280,14 @@ def read_all(pending: Sequence[Reads], options: Options, description: str) -> No
 
 def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     """Return the options, with the number of threads that suits all sources if none was given."""
-    # To place small tensors takes longer than to read them.
-    builds = [each for each in pending if isinstance(each, PendingArray)]
+    builds = [build for each in pending for build in each.builds]
     if options.max_workers is not None or not builds:
         return options
     workers = min(1 if each.source is None else each.source.workers for each in builds)
-    # Several threads would mostly wait for Python's lock.
-    is_small = sum(each.nbytes for each in builds) < len(builds) * LARGE_BYTES
+    # To place small tensors takes longer than to read them, and several threads would mostly wait
+    # for Python's lock.
+    sizes = [each.nbytes for each in builds]
+    is_small = 2 * sum(size for size in sizes if size >= LARGE_BYTES) < sum(sizes)
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 

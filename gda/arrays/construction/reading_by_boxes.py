@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.buffers import HUGE_PAGE_BYTES
+from gda.arrays.buffers import HUGE_PAGE_BYTES, aligned_empty
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.liveness import data_callbacks
 from gda.layout.dtype_names import native
@@ -64,7 +64,7 @@ class BoxTasks:
     ) -> None:
         self._source, self._is_cast = source, native(source.dtype) != dtype
         self._part, self._write, self._note, self._any_dtype = part, write, note, any_dtype
-        self._buffers: list[_Memory] = []
+        self.buffers: list[_Memory] = []  # of reads that are split
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def task(
@@ -90,13 +90,13 @@ class BoxTasks:
 
     def _read(self, boxes: list[Needed]) -> None:
         try:
-            buffer = self._buffers.pop()
+            buffer = self.buffers.pop()
         except IndexError:
             buffer = np.empty(0, np.uint8)
         with jax.enable_x64(self._x64), data_callbacks:  # both belong to a thread
             for needed in boxes:
                 buffer = self._read_box(needed, buffer)
-        self._buffers.append(buffer)
+        self.buffers.append(buffer)
 
     def _read_box(self, needed: Needed, buffer: _Memory) -> _Memory:
         """Read a box and split it; return the buffer, or a larger one."""
@@ -110,7 +110,7 @@ class BoxTasks:
                 return out
             nbytes = math.prod(sizes) * dtype.itemsize
             if buffer.nbytes < nbytes:
-                buffer = np.empty(nbytes, np.uint8)
+                buffer = aligned_empty(nbytes, np.uint8)
             return buffer[:nbytes].view(dtype).reshape(sizes)
 
         try:
@@ -222,6 +222,11 @@ class BoxReads:
         for group in self._groups:
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
+                if self._max_bytes is None:
+                    # Threads that make memory while others fill some wait for them. Here malloc may
+                    # touch more.
+                    for number in group:
+                        self._made(number)
                 boxes = [*self._boxes_of(group)]
                 nbytes = [sum(self._tasks.nbytes(index) for _, index in box) for box in boxes]
                 # A thread fills huge pages alone: two that touch one first would both clear it.
@@ -269,8 +274,11 @@ class BoxReads:
             self._left[number] -= elements
             self._report(elements * self._itemsize)
             if not self._left[number]:
+                del self._left[number]
                 transfer = self._done(number, self._memory.pop(number))
                 transfers += [] if transfer is None else [transfer]
+        if not self._left:
+            self._tasks.buffers.clear()
         if not transfers:
             return None
         return Transfer(

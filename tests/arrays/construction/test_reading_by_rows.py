@@ -1,4 +1,4 @@
-"""Small tensors of files, against the arrays that were written."""
+"""Tensors of files that are read by rows, against the arrays that were written."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ from meshes import batch, mesh_of
 from safetensors.numpy import save_file
 
 import gda
-from gda.arrays.construction import small_tensors
+from gda.arrays.construction import reading_by_rows
 from gda.storage import safetensors as storage
 from gda.storage.safetensors import open_safetensors
 
@@ -58,6 +58,33 @@ def test_tensors_side_by_side_take_one_read(
     del threads[:]
     gda.load_tree(tensors, MESH, spec, max_bytes=values["a"].nbytes)
     assert len(threads) == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "columns", "options", "reads"),
+    [
+        (P("x"), 2**14, {}, 1),
+        (P(("x", "y")), 2**14, {}, 1),
+        (P(), 2**14, {}, 1),
+        (P("x"), 2**14, {"max_bytes": 2**20}, 4),
+        (P("x"), 2**14 + 1, {}, 4),  # its blocks are not aligned
+    ],
+)
+def test_rows_of_a_large_tensor_take_one_read(
+    spec: P,
+    columns: int,
+    options: dict[str, int],
+    reads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = np.arange(16 * columns, dtype=np.float32).reshape(16, columns)
+    save_file({"a": value}, tmp_path / "model.safetensors")
+    threads = requests(monkeypatch)
+    loaded = gda.load_tree(open_safetensors(tmp_path), MESH, spec, **options)["a"]
+    assert np.array_equal(loaded, value)
+    assert loaded.sharding == NamedSharding(MESH, spec)
+    assert len(threads) == reads
 
 
 @pytest.mark.parametrize("options", [{}, {"max_bytes": 100}, {"max_workers": 3}])
@@ -120,7 +147,7 @@ def test_an_error_names_the_tensor_that_cannot_be_read(
 
     monkeypatch.setattr(storage.SafetensorsTensor, "_read", broken)
     # All three are read together, which does not tell whose bytes are missing.
-    monkeypatch.setattr(small_tensors, "read_together", lambda parts: 1 / 0)
+    monkeypatch.setattr(reading_by_rows, "read_together", lambda parts: 1 / 0)
     with pytest.raises(OSError, match="broken disk") as caught:
         gda.load_tree(open_safetensors(tmp_path), MESH, P("x"))
     assert "gda: at b of the tree" in caught.value.__notes__
