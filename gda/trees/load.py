@@ -233,7 +233,7 @@ class _LoadingTree:
             mesh_grid(source.shape, *mesh_and_spec(*over)[:2], self.pad)
             data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
         build = pending_array_of_source(data, *over, dtype, self.options, note, pad=self.pad)
-        if key is not None and (kind := RowsKind.of(build, self.options.max_bytes)) is not None:
+        if key is not None and (kind := RowsKind.of(build, self.options)) is not None:
             kinds[key] = kind
             build = TensorByRows(kind, source, note)
         return _LoadedLeaf(source, build)

@@ -257,7 +257,7 @@ class Reads(Protocol):
 
     @property
     def builds(self) -> Sequence[PendingArray]:
-        """The arrays, or others of the same kinds of sources and sizes in their places."""
+        """Those that threads may read; small tensors take longer to place than to read."""
         ...
 
     @property
@@ -284,10 +284,8 @@ def with_workers(options: Options, pending: Sequence[Reads]) -> Options:
     if options.max_workers is not None or not builds:
         return options
     workers = min(1 if each.source is None else each.source.workers for each in builds)
-    # To place small tensors takes longer than to read them, and several threads would mostly wait
-    # for Python's lock.
-    sizes = [each.nbytes for each in builds]
-    is_small = 2 * sum(size for size in sizes if size >= LARGE_BYTES) < sum(sizes)
+    # Several threads would mostly wait for Python's lock.
+    is_small = sum(each.nbytes for each in builds) < len(builds) * LARGE_BYTES
     return options if is_small or workers == 1 else replace(options, max_workers=workers)
 
 

@@ -223,8 +223,7 @@ class BoxReads:
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
                 if self._max_bytes is None:
-                    # Threads that make memory while others fill some wait for them. Here malloc may
-                    # touch more.
+                    # Threads that make memory while others fill some wait for them.
                     for number in group:
                         self._made(number)
                 boxes = [*self._boxes_of(group)]

@@ -1,4 +1,4 @@
-"""Tensors of files that a process reads by rows: many with one request; JAX divides each.
+"""Tensors of files that a process reads by rows, and JAX divides: many small ones with one request.
 
 The tasks and blocks of a tensor of 64 KiB took six times as long as its placement, and those of one
 of 8 MiB in 8 blocks of rows as long as its bytes.
@@ -22,16 +22,17 @@ from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape
 from gda.multihost.settings import own_settings
+from gda.storage.options import Options
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors import SafetensorsTensor, place_of, read_together
 from gda.storage.tasks import Task, Transfer, groups_within
 
 _Memory = np.ndarray[Any, Any]
 
-# Of one task and one allocation, if one tensor is not larger. From 4 MiB on memory has huge pages,
-# which NumPy asks for; all but the last have as much, where nothing is cast.
+# Of one task and one allocation of small tensors. From 4 MiB on memory has huge pages, which NumPy
+# asks for; all but the last have as much, where nothing is cast.
 _AT_A_TIME = 4 * 2**20 + LARGE_BYTES
-# One thread reads a tensor: a larger one is read block by block, by several.
+# Of a large tensor, which one thread reads; several read a larger one block by block.
 _MOST_BYTES = 128 * 2**20
 
 
@@ -42,36 +43,48 @@ class RowsKind(NamedTuple):
     rows: Index  # all of the tensor that this process reads
     shape: Shape  # of the rows
     cuts: list[Index]  # the blocks in the rows
-    held_bytes: int  # of the rows as they are read, and of their copy if they have to be cast
+    is_large: bool
 
     @classmethod
-    def of(cls, build: PendingArray, max_bytes: int | None) -> RowsKind | None:
+    def of(cls, build: PendingArray, options: Options) -> RowsKind | None:
         """Return the kind of a tensor; ``None`` if it is read better block by block."""
         plan, source = build.plan, build.source
         if source is None or plan.grid.is_padded or not plan.distinct:
             return None
         whole = plan.grid.global_shape
+        whole_bytes = math.prod(whole) * source.dtype.itemsize
+        if not whole_bytes:
+            return None
         blocks = [bounded(index, whole) for index in plan.distinct]
         hull = hull_of(blocks)
         rows = (*hull[:1], *[slice(0, size) for size in whole[1:]])
-        shape = sizes_of(rows)
-        read, dtype = source.dtype, np.dtype(build.reader.dtype)
-        itemsize = read.itemsize + (0 if native(read) == dtype else dtype.itemsize)
-        held_bytes = math.prod(shape) * itemsize
-        block_size = math.prod(build.reader.shape)
-        has_all_rows = block_size * len(blocks) == math.prod(shape)
-        are_rows = has_all_rows and all(block[1:] == rows[1:] for block in blocks)
-        # On CPU JAX takes aligned blocks as they are, and copies others.
-        is_aligned = block_size * dtype.itemsize % ALIGNMENT == 0
-        most = LARGE_BYTES
-        if are_rows and is_aligned and not plan.places_early:
-            most = max(most, min(_MOST_BYTES, max_bytes or _MOST_BYTES))
-        if not 0 < held_bytes < most:
-            return None
-        if rows != hull and held_bytes // shape[0] > READ_BYTES:
+        if rows != hull and whole_bytes // whole[0] > READ_BYTES:
             return None
         cuts = [within(block, start_of(rows)) for block in blocks]
-        return cls(build, rows, shape, cuts, held_bytes)
+        kind = cls(build, rows, sizes_of(rows), cuts, whole_bytes >= LARGE_BYTES)
+        return None if kind.is_large and not kind.is_adopted(options) else kind
+
+    def is_adopted(self, options: Options) -> bool:
+        """Return True for memory that JAX divides without a copy, and that no option bounds."""
+        build = self.build
+        are_rows = build.reader.shape[1:] == self.shape[1:]
+        return (
+            options.max_workers is None
+            and options.max_bytes is None
+            and not build.plan.places_early  # on CPU
+            and build.dtype == build.reader.dtype
+            and build.block_bytes % ALIGNMENT == 0
+            and are_rows
+            and build.nbytes == self.held_bytes <= _MOST_BYTES  # no rows lie between the blocks
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows as they are read, and of their copy if they have to be cast."""
+        read, dtype = self.build.dtype, np.dtype(self.build.reader.dtype)
+        assert read is not None
+        itemsize = read.itemsize + (0 if read == dtype else dtype.itemsize)
+        return math.prod(self.shape) * itemsize
 
 
 class TensorByRows:
@@ -94,27 +107,34 @@ class TensorByRows:
 
 
 class TensorsByRows:
-    """Tensors that are read by one task; ``is_limited`` if the memory has a bound."""
+    """Tensors that are read by one task: small ones, or a large one.
 
-    def __init__(self, tensors: Sequence[TensorByRows], is_limited: bool) -> None:
-        self._tensors, self._is_limited = tensors, is_limited
-        self.builds = [each.kind.build for each in tensors]
-        self.nbytes = sum(build.nbytes for build in self.builds)
+    Attributes:
+      builds: that of a large one, for which a thread is worth while.
+      nbytes: of all arrays.
+    """
+
+    def __init__(self, tensors: Sequence[TensorByRows]) -> None:
+        self._tensors = tensors
+        self.builds = [each.kind.build for each in tensors if each.kind.is_large]
+        self.nbytes = sum(each.kind.build.nbytes for each in tensors)
 
     @classmethod
     def of_each_task(
         cls, tensors: Sequence[TensorByRows], max_bytes: int | None
     ) -> list[TensorsByRows]:
-        """Return the tensors in groups, in the order of the files."""
+        """Return the tensors of each task, in the order of the files."""
         ordered = sorted(tensors, key=lambda each: place_of(each.tensor))
-        sizes = [each.kind.held_bytes for each in ordered]
+        large = [[each] for each in ordered if each.kind.is_large]
+        small = [each for each in ordered if not each.kind.is_large]
         most = min(_AT_A_TIME, max_bytes or _AT_A_TIME)
-        return [cls(group, max_bytes is not None) for group in groups_within(ordered, sizes, most)]
+        groups = groups_within(small, [each.kind.held_bytes for each in small], most)
+        return [cls(group) for group in itertools.chain(large, groups)]
 
     def tasks(self, report: Callable[[int], object]) -> list[Task]:
         nbytes = sum(each.kind.held_bytes for each in self._tensors)
-        # Threads that make memory while others fill some wait for them. Here malloc may touch more.
-        memory = None if self._is_limited else _memory_for(self._tensors)
+        # Threads that make memory while others fill some wait for them.
+        memory = _memory_for(self._tensors) if self.builds else None
         return [Task(nbytes, partial(self._read, memory), partial(self._place, report))]
 
     def _read(self, memory: Sequence[_Memory] | None) -> list[_Memory]:

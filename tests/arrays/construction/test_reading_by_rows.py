@@ -66,19 +66,21 @@ def test_tensors_side_by_side_take_one_read(
         (P("x"), 2**14, {}, 1),
         (P(("x", "y")), 2**14, {}, 1),
         (P(), 2**14, {}, 1),
-        (P("x"), 2**14, {"max_bytes": 2**20}, 4),
+        (P("x"), 2**14, {"max_bytes": 2**21}, 4),
+        (P("x"), 2**14, {"max_workers": 1}, 4),
+        (P("x"), 2**14, {"dtype": jnp.bfloat16}, 4),
         (P("x"), 2**14 + 1, {}, 4),  # its blocks are not aligned
     ],
 )
 def test_rows_of_a_large_tensor_take_one_read(
     spec: P,
     columns: int,
-    options: dict[str, int],
+    options: dict[str, Any],
     reads: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    value = np.arange(16 * columns, dtype=np.float32).reshape(16, columns)
+    value = np.arange(16 * columns, dtype=np.float32).reshape(16, columns) % 256
     save_file({"a": value}, tmp_path / "model.safetensors")
     threads = requests(monkeypatch)
     loaded = gda.load_tree(open_safetensors(tmp_path), MESH, spec, **options)["a"]
@@ -157,11 +159,14 @@ def test_an_error_names_the_tensor_that_cannot_be_read(
 @pytest.mark.processes(2, devices=4)
 def test_processes_read_rows_that_they_hold(shared_tmp_path: Path) -> None:
     values = {name: batch(8, 8) + n for n, name in enumerate("abc")}
+    values |= {
+        name: np.arange(2**20, dtype=np.float32).reshape(8, -1) + n for n, name in enumerate("de")
+    }
     path = shared_tmp_path / "model.safetensors"
     if jax.process_index() == 0:
         save_file(values, path)
     gda.check_processes_agree({}, name="saved")
-    specs = {"a": P("x"), "b": P(None, "x"), "c": P()}
+    specs = {"a": P("x"), "b": P(None, "x"), "c": P(), "d": P("x"), "e": P("y")}
     found = gda.load_tree(open_safetensors(path), mesh_of({"x": 4, "y": 2}), specs)
     for name, value in values.items():
         assert found[name].sharding.spec == specs[name]
