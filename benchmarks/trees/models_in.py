@@ -231,19 +231,26 @@ def _from_slow_store(model: Model, quick: bool) -> list[Side]:
     ]
 
 
+def mebibytes_beyond(way: str, model: Model, folder: str) -> float:
+    """Return what this process holds at most while it loads, beyond the arrays."""
+    held = model.tensors * int(np.prod(model.shape)) * 4
+    options = {"max_bytes": MAX_BYTES} if way == _GDA else {}
+    load = partial(WAYS[way], model, Path(folder), **options)
+    load()  # what is imported and started once does not count
+    return max(peak_of(load) - held, 1) / MIB
+
+
 def _remembering(model: Model, quick: bool) -> list[Side]:
+    """Measure in a process of its own: memory that other works freed would not be seen."""
     model, scratch = model.smaller() if quick else model, Scratch()
     folder = scratch.another()
     _written(model, folder)
-    held = model.tensors * int(np.prod(model.shape)) * 4
 
-    def beyond(way: Callable[[], Any]) -> float:
-        return max(peak_of(way) - held, 1) / MIB
+    def run(way: str) -> float:
+        return _pool(1).run(mebibytes_beyond, way, model, str(folder))[0]
 
-    ways = [lambda: _ours(model, folder, MAX_BYTES), lambda: _packaged(model, folder)]
-    for way in ways:
-        way()  # what is imported and started once does not count
-    return [Side(partial(beyond, way), scratch.keep, times_itself=True) for way in ways]
+    ways = (_GDA, _PACKAGED)
+    return [Side(partial(run, way), scratch.keep, times_itself=True) for way in ways]
 
 
 def works(quick: bool) -> list[Work]:
