@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 
 from gda.cli import rehearsal_program
 from gda.launch import __main__ as launcher
-from gda.launch import child
-from gda.launch import run as launch_run
+from gda.launch import child, launching
 from gda.launch.children import Children
 from gda.testing import forking
 
@@ -78,8 +77,8 @@ def launch_impatiently(*words: str) -> NoReturn:
     These and the time limit begin once each process has ended or has made the file ``ready`` with
     its number.
     """
-    launch_run._EXIT_SECONDS, launch_run._SILENT_SECONDS = 4, 5
-    watch = launch_run._watch
+    launching._EXIT_SECONDS, launching._SILENT_SECONDS = 4, 5
+    watch = launching._watch
 
     def watch_once_ready(processes: Any, *others: Any) -> Any:
         while not all(
@@ -89,13 +88,13 @@ def launch_impatiently(*words: str) -> NoReturn:
             time.sleep(0.02)
         return watch(processes, *others)
 
-    launch_run._watch = watch_once_ready
+    launching._watch = watch_once_ready
     launch(*words)
 
 
 def launch_patiently(*words: str) -> NoReturn:
     """Run ``python -m gda.launch`` with a minute for the others to end after a failure."""
-    launch_run._GRACE_SECONDS = 60
+    launching._GRACE_SECONDS = 60
     launch(*words)
 
 

@@ -97,6 +97,13 @@ def test_the_page_of_stable_names_has_public_names_only() -> None:
     assert public | modules >= STABLE
 
 
+@pytest.mark.parametrize("module", ["cli", "show", "testing"])
+def test_a_module_of_provisional_names_says_so(module: str) -> None:
+    doc = importlib.import_module(f"gda.{module}").__doc__
+    assert doc is not None
+    assert "Provisional: see ``docs/stable.md``" in doc
+
+
 @pytest.mark.parametrize("name", [each for each in gda._MODULE_OF if each not in gda._MODULES])
 def test_a_module_says_that_its_names_are_provisional(name: str) -> None:
     parts = gda._MODULE_OF[name].split(".")

@@ -232,8 +232,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
 
         The data of a process is its distinct blocks side by side, in the order of their
         coordinates, of the shape ``ShardGrid.view(process).local_shape``. They must form a regular
-        grid. Replicated blocks must be equal in all processes: ``host_local_array_to_global_array``
-        can check that. Communicates as ``from_callback`` does.
+        grid. Replicated blocks must be equal in all processes, which ``gda.check_replicas_agree``
+        checks. Communicates as ``from_callback`` does.
 
         Args:
           local_data: a ``jax.Array`` of this process, or anything that ``numpy.asarray`` takes. If

@@ -1,5 +1,7 @@
 """The command line ``gda``: plans, rehearsals, checkpoints and other files of trees.
 
+Provisional: see ``docs/stable.md``.
+
 ``plan`` answers from shapes, meshes and specs alone: it imports no JAX and touches no device.
 ``rehearse`` compiles a program, in other processes. ``inspect`` looks at a checkpoint; ``diff``
 compares two; ``verify`` reads one; ``convert`` makes one of other files, or other files of one.

@@ -77,10 +77,10 @@ def _bytes(text: str) -> int:
 
 def convert(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint.converting import convert as written
+    from gda.checkpoint import converting
     from gda.checkpoint.tree_at import FileKind
 
-    converted = written(
+    converted = converting.convert(
         options.source,
         options.target,
         kind=None if options.to is None else FileKind[options.to.upper()],

@@ -3,7 +3,7 @@
 Provisional: see ``docs/stable.md``.
 
 Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``programs`` (a call,
-traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
+traced, lowered or compiled), ``communication_rules`` (what is allowed), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
 ``abstract`` (``gda.abstract``), ``flops``, ``torus``, ``collective_times`` and ``seconds``,
 ``rehearsal`` (the result of a rehearsal, with ``report``, its text and advice, and

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Compiled
 
+from gda.compiled.communication_rules import Allowed, check_axes, complaints_of, rules_of
 from gda.compiled.hlo import (
     Collectives,
     ProgramMesh,
@@ -18,7 +19,6 @@ from gda.compiled.hlo import (
     read_schedule,
 )
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
-from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh
 

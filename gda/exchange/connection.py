@@ -156,13 +156,15 @@ class Connection:
             except OSError as error:
                 if not waits or deadline.left() <= _LOOK_EVERY:
                     waited = f" for {deadline.seconds:g} s" if waits else ""
-                    said = (
+                    problem = (
                         f" is not there: {error.strerror or error}{waited}; its program has not "
                         "called gda.offer with this address, or has ended"
                     )
                     if isinstance(error, socket.gaierror):
-                        said = f": no address of {address.host!r}{waited}: {error}; check the name"
-                    raise ConnectionError(f"{peer}{said}") from None
+                        problem = (
+                            f": no address of {address.host!r}{waited}: {error}; check the name"
+                        )
+                    raise ConnectionError(f"{peer}{problem}") from None
                 time.sleep(_LOOK_EVERY)
         connection = cls(given, peer, deadline, is_stopped)
         try:

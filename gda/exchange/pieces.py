@@ -4,7 +4,7 @@ A piece is what a block of this process and a block of the offer have in common.
 of this process is pulled once, also where several of its devices hold it. Of the devices that hold
 a block of the offer, those on this machine are asked, if there are any. The pieces of the block,
 and the processes that need it, ask them in turn, by the formula of ``gda.layout.reshard.lanes``, so
-that every process finds its own requests without those of others.
+that every process finds its own requests without the requests of the others.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ The program calls ``gda.launch.initialize()`` before anything else of JAX, and r
 cluster. All processes end within seconds if one fails, and within ``--grace`` seconds if the
 launcher gets a signal to end. None outlives the launcher.
 
-Read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
-``child`` (the first code in each process), ``ending`` (its last), ``output`` (prefixes of lines),
-``children`` (processes that end with their parent).
+Read in this order: ``__main__`` (the command line), ``launching`` (until all are done or one
+fails), ``child`` (the first code in each process), ``leaving`` (its last), ``output`` (prefixes of
+lines), ``children`` (processes that end with their parent).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def initialize(
     # Registers an exit hook, which runs after those that the program registers later.
     import gda.multihost.agreement  # noqa: F401
     from gda.launch.children import arguments_of
-    from gda.launch.ending import finish_pending
+    from gda.launch.leaving import finish_pending
 
     chosen = {name: value for name, value in given.items() if value is not None}
     arguments = {**arguments_of(), **chosen}

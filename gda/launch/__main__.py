@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from gda.launch.children import Port, environment
-from gda.launch.run import run
+from gda.launch.launching import run
 
 _USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argument ...]"
 

@@ -19,7 +19,7 @@ import traceback
 from contextlib import suppress
 
 from gda.launch.children import listen_on_loopback
-from gda.launch.ending import leave
+from gda.launch.leaving import leave
 from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")

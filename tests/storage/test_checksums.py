@@ -8,7 +8,7 @@ from gda.storage.stores.checksums import crc32c
 
 pytestmark = pytest.mark.no_jax
 
-DATA = np.random.default_rng(0).integers(0, 256, 400, np.uint8)
+DATA = np.random.default_rng(0).integers(0, 256, 2**20 + 3, np.uint8)
 
 
 def _entry(byte: int) -> int:
@@ -39,6 +39,18 @@ def test_crc_of_two_parts_of_every_size_at_every_alignment() -> None:
             before = crc32c(DATA[start:half])
             assert crc32c(DATA[half : start + size], before) == crc, (start, size)
             crc = expected_crc(DATA[start + size : start + size + 1].tobytes(), crc)
+
+
+@pytest.mark.parametrize("start", [0, 1, 13])
+def test_crc_of_every_size_up_to_that_of_long_loops(start: int) -> None:
+    crc = 0
+    for size in range(5000):
+        assert crc32c(DATA[start : start + size]) == crc, size
+        crc = expected_crc(DATA[start + size : start + size + 1].tobytes(), crc)
+
+
+def test_crc_of_a_chunk() -> None:
+    assert crc32c(DATA) == expected_crc(DATA.tobytes())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64, ml_dtypes.bfloat16, np.bool_])

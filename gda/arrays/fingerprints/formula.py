@@ -65,7 +65,7 @@ def add(sums: Iterable[Words]) -> Words:
 
 
 def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
-    """Return the sums over a part of an array: uint32 ``[LANES]``, to be added to those of others.
+    """Return the sums over a part of an array: uint32 ``[LANES]``, to be added to other sums.
 
     Of PRNG keys take the numbers. ``start`` is the first element in the whole array.
 

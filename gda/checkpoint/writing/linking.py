@@ -110,20 +110,20 @@ class Links:
         there = self._there.get(leaf.record.path)
         if there is None or leaf.is_source:
             return False
-        ours, theirs = self.writer.array_of(leaf), there[1]
-        if ours != replace(theirs, name=ours.name, crcs=()):
+        new, old = self.writer.array_of(leaf), there[1]
+        if new != replace(old, name=new.name, crcs=()):
             return False
-        return not any(self._begins_differently(block, theirs) for block in leaf.blocks[:1])
+        return not any(self._begins_differently(block, old) for block in leaf.blocks[:1])
 
-    def _begins_differently(self, block: Block, theirs: StoredArray) -> bool:
+    def _begins_differently(self, block: Block, old: StoredArray) -> bool:
         """Return True if a block on the host has other first bytes than its file."""
-        overlap = next(theirs.grid.overlaps(block.start, block.data.shape), None)
+        overlap = next(old.grid.overlaps(block.start, block.data.shape), None)
         if not isinstance(block.data, np.ndarray) or overlap is None or not overlap.is_whole:
             return False
-        count = _COMPARED_BYTES // theirs.dtype.itemsize
+        count = _COMPARED_BYTES // old.dtype.itemsize
         first = block.data[overlap.in_block].flat[:count].tobytes()
         try:
-            return self.base_store.head(self._file(theirs, overlap.chunk), len(first)) != first
+            return self.base_store.head(self._file(old, overlap.chunk), len(first)) != first
         except (OSError, ValueError):
             return True
 
@@ -131,16 +131,16 @@ class Links:
         return f"{self.base.data}/{array.name}/{array.grid.key(chunk)}"
 
     def _link(self, leaf: SavedLeaf, block: Block) -> list[Written]:
-        ours, theirs = self.writer.array_of(leaf), self._there[leaf.record.path][1]
+        new, old = self.writer.array_of(leaf), self._there[leaf.record.path][1]
         made: list[Written] = []
-        for overlap in theirs.grid.overlaps(block.start, block.data.shape):
+        for overlap in old.grid.overlaps(block.start, block.data.shape):
             chunk = overlap.chunk
-            nbytes = theirs.nbytes_of_file
-            source = self._file(theirs, chunk)
-            name = self.writer.name(ours, chunk)
+            nbytes = old.nbytes_of_file
+            source = self._file(old, chunk)
+            name = self.writer.name(new, chunk)
             if not self.store.link(name, self.base_store, source, nbytes, manifest_json.NAME):
                 for each in made:
-                    self.store.remove(self.writer.name(ours, each.number))
+                    self.store.remove(self.writer.name(new, each.number))
                 return []
-            made.append(Written(ours.name, chunk, theirs.crcs[chunk], theirs.nbytes_per_chunk, {}))
+            made.append(Written(new.name, chunk, old.crcs[chunk], old.nbytes_per_chunk, {}))
         return made

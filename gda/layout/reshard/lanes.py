@@ -1,7 +1,7 @@
 """The lanes of a move: sets of senders and their receivers, with each device at most once in each.
 
 A *request* is what one target device asks of one source block that it has no copy nearby of. Every
-process numbers requests and lanes alike by a formula, and so finds its own without those of others:
+process numbers requests and lanes alike by a formula, and so finds its own alone:
 
 - Along one dimension, a segment has a place in its source part, and one in its target part. The
   dimension *scatters* if each target part is one segment, else it *gathers* if each source part is

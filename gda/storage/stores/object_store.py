@@ -183,10 +183,10 @@ class KvStore:
         try:
             return future.result(self._timeout)
         except TimeoutError:
-            said = f"no answer within {self._timeout:g} s, retries included"
+            problem = f"no answer within {self._timeout:g} s, retries included"
             # Later requests, such as those to clean up, wait less for a store that is silent.
             self._timeout = min(self._timeout, _TIMEOUT_AFTER_ONE)
-            raise TimeoutError(errno.ETIMEDOUT, said, self.join(name)) from None
+            raise TimeoutError(errno.ETIMEDOUT, problem, self.join(name)) from None
         except NotImplementedError as error:
             raise io.UnsupportedOperation(f"{self.join(name)}: {error}") from None
         except Exception as error:

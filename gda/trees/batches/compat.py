@@ -17,7 +17,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import local_array_of
 from gda.arrays.transport.moving import reshard
-from gda.layout.boundary import public, set_module
+from gda.layout.boundary import public
 from gda.mesh import check_mesh, is_tracer
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe
@@ -37,7 +37,6 @@ def __dir__() -> list[str]:
 _NAME = "host_local_array_to_global_array"
 
 
-@set_module("gda.compat")
 @communicates(_NAME, if_checked("global_mesh"))
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
@@ -70,7 +69,6 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     return together(_NAME, global_mesh, work, describe)
 
 
-@set_module("gda.compat")
 @public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.

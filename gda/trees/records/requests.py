@@ -164,8 +164,8 @@ def _layouts_given(request: Request, tree: RecordedTree) -> _GivenLayouts:
         if pair.leaf is not NOTHING and pair.found is not NOTHING
     }
     surplus = [leaf_path(pair.keys) for pair in pairs if pair.leaf is NOTHING]
-    said = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
-    return _GivenLayouts(name, places, said)
+    differences = [f"it has no {join_some(surplus)}, which {name} has"] if surplus else []
+    return _GivenLayouts(name, places, differences)
 
 
 def _leaves_by_layouts(request: Request, tree: RecordedTree) -> list[Arrival | Any]:

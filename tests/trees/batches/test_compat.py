@@ -1,5 +1,6 @@
 """The names of ``multihost_utils``, against those."""
 
+import pickle
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,11 @@ def test_the_names_are_reachable_without_being_listed() -> None:
         AttributeError, match=r"its successor is gda\.compat\.host_local_array_to_global_array$"
     ):
         gda.host_local_array_to_global_array  # pyright: ignore  # noqa: B018
+
+
+@pytest.mark.parametrize("function", [to_global, to_local])
+def test_a_function_can_be_pickled(function: Any) -> None:
+    assert pickle.loads(pickle.dumps(function)) is function
 
 
 # Host-local arrays in one process.

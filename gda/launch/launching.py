@@ -278,16 +278,16 @@ def _stopped_by(number: int) -> _EndOfRun:
 
 def _show_stacks(processes: Sequence[_Process]) -> list[str]:
     """Let every process write its stacks, and wait a while for them."""
-    asked = {process: process.stderr.stacks for process in processes if process.is_alive()}
-    for process in asked:
+    before = {process: process.stderr.stacks for process in processes if process.is_alive()}
+    for process in before:
         process.popen.send_signal(signal.SIGUSR1)
     deadline = time.monotonic() + _SILENT_SECONDS
     while time.monotonic() < deadline and any(
-        process.stderr.stacks == before and process.is_alive() for process, before in asked.items()
+        process.stderr.stacks == count and process.is_alive() for process, count in before.items()
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
-    are_shown = any(process.stderr.stacks != before for process, before in asked.items())
+    are_shown = any(process.stderr.stacks != count for process, count in before.items())
     return ["the stacks of the processes are shown above"] if are_shown else []
 
 
