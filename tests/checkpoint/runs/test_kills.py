@@ -151,7 +151,11 @@ class Program:
 def back_to(training: Training, trials: Trials) -> list[int]:
     """Return an earlier step, and the newest; nothing if there are none."""
     steps = Run(training.path, every=1).steps()
-    return [trials.chance.choice(steps[:-1]), steps[-1]] if len(steps) > 1 else []
+    if len(steps) < 2:
+        return []
+    # A step that was removed for a better one does not come back when that is forgotten.
+    training.durable &= {0, *steps}
+    return [trials.chance.choice(steps[:-1]), steps[-1]]
 
 
 def train_and_kill(training: Training, number: int, trials: Trials) -> None:
