@@ -257,7 +257,7 @@ class Reads(Protocol):
 
     @property
     def builds(self) -> Sequence[PendingArray]:
-        """Those that threads may read; small tensors take longer to place than to read."""
+        """The arrays that threads may read; small tensors take longer to place than to read."""
         ...
 
     @property

@@ -51,6 +51,9 @@ class BoxTasks:
       write: copies elements at an index of the array into such memory.
       note: adds to an error where it happened: in a block, or, with ``None``, in a box.
       any_dtype: True if what was read may have another dtype than the source.
+
+    Attributes:
+      buffers: of reads that are split, kept for later ones.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class BoxTasks:
     ) -> None:
         self._source, self._is_cast = source, native(source.dtype) != dtype
         self._part, self._write, self._note, self._any_dtype = part, write, note, any_dtype
-        self.buffers: list[_Memory] = []  # of reads that are split
+        self.buffers: list[_Memory] = []
         self._x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
 
     def task(
@@ -198,7 +201,7 @@ class BoxReads:
     ) -> None:
         self._source, self._reader, self._groups = source, reader, groups
         self._blocks = {n: bounded(indices[n], source.shape) for group in groups for n in group}
-        self._done, self._report = done, report
+        self._done, self._report, self._note = done, report, note
         self._has_rounds, self._max_bytes = has_rounds, options.max_bytes
         self._itemsize = source.dtype.itemsize
         self._most_bytes = source.read_bytes
@@ -223,7 +226,7 @@ class BoxReads:
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
                 if self._max_bytes is None:
-                    # Threads that make memory while others fill some wait for them.
+                    # Here: a thread that allocates waits for the page faults of the others.
                     for number in group:
                         self._made(number)
                 boxes = [*self._boxes_of(group)]
@@ -257,11 +260,15 @@ class BoxReads:
         return memory[(*within(index, self._starts[number]), ...)]
 
     def _made(self, number: int) -> _Memory:
-        reader = self._reader
+        reader, index = self._reader, self._blocks[number]
         with self._guard:
             if number not in self._memory:
-                is_whole = sizes_of(self._blocks[number]) == reader.shape
-                made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
+                is_whole = sizes_of(index) == reader.shape
+                try:
+                    made: Any = reader.empty(self._dtype) if is_whole else reader.padding()
+                except Exception as error:
+                    self._note(index, error)
+                    raise
                 self._memory[number] = made
             return self._memory[number]
 

@@ -32,7 +32,7 @@ _Memory = np.ndarray[Any, Any]
 # Of one task and one allocation of small tensors. From 4 MiB on memory has huge pages, which NumPy
 # asks for; all but the last have as much, where nothing is cast.
 _AT_A_TIME = 4 * 2**20 + LARGE_BYTES
-# Of a large tensor, which one thread reads; several read a larger one block by block.
+# Of a large tensor, which one thread reads; several threads read a larger one block by block.
 _MOST_BYTES = 128 * 2**20
 
 
@@ -110,7 +110,7 @@ class TensorsByRows:
     """Tensors that are read by one task: small ones, or a large one.
 
     Attributes:
-      builds: that of a large one, for which a thread is worth while.
+      builds: the pending array of a large one, for which a thread is worth while; else empty.
       nbytes: of all arrays.
     """
 
@@ -133,8 +133,10 @@ class TensorsByRows:
 
     def tasks(self, report: Callable[[int], object]) -> list[Task]:
         nbytes = sum(each.kind.held_bytes for each in self._tensors)
-        # Threads that make memory while others fill some wait for them.
-        memory = _memory_for(self._tensors) if self.builds else None
+        memory = None
+        if self.builds:
+            # Here: a thread that allocates waits for the page faults of the others.
+            memory = self._noted(self._tensors[0], partial(_memory_for, self._tensors))
         return [Task(nbytes, partial(self._read, memory), partial(self._place, report))]
 
     def _read(self, memory: Sequence[_Memory] | None) -> list[_Memory]:

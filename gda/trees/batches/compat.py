@@ -37,6 +37,7 @@ def __dir__() -> list[str]:
 _NAME = "host_local_array_to_global_array"
 
 
+# Without set_module: pickle cannot import gda.compat, which is an attribute.
 @communicates(_NAME, if_checked("global_mesh"))
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.

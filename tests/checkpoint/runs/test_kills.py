@@ -153,6 +153,8 @@ def back_to(training: Training, trials: Trials) -> list[int]:
     steps = Run(training.path, every=1).steps()
     if len(steps) < 2:
         return []
+    best = min(training.loss(step) for step in steps)
+    assert all(best <= training.loss(step) for step in training.durable - {0})
     # A step that was removed for a better one does not come back when that is forgotten.
     training.durable &= {0, *steps}
     return [trials.chance.choice(steps[:-1]), steps[-1]]
