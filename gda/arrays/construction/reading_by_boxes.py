@@ -223,12 +223,12 @@ class BoxReads:
     def tasks(self) -> Iterator[Task | AsyncTask]:
         """Yield the tasks of each group: one for each box, or for all boxes of a round."""
         for group in self._groups:
+            if self._max_bytes is None:
+                # Here: a thread that allocates waits for the page faults of the others.
+                for number in group:
+                    self._made(number)
             # Without a limit, several threads or reads of a library can have part in a group.
             if self._max_bytes is None or not self._has_rounds:
-                if self._max_bytes is None:
-                    # Here: a thread that allocates waits for the page faults of the others.
-                    for number in group:
-                        self._made(number)
                 boxes = [*self._boxes_of(group)]
                 nbytes = [sum(self._tasks.nbytes(index) for _, index in box) for box in boxes]
                 # A thread fills huge pages alone: two that touch one first would both clear it.

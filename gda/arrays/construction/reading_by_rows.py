@@ -43,6 +43,7 @@ class RowsKind(NamedTuple):
     rows: Index  # all of the tensor that this process reads
     shape: Shape  # of the rows
     cuts: list[Index]  # the blocks in the rows
+    held_bytes: int  # of the rows as they are read, and of their copy if they have to be cast
     is_large: bool
 
     @classmethod
@@ -53,38 +54,35 @@ class RowsKind(NamedTuple):
             return None
         whole = plan.grid.global_shape
         whole_bytes = math.prod(whole) * source.dtype.itemsize
-        if not whole_bytes:
+        is_large = whole_bytes >= LARGE_BYTES
+        if not whole_bytes or (is_large and not _is_adopted(build, options)):
             return None
         blocks = [bounded(index, whole) for index in plan.distinct]
         hull = hull_of(blocks)
         rows = (*hull[:1], *[slice(0, size) for size in whole[1:]])
         if rows != hull and whole_bytes // whole[0] > READ_BYTES:
             return None
-        cuts = [within(block, start_of(rows)) for block in blocks]
-        kind = cls(build, rows, sizes_of(rows), cuts, whole_bytes >= LARGE_BYTES)
-        return None if kind.is_large and not kind.is_adopted(options) else kind
-
-    def is_adopted(self, options: Options) -> bool:
-        """Return True for memory that JAX divides without a copy, and that no option bounds."""
-        build = self.build
-        are_rows = build.reader.shape[1:] == self.shape[1:]
-        return (
-            options.max_workers is None
-            and options.max_bytes is None
-            and not build.plan.places_early  # on CPU
-            and build.dtype == build.reader.dtype
-            and build.block_bytes % ALIGNMENT == 0
-            and are_rows
-            and build.nbytes == self.held_bytes <= _MOST_BYTES  # no rows lie between the blocks
-        )
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the rows as they are read, and of their copy if they have to be cast."""
-        read, dtype = self.build.dtype, np.dtype(self.build.reader.dtype)
-        assert read is not None
+        shape = sizes_of(rows)
+        read, dtype = native(source.dtype), np.dtype(build.reader.dtype)
         itemsize = read.itemsize + (0 if read == dtype else dtype.itemsize)
-        return math.prod(self.shape) * itemsize
+        held_bytes = math.prod(shape) * itemsize
+        if is_large and held_bytes > build.nbytes:  # rows of other processes lie between
+            return None
+        cuts = [within(block, start_of(rows)) for block in blocks]
+        return cls(build, rows, shape, cuts, held_bytes, is_large)
+
+
+def _is_adopted(build: PendingArray, options: Options) -> bool:
+    """Return True for rows that JAX divides without a copy, and that no option bounds."""
+    return (
+        options.max_workers is None
+        and options.max_bytes is None
+        and not build.plan.places_early  # on CPU
+        and build.dtype == build.reader.dtype
+        and build.reader.shape[1:] == build.plan.grid.global_shape[1:]
+        and build.block_bytes % ALIGNMENT == 0
+        and build.nbytes <= _MOST_BYTES
+    )
 
 
 class TensorByRows:
