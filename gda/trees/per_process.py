@@ -3,7 +3,8 @@
 The bytes are a line of JSON, then the data of all arrays and of all ``bytes``, end to end. Lists
 and what JSON has stand for themselves; of everything else there is an object with its kind:
 ``{"dict": [[key, value], ...]}``, ``{"tuple": [...]}``, ``{"float": "nan"}``, ``{"bytes": size}``,
-``{"array": [dtype, shape]}``, ``{"number": dtype}``. To read them runs no code of the file.
+``{"array": [dtype, shape]}``, ``{"number": dtype}``. A long string is data too:
+``{"text": size}``. To read them runs no code of the file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import numpy as np
 from gda.layout.boundary import set_module
 from gda.layout.dtype_names import is_storable, native, recorded_dtype
 from gda.layout.spec import Shape
-from gda.layout.strict_json import parse_json
+from gda.layout.strict_json import check_memory, parse_json
+
+_LONG_TEXT = 2**16  # characters; its brackets would count as lists in ``check_memory``
+_MOST_DEPTH = 100  # that a reader can follow, however deep the stack of its caller is
 
 
 @set_module("gda.checkpoint")
@@ -61,9 +65,22 @@ class PerProcess:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return the bytes of a value; ``TypeError`` if a ``PerProcess`` cannot hold it."""
+    """Return the bytes of a value.
+
+    Raises:
+      TypeError: a ``PerProcess`` cannot hold it.
+      ValueError: ``from_bytes`` would refuse the bytes: it has too many values, or is nested too
+        deeply.
+    """
     data: list[bytes] = []
-    text = json.dumps(_to_json(value, data), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_to_json(value, data, 0), separators=(",", ":"), allow_nan=False)
+    try:
+        check_memory(text)
+    except ValueError as error:
+        raise ValueError(
+            f"a PerProcess could not be read again: {error}. Put its numbers into NumPy arrays, or "
+            "the whole value into bytes"
+        ) from None
     return b"".join([text.encode(), b"\n", *data])
 
 
@@ -80,8 +97,13 @@ def from_bytes(file: bytes) -> Any:
     return value
 
 
-def _to_json(value: Any, data: list[bytes]) -> Any:
+def _to_json(value: Any, data: list[bytes], depth: int) -> Any:
     """Return the JSON of a value; put the data of its arrays into a list."""
+    if depth > _MOST_DEPTH:
+        raise ValueError(
+            f"the value of a PerProcess is nested in more than {_MOST_DEPTH} lists, tuples and "
+            "dicts; flatten it"
+        )
     if isinstance(value, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask; pass its data and its mask")
     if isinstance(value, np.ndarray | np.generic):  # before float, which has subclasses in NumPy
@@ -91,6 +113,9 @@ def _to_json(value: Any, data: list[bytes]) -> Any:
             is_array = isinstance(value, np.ndarray)
             dtype = array.dtype.name
             return {"array": [dtype, array.shape]} if is_array else {"number": dtype}
+    elif isinstance(value, str) and len(value) > _LONG_TEXT:
+        data.append(value.encode("utf-8", "surrogatepass"))
+        return {"text": len(data[-1])}
     elif value is None or isinstance(value, bool | int | str):
         return value
     elif isinstance(value, float):
@@ -99,10 +124,10 @@ def _to_json(value: Any, data: list[bytes]) -> Any:
         data.append(value)
         return {"bytes": len(value)}
     elif isinstance(value, list | tuple):
-        items = [_to_json(each, data) for each in value]
+        items = [_to_json(each, data, depth + 1) for each in value]
         return items if isinstance(value, list) else {"tuple": items}
     elif isinstance(value, dict) and all(type(key) in (str, int) for key in value):
-        return {"dict": [[key, _to_json(each, data)] for key, each in value.items()]}
+        return {"dict": [[key, _to_json(each, data, depth + 1)] for key, each in value.items()]}
     raise TypeError(
         f"a PerProcess cannot hold {value!r:.60} of type {type(value).__name__}; it holds None, "
         "numbers, strings, bytes and NumPy arrays of dtypes of JAX, in lists, tuples, and dicts "
@@ -132,6 +157,9 @@ class _Reader:
                 return float(given)
             case "bytes":
                 return self._array("uint8", [given]).tobytes()
+            case "text":
+                text = self._array("uint8", [given]).tobytes()
+                return text.decode("utf-8", "surrogatepass")
             case "array":
                 return self._array(*given)
             case "number":

@@ -242,6 +242,32 @@ def test_values_that_a_file_does_not_hold() -> None:
         to_bytes(np.ma.masked_array([1, 2], [False, True]))
 
 
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([{} for _ in range(250_000)], "so many lists and objects .* Put its numbers into NumPy"),
+        (nested(101), "nested in more than 100 lists, tuples and dicts; flatten it"),
+    ],
+    ids=["many", "deep"],
+)
+def test_a_value_that_could_not_be_read_again_is_not_saved(
+    tmp_path: Path, value: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        save(tmp_path, {"data": PerProcess(value)})
+    assert error.value.__notes__[0] == "gda: at data of the tree"
+    assert not [*tmp_path.glob("**/manifest.json")]
+
+
+def test_values_near_the_limits_are_read_again() -> None:
+    for value in (nested(100), "[" * 2**21, "\ud800" * 70_000, [{} for _ in range(190_000)]):
+        assert from_bytes(to_bytes(value)) == value
+
+
 def test_two_are_equal_if_their_content_is() -> None:
     one, other = (PerProcess({"a": np.arange(3), "b": float("nan")}) for _ in range(2))
     assert one == other
