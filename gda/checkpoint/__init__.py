@@ -29,6 +29,7 @@ from gda.checkpoint.saving import save as save
 from gda.checkpoint.saving import save_async as save_async
 from gda.storage.stores.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.storage.stores.errors import CorruptionError as CorruptionError
+from gda.storage.stores.errors import NewerFormatError as NewerFormatError
 from gda.storage.stores.errors import SaveError as SaveError
 from gda.trees.per_process import PerProcess as PerProcess
 from gda.trees.records.recorded_tree import ArrayLeaf as ArrayLeaf
@@ -59,6 +60,7 @@ __all__ = [  # noqa: RUF022
     "ChunkGrid",
     "CheckpointNotFoundError",
     "CorruptionError",
+    "NewerFormatError",
     "SaveError",
 ]
 

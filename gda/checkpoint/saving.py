@@ -35,7 +35,12 @@ from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import LOCK, FileStore
-from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
+from gda.storage.stores.errors import (
+    CheckpointNotFoundError,
+    CorruptionError,
+    NewerFormatError,
+    SaveError,
+)
 from gda.storage.stores.opening import Store, open_store
 from gda.trees.records.recorded_tree import flatten
 from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
@@ -468,7 +473,7 @@ def _claimed(store: Store, overwrite: bool) -> Iterator[_Claim]:
             committed = manifest_json.load_manifest(store).data
         except FileNotFoundError:
             pass
-        except CorruptionError:  # then the data in use is unknown
+        except (CorruptionError, NewerFormatError):  # then the data in use is unknown
             committed = None
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)

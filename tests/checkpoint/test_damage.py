@@ -207,7 +207,7 @@ def test_a_manifest_that_is_none(shared: Damaged) -> None:
         (b"\0" * 5000, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
         (b'{"zarr_format": 3}\n', "does not begin like a manifest of gda"),
-        (sealed(b"{}", 3), "has version 3; this gda reads version 1"),
+        (sealed(b"{}", 0), "has version 0; this gda reads version 1"),
         (sealed(b"{}", "x" * 500), "has version 'xxxxxxxxx"),
         (sealed(b"{}", 1.0), "is damaged: its 2 bytes do not match the checksum in its first line"),
         (sealed(b"{}") + b"\n", "is damaged: its 3 bytes"),
@@ -223,6 +223,18 @@ def test_a_manifest_that_is_none(shared: Damaged) -> None:
     ]:
         shared.manifest.write_bytes(file)  # which all functions read in one way
         assert message in said_by(gda.checkpoint.inspect, shared.path), file[:40]
+
+
+def test_a_newer_checkpoint_is_not_damaged(plain: Damaged) -> None:
+    newer = [sealed(json.dumps(plain.body).encode(), 2)]
+    for dtype in ("float3", "float8_e9m9fnuz", "uint512"):
+        plain.seal(lambda body, dtype=dtype: array_named(body).update(dtype=dtype))
+        newer.append(plain.manifest.read_bytes())
+    for file, message in zip(newer, ["version 2", "float3", "e9m9", "uint512"], strict=True):
+        plain.manifest.write_bytes(file)
+        for read in (restore, verify, gda.checkpoint.inspect, gda.checkpoint.open):
+            with pytest.raises(gda.checkpoint.NewerFormatError, match=f"{message}.* update"):
+                read(plain.path)
 
 
 def test_damage_matters_where_it_is_read(plain: Damaged) -> None:

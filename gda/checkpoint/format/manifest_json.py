@@ -25,7 +25,7 @@ from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
-from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.errors import CorruptionError, NewerFormatError
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -44,6 +44,7 @@ NAME = "manifest.json"
 _VERSION = 1
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
+_NEW_DTYPE = re.compile(r"(u?int|b?float|complex)[1-9][0-9]{0,2}(_[a-z0-9]{1,20})?")
 _LARGEST = 2**62  # of sizes, in elements and in bytes
 _MOST_CHUNK_BYTES = 2**40
 _MOST_DIMENSIONS = 64  # as many as NumPy has
@@ -84,14 +85,20 @@ def version_in(file: bytes) -> Any:
 
 
 def body_of(file: bytes, where: str) -> memoryview:
-    """Return the JSON in a file; raise ``CorruptionError`` unless its first line matches."""
+    """Return the JSON in a file.
+
+    Raises:
+      NewerFormatError: it has the version of a newer gda.
+      CorruptionError: its first line does not match.
+    """
     header = file[:MOST_HEADER_BYTES].partition(b"\n")[0]
     body = memoryview(file)[len(header) + 1 :]
     version = version_in(file)
     if version is None:
         raise CorruptionError(f"{where} does not begin like a manifest of gda")
     if version != _VERSION:
-        raise CorruptionError(
+        is_newer = type(version) is int and version > _VERSION
+        raise (NewerFormatError if is_newer else CorruptionError)(
             f"{where} has version {version!r:.40}; this gda reads version {_VERSION}; update gda"
         )
     if header + b"\n" != _header(body):
@@ -129,7 +136,7 @@ def leaves_of_json(value: Any, where: str) -> tuple[Leaf, ...]:
         try:
             return _READERS["leaves"][1](value)
         except _Invalid as inner:
-            raise _Invalid(f".leaves{inner}") from None
+            raise type(inner)(f".leaves{inner}") from None
 
     return _checked(read, where)
 
@@ -141,6 +148,8 @@ def _checked(read: Callable[[], T], where: str) -> T:
     except _Invalid as invalid:
         problem = str(invalid)
         problem = problem[1:] if problem[0] == "." else f"the manifest{problem}"
+        if isinstance(invalid, _Unknown):
+            raise NewerFormatError(f"{where} cannot be read here: {problem}") from None
         raise CorruptionError(f"{where} is invalid: {problem}") from None
     except (ValueError, RecursionError) as error:
         raise CorruptionError(f"{where} is not a manifest: {error}") from None
@@ -233,6 +242,10 @@ class _Invalid(Exception):  # noqa: N818
     """A value is wrong; the readers of what it is in put its place before the message."""
 
 
+class _Unknown(_Invalid):
+    """A value is right in a newer gda, or in one beside a newer ml_dtypes."""
+
+
 def _manifest(body: Any) -> Manifest:
     manifest = _record(Manifest, body)
     if len({each.name for each in manifest.arrays}) != len(manifest.arrays):
@@ -261,7 +274,7 @@ def _record(kind: type[R], value: Any) -> R:
             try:
                 given = read(given)
             except _Invalid as inner:
-                raise _Invalid(f".{key}{inner}") from None
+                raise type(inner)(f".{key}{inner}") from None
             except (ValueError, TypeError, OverflowError):
                 raise _Invalid(f".{key} is {reprlib.repr(given)}; expected is {expected}") from None
         elif default is MISSING:
@@ -287,7 +300,7 @@ def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
             for value in _list(values):
                 found.append(read(value))
         except _Invalid as inner:
-            raise _Invalid(f"[{len(found)}]{inner}") from None
+            raise type(inner)(f"[{len(found)}]{inner}") from None
         return tuple(found)
 
     return read_all
@@ -414,6 +427,17 @@ def _key_impl(name: Any) -> str:
     return name
 
 
+def _dtype(text: Any) -> np.dtype[Any]:
+    try:
+        return recorded_dtype(text)
+    except TypeError:
+        if _NEW_DTYPE.fullmatch(_text(text)):
+            raise _Unknown(
+                f" is {text}, which is not known here; update ml_dtypes and gda"
+            ) from None
+        raise
+
+
 def _crcs(text: Any) -> array[int]:
     crcs = array("I", bytes.fromhex(text))  # also accepts blanks between the digits
     if sys.byteorder == "little":
@@ -430,7 +454,7 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "chunk_shape": _SHAPE,
     "crcs": ("eight hexadecimal digits for each chunk", _crcs),
     "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
-    "dtype": ("the name of a dtype", recorded_dtype),
+    "dtype": ("the name of a dtype", _dtype),
     "files": ("a size and a CRC-32C for each process", _files),
     "fingerprint": ("16 hexadecimal digits", _matching("[0-9a-f]{16}")),
     "key_impl": ("a kind of PRNG keys", _key_impl),

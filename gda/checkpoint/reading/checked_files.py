@@ -24,7 +24,7 @@ from gda.storage.options import Options
 from gda.storage.stores import checksums
 from gda.storage.stores.checksums import Bytes
 from gda.storage.stores.directory import LOCK, FileStore
-from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, NewerFormatError
 from gda.storage.stores.opening import Store
 from gda.trees.per_process import from_bytes
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path
@@ -54,9 +54,18 @@ class MissingFileError(CorruptionError):
 
 
 def check_not_replaced(store: Store, manifest: Manifest) -> None:
-    """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
+    """Raise if a checkpoint was replaced or removed while it was read, which is no damage.
+
+    Raises:
+      RuntimeError: another one has replaced it.
+      CheckpointNotFoundError: it was removed.
+    """
     try:
         is_same = load_manifest(store).data == manifest.data
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointNotFoundError(
+            f"the checkpoint at {store.url} was removed while it was read"
+        ) from None
     except (OSError, ValueError):
         return
     if not is_same:
@@ -144,16 +153,20 @@ class Files:
     def value_of(self, leaf: PerProcessLeaf, process: int) -> Any:
         """Return the value of a process; raise ``CorruptionError`` if its file is damaged."""
         name, expected = self.manifest.file_of(leaf, process), leaf.files[process]
+        kind: type[ValueError] = CorruptionError
         try:
             data = self.store.read(name, expected[0])
             _check_size(len(data), expected[0])
-            if checksums.size_and_crc(data) == expected:
-                return from_bytes(data)
-            problem = "is damaged"
-        except (*_GONE, ValueError) as error:
-            problem = "is missing" if isinstance(error, _GONE) else str(error)
+            if checksums.size_and_crc(data) != expected:
+                raise ValueError("is damaged")
+            kind = NewerFormatError  # because these are the bytes that the save wrote
+            return from_bytes(data)
+        except _GONE:
+            kind, problem = MissingFileError, "is missing"
+        except ValueError as error:
+            problem = str(error)
         what = f"value {format_path(leaf.path)} of process {process}"
-        raise CorruptionError(f"{what}: {self.store.join(name)} {problem}")
+        raise kind(f"{what}: {self.store.join(name)} {problem}")
 
     def load(self, where: Chunk, out: Bytes) -> None:
         """Read a chunk into contiguous memory; raise ``CorruptionError`` if it is damaged."""

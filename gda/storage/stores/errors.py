@@ -29,6 +29,24 @@ class CorruptionError(ValueError):
 
 
 @set_module("gda.checkpoint")
+class NewerFormatError(ValueError):
+    """A checkpoint is of a newer gda, or has a dtype that is not known here; it is not damaged.
+
+    >>> import gda, numpy as np, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.arange(4)})
+    ...     manifest = pathlib.Path(folder, 'manifest.json')
+    ...     text = manifest.read_text()
+    ...     _ = manifest.write_text(text.replace('"gda-checkpoint": 1', '"gda-checkpoint": 2'))
+    ...     try:
+    ...         gda.checkpoint.restore(folder)
+    ...     except gda.checkpoint.NewerFormatError:
+    ...         print('update gda')
+    update gda
+    """
+
+
+@set_module("gda.checkpoint")
 class CheckpointNotFoundError(FileNotFoundError):
     """There is no complete checkpoint at a path.
 

@@ -236,3 +236,14 @@ def test_a_base_that_one_process_cannot_read_is_told_to_all(
         run.resume(state_of(0), start_from=shared_tmp_path / "base@200")
     monkeypatch.undo()
     assert run.resume(state_of(0), start_from=shared_tmp_path / "base@200")[1] == 0
+
+
+def test_a_step_of_a_newer_gda_is_not_set_aside(tmp_path: Path) -> None:
+    saved(tmp_path)
+    manifest = tmp_path / "00000300/manifest.json"
+    text = manifest.read_bytes()
+    manifest.write_bytes(text.replace(b'"gda-checkpoint": 1', b'"gda-checkpoint": 2', 1))
+    with pytest.raises(gda.checkpoint.NewerFormatError, match="update gda"):
+        Run(tmp_path, every=100).resume(state_of(0))
+    manifest.write_bytes(text)
+    assert Run(tmp_path, every=100).resume(state_of(0))[1] == 300
