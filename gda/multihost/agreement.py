@@ -47,6 +47,7 @@ from gda.multihost.places import introduce, of_thread, one_line
 
 if TYPE_CHECKING:
     from gda.multihost.failure_watch import FailureWatch
+    from gda.multihost.steps import Done
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -329,13 +330,41 @@ def done_by_all(
     All raise a ``DisagreementError`` if their outcomes differ or the work of one failed, also where
     checks are off; it then waits long by default. ``label`` is the user's name for this call.
     """
+    if _those_that_meet(processes):
+        return agreed_by_all(work, outcome, name, processes, timeout, label).mine
+    return work()
+
+
+def _those_that_meet(processes: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return some processes, by default all; none if this one meets no other."""
     _check_joined()
-    everybody = tuple(range(jax.process_count()))
-    processes = everybody if processes is None else processes
-    if len(processes) < 2 or jax.process_index() not in processes:
-        return work()
+    processes = tuple(range(jax.process_count())) if processes is None else processes
+    return processes if len(processes) > 1 and jax.process_index() in processes else ()
+
+
+def agreed_by_all(
+    work: Callable[[], T],
+    outcome: Callable[[T], Description],
+    name: str,
+    processes: tuple[int, ...] | None = None,
+    timeout: float | None = None,
+    label: str = "",
+    *,
+    share: Callable[[T], Any] = lambda _: None,
+    decide: Callable[[dict[int, Any]], Any] = lambda _: None,
+    **options: Any,
+) -> Done[T]:
+    """As ``done_by_all``, and in the same meeting one process decides, if the outcomes agree.
+
+    ``share``, ``decide`` and the ``options`` are those of ``all_do``.
+    """
     from gda.multihost.meeting import DisagreementError, meet
-    from gda.multihost.steps import all_do
+    from gda.multihost.steps import Done, all_do
+
+    processes = _those_that_meet(processes)
+    if not processes:
+        result = work()
+        return Done(result, decide({jax.process_index(): share(result)}), [])
 
     if timeout is None:
         timeout = timeout_of_calls()
@@ -347,24 +376,30 @@ def done_by_all(
         fields = here | outcome(result)
         return result, json.dumps([[*key, value] for key, value in fields.items()]).encode()
 
+    def judge(parts: dict[int, Any]) -> dict[str, Any]:
+        if difference := compare_digests(parts):
+            return {"difference": difference}
+        return {"decision": decide({process: part[2] for process, part in parts.items()})}
+
     done = all_do(
         described,
-        share=lambda mine: [sha256(mine[1]).hexdigest(), what],
-        decide=compare_digests,
+        share=lambda mine: [sha256(mine[1]).hexdigest(), what, share(mine[0])],
+        decide=judge,
         kind="digests",
         what=what,
         timeout=timeout,
         processes=processes,
+        **options,
     )
     result, text = done.mine
-    if difference := done.decision:
+    if difference := done.decision.get("difference"):
         mine = zlib.compress(text) if jax.process_index() in difference["spokesmen"] else b""
         decide = functools.partial(say_difference, difference["groups"])
         differences = meet(
             mine, decide, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
         raise DisagreementError(f"{what}: {differences.decode()}{difference['places']}")
-    return result
+    return Done(result, done.decision["decision"], done.parts)
 
 
 @contextmanager
@@ -469,11 +504,11 @@ def _seconds(value: float | str, name: str) -> float:
 # The difference of descriptions.
 
 
-def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
+def compare_digests(parts: dict[int, Sequence[Any]]) -> dict[str, Any]:
     """Compare digests and places of processes: return nothing, or the groups that differ."""
     groups: dict[str, list[int]] = {}
     places: dict[str, list[int]] = {}
-    for process, (digest, place) in sorted(parts.items()):
+    for process, (digest, place, *_) in sorted(parts.items()):
         groups.setdefault(digest, []).append(process)
         places.setdefault(place, []).append(process)
     if len(groups) == 1:

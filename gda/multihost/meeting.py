@@ -82,6 +82,7 @@ def meet(
     kind: str,
     what: str,
     timeout: float,
+    deciding: float = 0,
     processes: tuple[int, ...] | None = None,
 ) -> bytes:
     """Bring ``payload``, and return the decision of ``decide`` on the payloads of all processes.
@@ -90,10 +91,12 @@ def meet(
     same order of meetings. Threads meet threads of the same name.
 
     Args:
-      decide: called in one process with the payloads by process; must not raise.
+      decide: called in one process, in the calling thread, with the payloads by process; must not
+        raise.
       kind: the sort of payload; ``decide`` gets payloads of one kind only.
       what: the place of this process, for errors of the others, such as ``check 'x' (a.py:3)``.
       timeout: seconds to wait for the others.
+      deciding: seconds to wait longer for the decision, when all have come.
 
     Raises:
       DisagreementError: some processes brought another kind, because they are at another place,
@@ -108,7 +111,7 @@ def meet(
         return decide({processes[0]: payload})
     passed: _PassedError | None = None
     while True:
-        meeting = _next_meeting(processes, what, timeout)
+        meeting = _next_meeting(processes, what, timeout, deciding)
         header = json.dumps([meeting.number, kind, what]).encode()
         try:
             decision = meeting.hold(header + b"\n" + payload, decide)
@@ -164,7 +167,9 @@ def _decided(entries: dict[int, bytes], decide: Decide) -> bytes:
     return f"-the processes are at different places: {'; '.join(groups)}".encode()
 
 
-def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Meeting:
+def _next_meeting(
+    processes: tuple[int, ...], what: str, timeout: float, deciding: float = 0
+) -> _Meeting:
     service = coordination.service()
     if service is None:
         raise RuntimeError(
@@ -174,7 +179,8 @@ def _next_meeting(processes: tuple[int, ...], what: str, timeout: float) -> _Mee
     thread = threading.current_thread().name
     _held[thread, processes] += 1
     of_thread.meetings += 1
-    return _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
+    number = _held[thread, processes]
+    return _Meeting(service, thread, processes, number, what, timeout, deciding)
 
 
 class _PassedError(Exception):
@@ -189,6 +195,7 @@ class _Meeting:
     number: int
     what: str
     timeout: float
+    deciding: float
 
     @cached_property
     def _group(self) -> str:
@@ -200,9 +207,11 @@ class _Meeting:
     def hold(self, entry: bytes, decide: Decide) -> bytes:
         """Return the decision; give up a moment after the timeout, also if process 0 is stopped."""
         limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+        have_come = threading.Event()
 
         def answer(future: Future[T]) -> T:
-            if not wait([future], max(0, limit - time.monotonic())).done:
+            left = limit - time.monotonic() + self.deciding * have_come.is_set()
+            if not wait([future], max(0, left)).done:
                 raise LateProcessError(
                     f"{self.what}: process 0 did not answer within {self.timeout:g} s: it is "
                     "stopped, or cannot be reached. Look for the reason on its machine",
@@ -211,25 +220,33 @@ class _Meeting:
             return future.result()
 
         # Few meetings last until a second thread starts, which looks while the first one waits.
-        coming = in_thread("gda-meeting", lambda: self._come(entry))
+        coming = in_thread("gda-meeting", lambda: self._come(entry, have_come))
         next_line = time.monotonic() + _BETWEEN_LINES
         while not is_done(coming):
             answer(in_thread("gda-look", lambda: self._look(coming)))
             if time.monotonic() > next_line:
                 next_line += _BETWEEN_LINES
                 answer(in_thread("gda-look", self._log_late))
-        return answer(in_thread("gda-meeting", lambda: self._decision(coming, decide)))
+        heard = answer(in_thread("gda-meeting", lambda: self._heard(coming)))
+        if isinstance(heard, bytes):
+            return heard
+        # In this thread, or the decision would go on, unseen, after Ctrl-C here.
+        decision = _decided(heard, decide)
+        limit = time.monotonic() + self.timeout + _SECONDS_FOR_ANSWERS
+        answer(in_thread("gda-meeting", lambda: self._tell(decision)))
+        return decision
 
-    def _come(self, entry: bytes) -> bytes:
+    def _come(self, entry: bytes, have_come: threading.Event) -> bytes:
         """Wait until all have come; return the decision, or nothing in the process that decides."""
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
         service.put(self._key(f"entry/{me}"), entry)
         some = None if len(self.processes) == jax.process_count() else self.processes
         service.barrier(self._key(f"{number}"), self.timeout, some)
+        have_come.set()
         if me == self.processes[0]:
             return b""
-        return service.get(self._key(f"{number}/decision"), self.timeout)
+        return service.get(self._key(f"{number}/decision"), self.timeout + self.deciding)
 
     def _look(self, coming: Future[bytes]) -> None:
         """Raise the error of this meeting if it will not take place."""
@@ -248,23 +265,26 @@ class _Meeting:
             late = format_processes({*self.processes} - waiting)
             logging.getLogger("gda").warning("%s: still waiting for %s", self.what, late)
 
-    def _decision(self, coming: Future[bytes], decide: Decide) -> bytes:
+    def _heard(self, coming: Future[bytes]) -> bytes | dict[int, bytes]:
+        """Return the decision; or, in the process that decides, the entries of all."""
         try:
             decision = coming.result()
         except (TimeoutError, ValueError):
             raise self._failed(self._late) from None
-        if not decision:
-            if failure := self._failure_heard():
-                raise failure  # others have come and left, before the last one came
-            decision = _decided(self._entries(), decide)
-            self.service.put(self._key(f"{self.number}/decision"), decision)
-            # All processes are here, so all have read the decisions and errors before.
-            group = self.thread, self.processes
-            for number in range(_removed[group], self.number):
-                with contextlib.suppress(RuntimeError):
-                    self.service.delete(self._key(f"{number}/"))
-            _removed[group] = self.number
-        return decision
+        if decision:
+            return decision
+        if failure := self._failure_heard():
+            raise failure  # others have come and left, before the last one came
+        return self._entries()
+
+    def _tell(self, decision: bytes) -> None:
+        self.service.put(self._key(f"{self.number}/decision"), decision)
+        # All processes are here, so all have read the decisions and errors before.
+        group = self.thread, self.processes
+        for number in range(_removed[group], self.number):
+            with contextlib.suppress(RuntimeError):
+                self.service.delete(self._key(f"{number}/"))
+        _removed[group] = self.number
 
     def _entries(self) -> dict[int, bytes]:
         entries = self.service.list(self._key("entry/"))

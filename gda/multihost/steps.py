@@ -33,6 +33,7 @@ def all_do(
     *,
     what: str,
     timeout: float,
+    deciding: float = 0,
     share: Callable[[T], Any] = lambda done: done,
     decide: Callable[[dict[int, Any]], Any] = lambda parts: None,
     kind: str | None = None,
@@ -51,7 +52,7 @@ def all_do(
       shared: classes of errors that all processes raise as the failed one does.
     """
     parts: list[Any] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def count(payloads: dict[int, bytes]) -> bytes:
         entries = {process: json.loads(payload) for process, payload in payloads.items()}
@@ -61,7 +62,7 @@ def all_do(
             parts.extend(done.values())
             try:
                 return json.dumps({"done": decide(done)}).encode()
-            except Exception as error:
+            except BaseException as error:  # Ctrl-C too: the others wait for the decision
                 errors.append(error)
                 failures = {jax.process_index(): _failure(error)}
         reasons = [
@@ -72,7 +73,13 @@ def all_do(
         return json.dumps({"failed": join_some(reasons, MOST_CHARACTERS), "kind": kind}).encode()
 
     bring = functools.partial(
-        meet, decide=count, kind=kind or what, what=what, timeout=timeout, processes=processes
+        meet,
+        decide=count,
+        kind=kind or what,
+        what=what,
+        timeout=timeout,
+        deciding=deciding,
+        processes=processes,
     )
     try:
         mine = work()
@@ -82,9 +89,11 @@ def all_do(
         with contextlib.suppress(Exception):
             bring(json.dumps(_failure(error)).encode())
         raise
-    decision = json.loads(bring(entry))
-    if errors:
-        raise errors[0]
+    try:
+        decision = json.loads(bring(entry))
+    finally:
+        if errors:
+            raise errors[0]
     if "failed" in decision:
         kinds = {each.__name__: each for each in shared}
         raise kinds.get(decision["kind"], failed)(f"{what}: {decision['failed']}")

@@ -1,5 +1,6 @@
 """Steps of all processes, which all hear of a failure in one."""
 
+import threading
 from typing import Any
 
 import jax
@@ -48,6 +49,20 @@ def test_a_failure_is_raised_as_it_is_and_the_others_hear_of_it(kind: type[BaseE
 def test_process_that_cannot_send_its_part_has_failed() -> None:
     with pytest.raises(TypeError if is_me() else gda.DisagreementError, match="JSON serializable"):
         done(share=lambda _: object() if is_me() else 0)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_interrupt_of_a_decision_ends_it_and_is_told_to_all() -> None:
+    """Python raises a Ctrl-C in the main thread: a decision in another one would go on."""
+
+    def interrupted(parts: dict[int, Any]) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        raise KeyboardInterrupt("now")
+
+    expected = gda.DisagreementError if is_me() else KeyboardInterrupt
+    with pytest.raises(expected, match="now"):
+        done(decide=interrupted)
+    assert done().decision is None
 
 
 @pytest.mark.processes(2, devices=4)
