@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+import jax
+
 from gda.checkpoint.reading.checked_files import MissingFileError
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.layout.text import join_some
@@ -38,6 +40,9 @@ def read_newest(
 ) -> Resumed:
     """Read the newest step that no process finds damaged; communicates.
 
+    A file that is missing is waited for once, unless no other machine and no other process can
+    write there. Then it is damage.
+
     Args:
       names: the folders of the steps, by number.
       read: returns the state in a folder.
@@ -48,8 +53,9 @@ def read_newest(
       Exception: any error of ``read`` that is not damage; in the other processes ``SaveError``.
     """
     damage: dict[int, str] = {}
+    late = _Late(folder)
     for step in sorted(names, reverse=True):
-        state, found = _read_step(folder, names[step], read, reads_together)
+        state, found = _read_step(folder, names[step], read, reads_together, late)
         if not found:
             return Resumed(state, step, damage)
         damage[step] = found
@@ -60,12 +66,28 @@ def read_newest(
     raise CorruptionError(f"{folder.url} {what}: {join_some(lines)}", lines)
 
 
+class _Late:
+    """The one wait of a resume for files that a network file system may show late."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._seconds = min(folder.timeout, LATE_SECONDS)
+        self._limit: float | None = None
+        if jax.process_count() == 1 and folder.store().is_local:
+            self._limit = 0.0  # what is missing now will not come
+
+    def may_come(self, text: str) -> bool:
+        """Return True if what is missing may still come; log the first, with its ``text``."""
+        if self._limit is None:
+            self._limit = time.monotonic() + self._seconds
+            log.warning("%s; waiting %.0f s for it, because it may be late", text, self._seconds)
+        return time.monotonic() < self._limit
+
+
 def _read_step(
-    folder: RunFolder, name: str, read: Callable[[str], Any], reads_together: bool
+    folder: RunFolder, name: str, read: Callable[[str], Any], reads_together: bool, late: _Late
 ) -> tuple[Any, str]:
     """Return the state, or the damage that some process finds."""
     what = f"reading {folder.url}/{name}"
-    limit = time.monotonic() + min(folder.timeout, LATE_SECONDS)
     state: Any = None
     is_read = False
 
@@ -91,8 +113,8 @@ def _read_step(
         for kind in ("damaged", "missing", "failed"):
             for process, part in parts.items():
                 if part["kind"] == kind:
-                    is_late = kind == "missing" and time.monotonic() < limit
                     text = part["text"] if len(parts) == 1 else f"process {process}: {part['text']}"
+                    is_late = kind == "missing" and late.may_come(text)
                     return {"kind": "late" if is_late else kind, "text": text}
         return {"kind": "read", "text": ""}
 

@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import shutil
 import stat
 import threading
@@ -32,6 +33,7 @@ _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the r
 # restore takes a third less.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NONBLOCK
+_LOCAL_FILE_SYSTEMS = {*("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "overlay")}
 
 
 class FileStore:
@@ -53,6 +55,11 @@ class FileStore:
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
         self._known: set[str] = set()
+
+    @property
+    def is_local(self) -> bool:
+        """True if no other machine writes there, as far as that is known."""
+        return _file_system_of(self._root) in _LOCAL_FILE_SYSTEMS
 
     def spec(self) -> dict[str, Any]:
         """Return the spec by which TensorStore opens the same place."""
@@ -318,6 +325,22 @@ def _try_lock(handle: int, url: str) -> bool:
 
 
 without_locks: set[int] = set()
+
+
+def _file_system_of(path: str) -> str | None:
+    """Return the kind of file system of a directory, such as ``ext4``; None if it is not known."""
+    longest, found = -1, None
+    try:
+        with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:
+                _, place, kind, *_ = line.split(" ")
+                place = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), place)
+                is_above = os.path.commonpath([place, os.path.realpath(path)]) == place
+                if is_above and len(place) >= longest:
+                    longest, found = len(place), kind
+    except OSError:  # not on Linux
+        pass
+    return found
 
 
 def _size_at(path: str) -> int:

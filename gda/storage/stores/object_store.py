@@ -45,6 +45,7 @@ class KvStore:
     """
 
     is_remote = True
+    is_local = False
 
     def __init__(self, where: Any, timeout: float) -> None:
         tensorstore = require_tensorstore("an object store")

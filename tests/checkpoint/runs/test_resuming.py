@@ -1,11 +1,13 @@
 """Damaged steps, which all processes find damaged together, and files that are late."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import damaged
 import jax
+import numpy as np
 import pytest
 from training import DATA, check, state_of, train
 
@@ -143,6 +145,38 @@ def test_a_file_that_one_process_sees_late_is_no_damage(
     assert step == 300
     check(state, 300)
     assert not list(shared_tmp_path.glob("*damaged*"))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["data-*/*/c*", "data-*/*.own.0", "data-*/*/zarr.json", "data-*/*.w", "data-*"]
+)
+def test_a_file_that_is_late_is_waited_for_once_with_one_line(
+    tmp_path: Path, pattern: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    large = np.zeros((512, 1024), np.float32)
+    with Run(tmp_path, every=100) as run:
+        for step in (100, 200):
+            run.save(step, {"w": large + step, "own": gda.checkpoint.PerProcess(step)})
+    monkeypatch.setattr(FileStore, "is_local", False)
+    file = next((tmp_path / "00000200").glob(pattern))
+    hidden = file.rename(tmp_path / "hidden")
+    threading.Timer(1, lambda: hidden.rename(file)).start()
+    like = {"w": large, "own": gda.checkpoint.PerProcess(0)}
+    state, step = Run(tmp_path, every=100).resume(like)
+    assert (step, state["own"].value, state["w"][0, 0]) == (200, 200, 200)
+    assert not [*tmp_path.glob("*damaged*")]
+    assert len([each for each in caplog.messages if "; waiting 60 s for it" in each]) == 1
+
+
+def test_a_file_of_a_local_disk_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    assert FileStore("/proc").is_local is False  # as every file system that is not known
+    monkeypatch.setattr(FileStore, "is_local", True)
+    chunk_of(tmp_path / "00000300").unlink()
+    assert Run(tmp_path, every=100).resume(state_of(0))[1] == 200
+    assert not any("; waiting" in each for each in caplog.messages)
 
 
 @pytest.mark.processes(2, devices=4)
