@@ -47,7 +47,10 @@ def inspect(options: argparse.Namespace) -> int:
     from gda.checkpoint.runs import overview
 
     if overview.is_run(options.path, options.timeout):
-        print(*overview.lines_of(options.path, options.timeout), sep="\n")
+        lines, problems = overview.lines_of(options.path, options.timeout)
+        print(*lines, sep="\n")
+        if problems:
+            raise checkpoint.CorruptionError(f"{options.path} is damaged", problems)
     else:
         print(checkpoint.inspect(options.path, timeout=options.timeout))
     return OK

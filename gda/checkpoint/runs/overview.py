@@ -12,7 +12,7 @@ from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
 from gda.storage.options import ProgressLike
-from gda.storage.stores.errors import CorruptionError
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, NewerFormatError
 
 
 def is_run(path: Any, timeout: float) -> bool:
@@ -21,14 +21,25 @@ def is_run(path: Any, timeout: float) -> bool:
     return not folder.is_checkpoint() and folder.owner() is not None
 
 
-def lines_of(path: Any, timeout: float) -> list[str]:
-    """Return the contents of the folder of a run for people; reads the manifests."""
+def lines_of(path: Any, timeout: float) -> tuple[list[str], list[str]]:
+    """Return the contents of the folder of a run for people, and the problems of its steps.
+
+    Reads the manifests. A step that the training removes meanwhile is omitted.
+    """
     folder = RunFolder(path, timeout)
     owner, complete = folder.owner(), folder.complete()
     assert owner is not None
-    rows = [("step", "age", "size", "shared", "metrics", "held")]
-    rows += [_row(folder, number, step) for number, step in complete.items()]
-    lines = table(rows, right={*rows[0][:4]}) if complete else ["no complete step"]
+    head: tuple[str, ...] = ("step", "age", "size", "shared", "metrics", "held")
+    rows, problems = [head], list[str]()
+    for number, step in complete.items():
+        try:
+            rows.append(_row(folder, number, step))
+        except FileNotFoundError:
+            continue
+        except (CorruptionError, NewerFormatError) as error:
+            rows.append((str(number), "", "not readable", "", "", "yes" if step.is_held else ""))
+            problems.append(f"step {number}: {error}")
+    lines = table(rows, right={*head[:4]}) if rows[1:] else ["no complete step"]
     others = [step for number, step in folder.listed().items() if number not in complete]
     if unfinished := [step.name for step in others if not step.is_of_orbax]:
         lines.append(f"not complete: {', '.join(unfinished)}")
@@ -36,7 +47,7 @@ def lines_of(path: Any, timeout: float) -> list[str]:
     lines.append(f"written by {owner.where}, {since}")
     if owner.ends is not None:
         lines.append(f"a rollback to step {owner.ends} was begun; the next resume ends it")
-    return lines
+    return lines, problems
 
 
 def _row(folder: RunFolder, number: int, step: StepFolder) -> tuple[str, ...]:
@@ -62,24 +73,30 @@ def _row(folder: RunFolder, number: int, step: StepFolder) -> tuple[str, ...]:
 
 
 def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
-    """Read all data of all steps; return a line for people.
+    """Read all data of all steps; return lines for people.
 
-    Raises ``CorruptionError`` with a line for each problem, of whatever step.
+    A step that the training removes meanwhile is named. Raises ``CorruptionError`` with a line for
+    each problem, of whatever step.
     """
     folder = RunFolder(path, timeout)
-    problems, nbytes, complete = [], 0, folder.complete()
+    problems, nbytes, complete, removed = list[str](), 0, folder.complete(), list[int]()
     for number, each in complete.items():
         place = below(folder.path, each.name)
         try:
-            contents = verify(place, timeout=timeout, progress=progress)
-            nbytes += contents.nbytes
+            nbytes += verify(place, timeout=timeout, progress=progress).nbytes
+        except CheckpointNotFoundError:
+            removed.append(number)
         except CorruptionError as error:
             problems += [f"step {number}: {problem}" for problem in error.problems]
+        except NewerFormatError as error:
+            problems.append(f"step {number}: {error}")
     if problems:
         raise CorruptionError(f"{folder.url} is damaged", problems)
-    if not complete:
-        return f"{folder.url} has no complete step"
-    return f"{folder.url} is whole: {counted(len(complete), 'step')}, {format_bytes(nbytes)}"
+    count = len(complete) - len(removed)
+    whole = f"is whole: {counted(count, 'step')}, {format_bytes(nbytes)}"
+    lines = [f"{folder.url} {whole if count else 'has no complete step'}"]
+    lines += [f"step {number} was removed while it was read" for number in removed]
+    return "\n".join(lines)
 
 
 def _age(saved: str) -> str:
