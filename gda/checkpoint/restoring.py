@@ -81,13 +81,15 @@ def restore(
       path: as for ``save``; or a step of a run, as ``runs/a@100``, ``@latest`` or ``@best``.
         Each process looks for itself which step is the latest: in several, while the run goes on,
         name the step. Or the checkpoint of Orbax, or one item of it, of which each process reads
-        its blocks by itself.
+        its blocks by itself. If ``like`` has several children, which all are items of it, the tree
+        is the dict of these items, with a ``PerProcess`` for the state of a grain iterator.
       like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
         ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
         needed. Each leaf comes back as its example is, so that a jitted step is not traced again:
         with its weak type and kind of memory, committed or not. A ``ShapeDtypeStruct`` gives a
         ``jax.Array``. An array of one number becomes a Python number where ``like`` has one, and a
         Python number an array. Named tuples and dataclasses come back as such only with ``like``.
+        A key matches one with the same text: Orbax writes the key ``0`` as ``"0"``.
       mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy, unless
         JAX does not have its dtype, as float64 without x64: that stays a NumPy array.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
@@ -203,7 +205,8 @@ class _Restore:
         try:
             # Before the processes meet, so that all hear of a damaged file of one of them.
             for leaf in self.wanted.per_process:
-                self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf))
+                value_of = functools.partial(self.files.value_of, leaf)
+                self.wanted.values[leaf.path] = PerProcess(self._value_of(leaf, value_of))
             if self.options.read_once:
                 self._compare_calls()
             self._read_all(options_for(self.store, self.options))
@@ -213,8 +216,11 @@ class _Restore:
         return self.wanted.tree()
 
     def _tree_of_orbax(self) -> Any:
-        tree, leaves = recorded(open_tree(self.path, self.timeout))
+        like = None if self.request.at else self.request.like
+        tree, leaves = recorded(open_tree(self.path, self.timeout, like))
         wanted = self.request.match(tree)
+        for leaf in wanted.per_process:
+            wanted.values[leaf.path] = PerProcess(self._value_of(leaf, leaves[leaf.path]))
         options = options_for(self.store, self.options, least=4)
         sizes = [each.passing_nbytes for each in wanted.arrivals]
         for group in tasks.groups_within(wanted.arrivals, sizes, options.max_bytes):
@@ -224,13 +230,13 @@ class _Restore:
             _finish(group)
         return wanted.tree()
 
-    def _value_of(self, leaf: PerProcessLeaf) -> Any:
+    def _value_of(self, leaf: PerProcessLeaf, value_of: Callable[[int], Any]) -> Any:
         """Return the value of this process; of other processes than now, they are merged."""
         merge, here = self.request.merge, jax.process_index()
         saved, count = len(leaf.files), jax.process_count()
         if saved == count or merge is None:
-            return self.files.value_of(leaf, here)
-        values = [self.files.value_of(leaf, process) for process in range(saved)]
+            return value_of(here)
+        values = [value_of(process) for process in range(saved)]
         with noting_path(leaf.path):
             merged = merge(values, count)
             if len(merged) != count:

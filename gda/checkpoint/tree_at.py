@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,18 +14,22 @@ import jax
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.reading.saved_arrays import tree_of_sources
+from gda.checkpoint.step_folders.folder import below
+from gda.layout.strict_json import parse_json
 from gda.storage.options import Options
-from gda.storage.orbax_runs.open_orbax import open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS
+from gda.storage.orbax_runs.open_orbax import JsonItem, open_item, open_orbax
+from gda.storage.orbax_runs.run_folder import MARKS, METADATA
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.stores.opening import Store, open_store
 from gda.storage.views.lazy import LazyArray, lazy
-from gda.trees.leaves import is_source
+from gda.trees.leaves import is_source, name_of
+from gda.trees.per_process import PerProcess
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
     Leaf,
     Path,
+    PerProcessLeaf,
     RecordedTree,
     ValueLeaf,
     flatten,
@@ -62,10 +67,11 @@ def kind_at(store: Store) -> FileKind:
     return kinds[0] if kinds else FileKind.CHECKPOINT
 
 
-def open_tree(path: Any, timeout: float) -> OpenedTree:
+def open_tree(path: Any, timeout: float, like: Any = None) -> OpenedTree:
     """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
 
-    ``path`` and ``timeout`` are as for ``checkpoint.save``. Errors are those of ``kind_at``,
+    ``path`` and ``timeout`` are as for ``checkpoint.save``. If ``like`` has a child for some items
+    of an Orbax run, the tree is the dict of these items. Errors are those of ``kind_at``,
     ``inspect``, ``open_safetensors`` and ``open_orbax``.
     """
     store = open_store(path, timeout)
@@ -76,7 +82,8 @@ def open_tree(path: Any, timeout: float) -> OpenedTree:
         tree: Any = dict(files)
         metadata = files.metadata
     elif kind is FileKind.ORBAX:
-        tree = open_orbax(path)
+        items = _items_like(like, store)
+        tree = {each: _item(below(path, each), items[each]) for each in items} or open_orbax(path)
     else:
         tree = tree_of_sources(store, load_complete(store))
     return OpenedTree(kind, store.url, jax.tree.map(_lazy, tree), metadata)
@@ -91,10 +98,41 @@ def recorded(opened: OpenedTree) -> tuple[RecordedTree, dict[Path, Any]]:
             records.append(ArrayLeaf(path, "source", leaf.shape, leaf.dtype))
         elif isinstance(leaf, Unreadable):
             records.append(ValueLeaf(path, repr(leaf)))
+        elif isinstance(leaf, ValuesOfProcesses):
+            records.append(PerProcessLeaf(path, "", ((0, 0),) * len(leaf.item.names)))
         else:
             (saved,) = saved_leaves([(path, leaf)], Options())
             records.append(saved if isinstance(saved, ValueLeaf) else saved.record)
     return RecordedTree(tuple(records), structure), dict(leaves)
+
+
+@dataclass(frozen=True)
+class ValuesOfProcesses:
+    """The values of an item of JSON, one for each process, each read when it is asked for."""
+
+    item: JsonItem
+    like: Any  # a value of the class that the caller wants: bytes and str have the text
+
+    def __call__(self, process: int) -> Any:
+        text = self.item.text(process)
+        if isinstance(self.like, bytes):
+            return text.encode()
+        return text if isinstance(self.like, str) else parse_json(text)
+
+
+def _items_like(like: Any, store: Store) -> dict[str, Any]:
+    """Return the children of ``like`` by name, if there are several and all are items of a run."""
+    if _has(store, METADATA):  # with folders of arrays
+        return {}
+    children = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda node: node is not like)[0]
+    named = {str(name_of(*keys)): child for keys, child in children if keys}
+    return named if len(named) > 1 and {*named} <= {*store.entries()} else {}
+
+
+def _item(path: Any, like: Any) -> Any:
+    if isinstance(like, PerProcess) and isinstance(item := open_item(path), JsonItem):
+        return ValuesOfProcesses(item, like.value)
+    return open_orbax(path)
 
 
 def _lazy(leaf: Any) -> Any:

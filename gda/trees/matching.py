@@ -1,6 +1,7 @@
 """Two trees side by side: the value in one, a spec or a target, for each leaf of the other.
 
-They match by key, not by class, so that a dict matches a dataclass of the same fields.
+They match by the text of their keys, not by class. So a dict matches a dataclass of the same
+fields, and the ``"0"`` of an Orbax run matches the ``0`` of an ``nnx.List``.
 """
 
 from __future__ import annotations
@@ -216,11 +217,11 @@ def mesh_and_spec_of(
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
-    """Return the children of a node by name; for a leaf, itself by a unique name."""
+    """Return the children of a node by the text of their keys; a leaf by a unique name."""
     if is_container(node):
         return {object(): ((), node)}
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-    names: Sequence[Any] = [name_of(*keys) if keys else object() for keys, _ in below]
+    names: Sequence[Any] = [str(name_of(*keys)) if keys else object() for keys, _ in below]
     if len(set(names)) < len(names):  # a class may give several the same name
         names = range(len(names))
     return dict(zip(names, below, strict=True))

@@ -177,7 +177,8 @@ class Run:
     ) -> tuple[Any, int]:
         """Return the newest saved state and its step, or the given state and 0 if there is none.
 
-        In a folder of an Orbax CheckpointManager, its newest step counts too.
+        In a folder of an Orbax CheckpointManager, its newest step counts too, with the items that
+        the state names.
 
         Args:
           state: as ``like`` of ``restore``: each leaf comes back as its example is.

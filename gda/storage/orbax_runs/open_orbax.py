@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from gda.layout.boundary import public, set_module
+from gda.layout.strict_json import parse_json
 from gda.storage.orbax_runs.metadata import (
     ARRAYS,
     EMPTY,
@@ -29,8 +31,9 @@ from gda.storage.orbax_runs.metadata import (
 from gda.storage.orbax_runs.run_folder import (
     METADATA,
     OCDBT,
+    OF_PROCESS,
     OrbaxFolder,
-    folder_of_tree,
+    folder_of_item,
 )
 from gda.storage.sources import Unreadable
 
@@ -53,15 +56,18 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any]) -> Any:
     Args:
       path: a run: the folder that ``StandardCheckpointer``, ``Checkpointer`` or ``save_pytree`` was
         given, or the one of a step, such as ``run/100``, that ``CheckpointManager`` has made; if
-        the run has several items, the folder of one, such as ``run/100/params``. Also a URL such as
-        ``gs://bucket/run/100``, or the spec of a TensorStore key-value store.
+        the run has several trees, the folder of one, such as ``run/100/params``; or the folder of
+        an item of JSON. Also a URL such as ``gs://bucket/run/100``, or the spec of a TensorStore
+        key-value store.
 
     Returns:
       the tree as it was saved: dicts and lists; lists in place of tuples, and dicts in place of
         named tuples and dataclasses, as Orbax has them in its metadata. Arrays are TensorStores,
         which ``load_tree`` reads. Numbers and strings are values, and ``None`` and empty containers
         are themselves. Typed PRNG keys are a ``jax.Array`` of keys on one device. A leaf without
-        data raises ``ValueError`` with the reason when it is used.
+        data raises ``ValueError`` with the reason when it is used. Keys of dicts are strings, also
+        those that were numbers. Of an item of JSON it is the value; of one with a file for each
+        process, such as that of a grain iterator, the list of their values.
 
     Raises:
       FileNotFoundError, NotADirectoryError: the folder or the run is missing.
@@ -84,7 +90,37 @@ def open_orbax(path: str | os.PathLike[str] | dict[str, Any]) -> Any:
     100 (8, 2) float32
     float32[8,2] P('x', 'y')
     """
-    folder = folder_of_tree(path)
+    item = open_item(path)
+    if not isinstance(item, JsonItem):
+        return item
+    values = [parse_json(item.text(number)) for number in range(len(item.names))]
+    return values if item.is_of_processes else values[0]
+
+
+@dataclass(frozen=True)
+class JsonItem:
+    """An item of JSON: one file, or one for each process, such as of a grain iterator."""
+
+    folder: OrbaxFolder
+    names: Sequence[str]
+
+    @property
+    def is_of_processes(self) -> bool:
+        return self.names[0].startswith(OF_PROCESS)
+
+    def text(self, number: int) -> str:
+        """Return the text of a file; ``ValueError`` if it is not JSON."""
+        text: Any = _parsed(self.folder, self.names[number], bytes.decode)
+        with _damage_named(self.folder, self.names[number]):
+            parse_json(text)
+        return text
+
+
+def open_item(path: Any) -> Any:
+    """Return the tree of ``open_orbax``, or an item of JSON without its values."""
+    folder, files = folder_of_item(path)
+    if files:
+        return JsonItem(folder, files)
     tree: Any = _parsed(folder, METADATA, parse_tree)
     values = _values_of(folder, tree)
     with _damage_named(folder, METADATA):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gda.layout.text import join_some
@@ -24,6 +24,9 @@ MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run
 OCDBT = "manifest.ocdbt"
 COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
+# Of JsonSave, of the metrics of CheckpointManager, and of a grain iterator in each process.
+OF_PROCESS = "process_"
+_JSON = re.compile(r"metadata|metrics|.*\.json")
 STEP = re.compile(r"(.*[_-])?(\d+)")  # the name of the run of a step
 
 _TIMEOUT = 600.0  # seconds for each answer of an object store
@@ -35,16 +38,37 @@ _DAMAGED = re.compile(
 )
 
 
-def folder_of_tree(path: Any) -> OrbaxFolder:
-    """Return the folder of the tree in a run or in its only item; errors as ``open_orbax``."""
+def folder_of_item(path: Any) -> tuple[OrbaxFolder, list[str]]:
+    """Return the folder of an item, or of the only tree of a run; errors as ``open_orbax``.
+
+    The files are those of an item of JSON: one, or one for each process in their order.
+    """
     folder = OrbaxFolder(open_store(path, _TIMEOUT))
     folder.check_finished()
-    return folder if folder.has_tree() else folder.within(_item(folder))
-
-
-def _item(folder: OrbaxFolder) -> str:
-    """Return the only item of a run; ``ValueError`` says which there are, or what is there."""
+    if folder.has_tree():
+        return folder, []
     names = folder.entries()
+    if files := _json_files(folder, names):
+        return folder, files
+    return folder.within(_item(folder, names)), []
+
+
+def _json_files(folder: OrbaxFolder, names: Iterable[str]) -> list[str]:
+    # An item may be a folder of such a name.
+    files = [name for name in names if _JSON.fullmatch(name) and folder.has(name)]
+    of_processes = [f"{OF_PROCESS}{each}-of-{len(files)}.json" for each in range(len(files))]
+    if {*files} == {*of_processes}:
+        return of_processes
+    if len(files) > 1 or any(name.startswith(OF_PROCESS) for name in files):
+        raise ValueError(
+            f"{folder.url} is damaged: it has {join_some(files)}; expected is one file of JSON, or "
+            "one for each process; copy the run again"
+        )
+    return files
+
+
+def _item(folder: OrbaxFolder, names: Sequence[str]) -> str:
+    """Return the only tree of a run; ``ValueError`` says which there are, or what is there."""
     of_run = not {*_OF_RUN}.isdisjoint(names)
     items = [
         name
@@ -94,7 +118,7 @@ class OrbaxFolder:
         """Return True if there is a file of this name."""
         try:
             self._store.head(self._within + name, 0)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
             return False
         return True
 

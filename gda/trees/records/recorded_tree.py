@@ -223,21 +223,29 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
-    """Return the tree of a structure that was checked, or its subtree at a path."""
-    return _read(subtree(structure, at), values)
+    """Return the tree of a structure that was checked, or its subtree at a path of ``path_in``."""
+    for key in at:
+        structure = dict(_children(structure))[key]
+    return _read(structure, values)
 
 
-def subtree(structure: Any, at: Path) -> Any:
-    """Return the part of a structure at a path; raise ``KeyError`` if there is nothing."""
+def path_in(structure: Any, at: Path) -> Path:
+    """Return a path with the keys of the structure; raise ``KeyError`` if there is nothing.
+
+    The text of a key is enough: Orbax writes the key ``0`` of a dict as ``"0"``.
+    """
+    path: Path = ()
     for i, key in enumerate(at):
         children = dict(_children(structure))
-        if key not in children:
+        alike = [each for each in children if str(each) == str(key)]
+        if not alike:
             there = join_some([repr(each) for each in children]) or "nothing"
             raise KeyError(
                 f"{format_path(at[: i + 1])} is not in the tree; {format_path(at[:i])} has {there}"
             )
-        structure = children[key]
-    return structure
+        found = key if key in alike else alike[0]
+        path, structure = (*path, found), children[found]
+    return path
 
 
 def check_structure(structure: Any, paths: Sequence[Path]) -> None:

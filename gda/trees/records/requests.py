@@ -6,8 +6,8 @@ the recorded tree is found here, before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -46,9 +46,9 @@ from gda.trees.records.recorded_tree import (
     format_path,
     key_dtype,
     key_ndim,
+    path_in,
     path_of_keys,
     saved_type,
-    subtree,
     unflatten,
 )
 
@@ -90,10 +90,10 @@ class Request:
 
     def match(self, tree: RecordedTree) -> RequestedTree:
         """Return the requested part of a recorded tree; raise unless they fit each other."""
-        subtree(tree.structure, self.at)
-        if self.like is None:
-            return RequestedTree(self, tree, _leaves_by_layouts(self, tree), None)
-        return RequestedTree(self, tree, *_leaves_like(self, tree))
+        request = replace(self, at=path_in(tree.structure, self.at))
+        if request.like is None:
+            return RequestedTree(request, tree, _leaves_by_layouts(request, tree), None)
+        return RequestedTree(request, tree, *_leaves_like(request, tree))
 
 
 class RequestedTree:
@@ -241,7 +241,7 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
     at = request.at
     wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
     recorded = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
-    paths = [path_of_keys(keys) for keys, _ in wanted]
+    paths = _paths_in(recorded, [path_of_keys(keys) for keys, _ in wanted])
     keeps_missing = request.keeps_missing
     expected = [path for path in paths if path in recorded] if keeps_missing else paths
     if paths and not expected:
@@ -269,6 +269,18 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
         kind = TypeError if are_dtypes else ValueError
         raise kind(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
     return results, definition
+
+
+def _paths_in(recorded: Collection[Path], paths: Sequence[Path]) -> list[Path]:
+    """Return each path with the keys of the recorded leaf that has it, or has its text.
+
+    Orbax writes the key 0 of a dict as "0".
+    """
+    rest = {*recorded} - {*paths}
+    by_text = {tuple(map(str, path)): path for path in rest}
+    return [
+        path if path in recorded else by_text.pop(tuple(map(str, path)), path) for path in paths
+    ]
 
 
 def _kept_leaf(like: Any) -> Any:

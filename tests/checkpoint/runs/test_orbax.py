@@ -1,10 +1,15 @@
 """A run that goes on from the steps of an Orbax CheckpointManager, in their folder."""
 
+import json
 import os
 import shutil
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,12 +17,16 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 import tensorstore as ts
+from flax import nnx
+from flax.training.train_state import TrainState
+from grain.checkpoint import CheckpointSave
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 from training import DATA
 
 import gda
-from gda.checkpoint import Run
+from gda.checkpoint import PerProcess, Run
+from gda.checkpoint.converting import convert
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.storage.stores.opening import open_store
 
@@ -89,6 +98,136 @@ def test_a_run_goes_on_from_the_newest_step_of_orbax(folder: Path) -> None:
     state, step = Run(folder, every=1).resume(like)
     assert step == 12
     assert_same(state, state_of(12, mesh, spec))
+
+
+ADAMW = optax.adamw(0.1)  # a state is of its own optimizer only
+
+
+class Net(nnx.Module):
+    def __init__(self, seed: int) -> None:
+        rngs = nnx.Rngs(seed)
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(11)])
+        self.head = nnx.Sequential(nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
+
+
+def nnx_state(seed: int) -> Any:
+    model = Net(seed)
+    return nnx.state((model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)))
+
+
+def equinox_state(seed: int) -> Any:
+    model = eqx.nn.MLP(2, 3, 4, 2, key=jax.random.key(seed))
+    params = eqx.filter(model, eqx.is_array)
+    return params, optax.adamw(0.1).init(params)
+
+
+def chain_state(seed: int) -> Any:
+    params = {"a": jnp.full(3, seed, jnp.float32), "b": [jnp.full(2, seed, jnp.bfloat16)]}
+    labels = {"a": "slow", "b": ["fast"]}
+    chain = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.partition({"slow": optax.sgd(0.1, momentum=0.9), "fast": optax.adam(0.1)}, labels),
+        optax.inject_hyperparams(optax.scale)(step_size=0.5 + seed),
+        optax.masked(optax.trace(0.9), {"a": True, "b": False}),
+    )
+    opt_state = optax.MultiSteps(chain, 2).init(params)
+    return {"params": params, "opt_state": opt_state, "ema": {7: jnp.int8(seed)}}
+
+
+def maxtext_state(seed: int) -> Any:
+    layers = {"mlp": {"wi": jnp.full((2, 3), seed, jnp.float32)}}
+    params = {"params": {"decoder": {"layers": layers, "layers_0": layers}}}
+    state = TrainState.create(apply_fn=None, params=params, tx=ADAMW)
+    return state.replace(step=jnp.asarray(seed))
+
+
+@pytest.mark.parametrize("state_of", [nnx_state, equinox_state, chain_state, maxtext_state])
+@pytest.mark.parametrize("is_converted", [False, True])
+def test_states_of_other_libraries_move_in(
+    state_of: Callable[[int], Any], is_converted: bool, tmp_path: Path
+) -> None:
+    state, like = state_of(2), state_of(1)
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(5, args=ocp.args.StandardSave(state))
+    if is_converted:
+        source = tmp_path / "gda"
+        convert(str(tmp_path / "run/5"), str(source))
+        assert_same(gda.checkpoint.restore(source, like), state)
+    else:
+        found, step = Run(tmp_path / "run", every=1).resume(like)
+        assert step == 5
+        assert_same(found, state)
+
+
+def test_keys_of_a_part_and_of_specs_are_those_of_the_program(tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "run", {"layers": {0: {"w": jnp.arange(4.0)}}})
+    mesh = mesh_of({"x": 2})
+    options: dict[str, Any] = {"mesh": mesh, "specs": {0: {"w": P("x")}}}
+    for like in (None, {0: {"w": jnp.zeros(4)}}):
+        part = gda.checkpoint.restore(tmp_path / "run", like, at=["layers"], **options)
+        (layer,) = part.values()
+        assert layer["w"].sharding.spec == P("x")
+    weight = gda.checkpoint.restore(tmp_path / "run", at=["layers", 0, "w"])
+    np.testing.assert_array_equal(weight, np.arange(4.0))
+    loaded = gda.load_tree(gda.storage.open_orbax(tmp_path / "run"), mesh, {"layers": {0: P("x")}})
+    np.testing.assert_array_equal(loaded["layers"]["0"]["w"], np.arange(4.0))
+
+
+def test_a_key_of_a_number_and_its_text_stay_two_leaves(tmp_path: Path) -> None:
+    state = OrderedDict({0: np.arange(2), "0": np.arange(3)})
+    gda.checkpoint.save(tmp_path / "saved", state)
+    turned = OrderedDict({"0": np.zeros(3, int), 0: np.zeros(2, int)})
+    assert_same(gda.checkpoint.restore(tmp_path / "saved", turned)[0], np.arange(2))
+    assert_same(gda.checkpoint.restore(tmp_path / "saved", at=["0"]), np.arange(3))
+    with pytest.raises(ValueError, match="like has no 0 "):
+        gda.checkpoint.restore(tmp_path / "saved", {0: np.zeros(2, int)})
+
+
+def test_items_of_json_beside_the_state_move_in(tmp_path: Path) -> None:
+    data = grain.MapDataset.range(20).to_iter_dataset()
+    batches = iter(data)
+    assert [next(batches), next(batches)] == [0, 1]
+    with ocp.CheckpointManager(tmp_path) as manager:
+        items: Any = {"iter": CheckpointSave(batches), "config": ocp.args.JsonSave({"lr": [0.5]})}
+        state = ocp.args.PyTreeSave(maxtext_state(2))
+        manager.save(5, args=ocp.args.Composite(items=state, **items))
+    assert gda.storage.open_orbax(tmp_path / "5/iter") == [{"next_index": 2}]
+    assert gda.storage.open_orbax(tmp_path / "5/config") == {"lr": [0.5]}
+    alone, _ = Run(tmp_path, every=1).resume(maxtext_state(1))
+    assert_same(alone, maxtext_state(2))
+    batches = iter(data)
+    like = {"items": maxtext_state(1), "iter": PerProcess(batches.get_state())}
+    found, step = Run(tmp_path, every=1).resume(like)
+    assert step == 5
+    assert_same(found["items"], maxtext_state(2))
+    batches.set_state(found["iter"].value)
+    assert next(batches) == 2
+    texts = {"iter": PerProcess(b""), "config": {"lr": [0.0]}}  # as a DataLoader of grain has it
+    found = gda.checkpoint.restore(tmp_path / "5", texts)
+    assert found["config"] == {"lr": [0.5]}
+    assert json.loads(found["iter"].value) == {"next_index": 2}
+
+
+def test_items_of_another_number_of_processes_are_merged(tmp_path: Path) -> None:
+    for name in ("process_0-of-2.json", "process_1-of-2.json"):
+        (tmp_path / "5/iter").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "5/iter" / name).write_text(f'{{"next_index": {name[8]}}}')
+    with ocp.CheckpointManager(tmp_path / "other") as manager:
+        manager.save(5, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": jnp.ones(2)})))
+    shutil.copytree(tmp_path / "other/5", tmp_path / "5", dirs_exist_ok=True)
+    like = {"state": {"w": jnp.zeros(2)}, "iter": PerProcess(None)}
+    with pytest.raises(ValueError, match="the values of 2 processes, and this program has 1; pass"):
+        Run(tmp_path, every=1).resume(like)
+
+    def merge(values: list[Any], count: int) -> list[Any]:
+        return [values] * count
+
+    found, _ = Run(tmp_path, every=1).resume(like, merge=merge)
+    assert found["iter"].value == [{"next_index": 0}, {"next_index": 1}]
+    (tmp_path / "5/iter/process_0-of-2.json").unlink()
+    with pytest.raises(ValueError, match="it has process_1-of-2.json; expected is one file"):
+        gda.storage.open_orbax(tmp_path / "5/iter")
 
 
 def test_a_step_of_orbax_is_a_checkpoint_to_start_from(folder: Path, tmp_path: Path) -> None:
