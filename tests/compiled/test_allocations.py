@@ -10,7 +10,7 @@ PROGRAM = """HloModule jit_step
 ENTRY %main () -> f32[] {
   %scores = bf16[8,64]{1,0} dot(), metadata={op_name="a" source_file="/my/m.py" source_line=7}
   %masked = bf16[8,64]{1,0} select(), metadata={op_name="b" source_file="/my/m.py" source_line=8}
-  %sum = f32[8]{0} add(), metadata={op_name="c" source_file="/lib/l.py" source_line=9}
+  ROOT %sum = f32[8]{0} add(), metadata={op_name="c" source_file="/lib/l.py" source_line=9}
 }
 """
 ASSIGNMENT = """BufferAssignment:
@@ -66,10 +66,12 @@ SEVERAL = """HloModule jit_step
 }
 
 ENTRY %main () -> f32[] {
+  %x = f32[8]{0} parameter(0)
+  %y = f32[4]{0} parameter(1)
   %fused = (f32[8]{0}, f32[4]{0}) fusion(), calls=%body, metadata={source_line=3}
   %combined = (f32[8]{0}, f32[4]{0}) all-reduce(%x, %y), metadata={source_file="/m" source_line=4}
   %product = f32[4]{0} fusion(), calls=%half, metadata={source_file="/m" source_line=6}
-  %loop = (f32[8]{0}, f32[4]{0}) while(%z), metadata={source_file="/m" source_line=5}
+  ROOT %loop = (f32[8]{0}, f32[4]{0}) while(%x), metadata={source_file="/m" source_line=5}
 }
 """
 

@@ -1,6 +1,7 @@
 """Texts of compiled programs from CPUs, GPUs and TPUs, and the collectives read from them."""
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -27,9 +28,13 @@ REDUCER = """
 
 
 def module(body: str, *, before: str = "", header: str = ", num_partitions=8") -> str:
-    """Return a program whose entry has these lines."""
-    lines = "\n".join(f"  {line.strip()}" for line in body.strip().splitlines())
-    entry = f"ENTRY %main () -> f32[] {{\n{lines}\n}}\n"
+    """Return a program whose entry has these lines; the last is the root if none is."""
+    lines = [line.strip(" ") for line in body.strip().split("\n")]
+    if not any(line.startswith("ROOT ") for line in lines):
+        last = max(at for at, line in enumerate(lines) if line.startswith("%"))
+        lines[last] = f"ROOT {lines[last]}"
+    text = "\n".join(f"  {line}" for line in lines)
+    entry = f"ENTRY %main () -> f32[] {{\n{text}\n}}\n"
     return f"HloModule jit_f, is_scheduled=true{header}\n{REDUCER}{before}\n{entry}"
 
 
@@ -615,8 +620,62 @@ def test_a_kind_that_is_not_known_is_reported() -> None:
     ],
 )
 def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line: str) -> None:
-    with pytest.raises(ValueError, match="may communicate, and gda cannot read it: .*all-reduce"):
+    with pytest.raises(ValueError, match="gda cannot read it.*: .*all-reduce"):
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
+
+
+def escaped(text: str) -> str:
+    """Return text as XLA writes it in a string: what is not plain ASCII in octal digits."""
+    plain = {ord(c): c for c in map(chr, range(32, 127)) if c not in "\"'\\"}
+    return "".join(plain.get(byte, f"\\{byte:03o}") for byte in text.encode())
+
+
+def odd_program(name: str, payload: str, metadata: dict[str, str], indent: int | None) -> str:
+    """Return a program whose gather follows a kernel; each line is used by a later one."""
+    json_text = json.dumps(metadata, indent=indent, ensure_ascii=False)
+    name, payload = escaped(name), escaped(payload)
+    return module(
+        f"""
+        %p = f32[8]{{0}} parameter(0), metadata={{op_name="{name}"}}
+        %k = f32[8]{{0}} custom-call(%p), custom_call_target="{name}", {kernel(json_text)},
+          metadata={{op_name="{payload}"}}, backend_config="{payload}"
+        %g = f32[16]{{0}} all-gather(%k), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={{0}}
+        ROOT %r = f32[16]{{0}} all-reduce(%g), replica_groups=[2,4]<=[8], to_apply=%add
+        """
+    )
+
+
+def kernel(json_text: str) -> str:
+    # A kernel's metadata stands as it is, in lines of its own.
+    return f"frontend_attributes={{kernel_metadata={json_text}}}"
+
+
+# Brackets, quotes, and beginnings of other statements are what a reader could trip over.
+odd_texts = st.text(st.sampled_from("{}()[]\"'\\,%= aé\n\x85\u2028")) | st.sampled_from(
+    ["} ", "ROOT %x = f32[] add(", "HloModule m", "ENTRY %e () -> f32[] {", "%missing", "/* "]
+)
+
+
+@given(odd_texts, odd_texts, st.dictionaries(odd_texts, odd_texts, max_size=3), st.data())
+def test_a_program_is_read_whole_whatever_its_kernels_say(
+    name: str, payload: str, metadata: dict[str, str], data: st.DataObject
+) -> None:
+    text = odd_program(name, payload, metadata, data.draw(st.sampled_from([None, 0, 1])))
+    gather, reduction = read_collectives(text, MESH)
+    assert (gather.kind, gather.axes, gather.nbytes) == ("all-gather", ("x",), 32)
+    assert (reduction.kind, reduction.axes, reduction.nbytes) == ("all-reduce", ("y",), 64)
+    cut = data.draw(st.integers(0, text.rindex("}")))
+    with pytest.raises(ValueError, match="gda cannot read it|pass the result of compiled"):
+        read_collectives(text[:cut], MESH)
+
+
+def test_a_program_that_lacks_a_line_is_an_error() -> None:
+    lines = odd_program("k", "{", {"block": "8"}, indent=0).split("\n")
+    for number, line in enumerate(lines):
+        without = "\n".join(lines[:number] + lines[number + 1 :])
+        if line and not line.strip().startswith(("HloModule", '"block"')):
+            with pytest.raises(ValueError, match="gda cannot read it|pass the result of compiled"):
+                read_collectives(without, MESH)
 
 
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])

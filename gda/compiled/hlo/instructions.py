@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -20,7 +22,6 @@ _CALLS = (
 )
 # Most lines compute; only those that can communicate or call are read in full.
 _OF_INTEREST = re.compile(rf"\s{COLLECTIVE}\(|\b(?:{_CALLS})=")
-_COMMUNICATES = re.compile(rf"\s{COLLECTIVE}\(")
 _BETWEEN_SLICES = {
     "ALL_GATHER": "all-gather",
     "ALL_REDUCE": "all-reduce",
@@ -71,9 +72,12 @@ def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Array
 
 _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
-_STRING = r'"(?:\\.|[^"\\])*"'
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 # A group of thousands of devices is one token.
 _TOKEN = re.compile(rf"{_STRING}|'[^']*'|\{{[\d,]*\}}|[()\[\]{{}},]")  # names of axes are in '
+_QUOTED = re.compile(rf"{_STRING}|'[^']*'")
+_NAME = re.compile(r"%([\w.\-]+)")
+_MOST_SHOWN = 500  # characters of a line in a message
 _STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
@@ -180,12 +184,15 @@ class Computation:
     lines: dict[str, str] = field(default_factory=dict)
     root: str = ""
     read: dict[str, Instruction | None] = field(default_factory=dict)
+    used: dict[str, str] = field(default_factory=dict)  # each name, and a line that uses it
 
     def instruction(self, name: str) -> Instruction | None:
         if name not in self.read:
             # The files that XLA writes name an element of a tuple ``%name#index``.
             whole, _, index = name.partition("#")
             found = parse_instruction(self.lines.get(whole, ""))
+            if found is None and whole in self.lines:
+                raise unreadable(self.lines[whole])
             if found and index:
                 element = split_at_commas(found.type[1:-1])[int(index)]
                 found = Instruction(element, "get-tuple-element", [whole], {"index": index})
@@ -200,8 +207,7 @@ class Computation:
             if not _OF_INTEREST.search(f" {text}"):
                 continue
             instruction = self.instruction(name)
-            if instruction is None:
-                raise unreadable(text)
+            assert instruction is not None  # it would have raised
             found[name] = instruction
         return found
 
@@ -212,34 +218,80 @@ class Computation:
         read = filter(None, map(self.instruction, lines))
         return {operand for instruction in read for operand in instruction.operand_names}
 
+    def check(self, computations: Mapping[str, Computation]) -> None:
+        """Raise ``ValueError`` if there is no ROOT, or a name that a line uses is not defined."""
+        if not self.root:
+            raise unreadable(f"%{self.name}", "the computation has no ROOT")
+        for name, user in self.used.items():
+            if name not in self.lines and name not in computations:
+                raise unreadable(self.lines[user], f"%{name} is not defined")
+
 
 def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
-    """Return the computations of a module by name, and the name of its entry."""
+    """Return the computations of a module by name, and the name of its entry.
+
+    Raises ``ValueError`` for text that is not whole: a statement or a computation without its end,
+    a computation without a ROOT, or a name that is not defined. Otherwise all that follows could
+    be lost in silence.
+    """
     computations: dict[str, Computation] = {}
     current: Computation | None = None
     entry = ""
-    for line in re.sub(r",\n\s+", ", ", text).splitlines():
+    # Of one statement: its lines, the names in it, and the brackets that are open.
+    lines: list[str] = []
+    names: list[str] = []
+    depths = [0, 0, 0]
+    # Not splitlines(): a string may have the other separators that it knows.
+    for line in text.split("\n"):
+        if not lines and line.lstrip().startswith("}") and current is not None:
+            current = None
+            continue
+        bare = _QUOTED.sub("", line)
+        lines.append(line.strip())
+        names += _NAME.findall(bare)
+        depths = [*map(operator.add, depths, _depths(bare, line))]
+        if min(depths) < 0:
+            raise unreadable(lines[0], "its brackets do not match")
+        begins = current is None and line.rstrip().endswith("{")
+        # The raw JSON of a kernel's metadata has lines of its own, which may begin with anything.
+        if sum(depths) > begins or line.endswith(","):
+            continue
+        statement, used = " ".join(lines), names
+        lines, names, depths = [], [], [0, 0, 0]
         if current is None:
-            if header := _HEADER.match(line):
+            if header := _HEADER.match(statement):
                 current = computations[header[2]] = Computation(header[2])
                 entry = header[2] if header[1] else entry
-        elif definition := _DEFINITION.match(line):
+        elif definition := _DEFINITION.match(statement):
             current.lines[definition[2]] = definition[3]
+            current.used |= dict.fromkeys(used, definition[2])
             current.root = definition[2] if definition[1] else current.root
-        elif line.startswith("}") or line.strip() == "}":
-            current = None
-        elif _COMMUNICATES.search(line):
-            raise unreadable(line)
+        elif statement:
+            raise unreadable(statement)
     if not entry:
         raise ValueError(
             "this is not the text of a compiled program, which has an ENTRY: "
             f"{text.strip()[:60]!r}; pass the result of compiled.as_text()"
         )
+    if lines:
+        raise unreadable(lines[0], "its brackets do not match")
+    if current is not None:
+        raise unreadable(f"%{current.name}", "the computation has no end")
+    for computation in computations.values():
+        computation.check(computations)
     return computations, entry
 
 
-def unreadable(line: str) -> ValueError:
+def _depths(bare: str, line: str) -> list[int]:
+    """Return how many brackets of each kind a line opens, less those that it closes."""
+    if '"' in bare:
+        raise unreadable(line, "a quote has no end")
+    return [bare.count(opening) - bare.count(closing) for opening, closing in ("()", "[]", "{}")]
+
+
+def unreadable(line: str, reason: str = "") -> ValueError:
+    because = f", because {reason}" if reason else ""
     return ValueError(
-        "this line of the compiled program may communicate, and gda cannot read it: "
-        f"{line.strip()!r}; please report it, with the version of JAX"
+        "a line of the compiled program may communicate or compute, and gda cannot read it"
+        f"{because}: {line.strip()[:_MOST_SHOWN]!r}; please report it, with the version of JAX"
     )
