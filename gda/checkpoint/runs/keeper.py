@@ -64,7 +64,7 @@ class Keeper:
     on_complete: Callable[[int, Any], object] | None
     owner: Owner | None = None
     last_seconds: float = 0
-    _hooks: list[Future[Any]] = field(default_factory=list)
+    _hooks: dict[int, Future[Any]] = field(default_factory=dict)  # calls of on_complete, by step
 
     def __post_init__(self) -> None:
         self._removals = _Removals(self.folder)
@@ -191,11 +191,16 @@ class Keeper:
             *(format_bytes(save.nbytes_linked), slowest, save.seconds[slowest]),
         )
         if self.on_complete is not None:
-            self._hooks = [each for each in self._hooks if not each.done()]
+            self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}
             call = partial(self._call_hook, self.on_complete, step.number)
-            self._hooks.append(in_thread("gda-on-complete", call))
+            self._hooks[step.number] = in_thread("gda-on-complete", call)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        """Remove the steps that the rules do not keep, and that no ``on_complete`` uses."""
         try:
             folders, kept = self.folder.complete(), self.keeping.kept(self.folder)
+            kept.update(number for number, call in self._hooks.items() if not call.done())
             old = {n: each for n, each in folders.items() if n not in kept and each.is_begun}
             self._removals.remove(old, self._claimed())
         except Exception as error:
@@ -208,9 +213,18 @@ class Keeper:
             log.exception("on_complete of step %d of %s failed", number, self.folder.url)
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for removals and the user's functions."""
-        self._removals.wait(seconds)
-        wait(self._hooks, seconds)
+        """Wait so long for the user's functions and removals; log what still runs."""
+        limit = time.monotonic() + seconds
+        wait(self._hooks.values(), seconds)
+        for number in sorted(n for n, call in self._hooks.items() if not call.done()):
+            log.warning(
+                "on_complete of step %d of %s still runs after a wait of %.1f s; if the program "
+                "ends now, it is killed. Give the run a longer grace",
+                *(number, self.folder.url, seconds),
+            )
+        if self._hooks:  # their steps were kept
+            self._remove_old()
+        self._removals.wait(max(0.0, limit - time.monotonic()))
 
 
 # The removal of steps.

@@ -29,8 +29,9 @@ def lines_of(path: Any, timeout: float) -> tuple[list[str], list[str]]:
     folder = RunFolder(path, timeout)
     owner, complete = folder.owner(), folder.complete()
     assert owner is not None
-    head: tuple[str, ...] = ("step", "age", "size", "shared", "metrics", "held")
-    rows, problems = [head], list[str]()
+    head = ("step", "age", "size", "shared", "metrics", "held")
+    rows: list[tuple[str, ...]] = [head]
+    problems: list[str] = []
     for number, step in complete.items():
         try:
             rows.append(_row(folder, number, step))

@@ -75,7 +75,7 @@ class Run:
       grace: seconds from such an announcement until the program is killed.
       timeout: seconds to wait for other processes and for an object store, as for ``save``.
       on_complete: called with ``(step, path)`` when a step is complete, in process 0 and in a
-        thread of its own. An error of it is logged.
+        thread of its own. The step is not removed before it returns. An error of it is logged.
       on_error: ``'log'`` goes on after a save that failed, until the next one; ``close`` and
         ``wait`` raise its error nevertheless.
       unchanged: ``'write'`` writes all arrays. By default, an array that has not changed since the
@@ -332,7 +332,8 @@ class Run:
     def close(self, step: int | None = None, state: Any = None) -> None:
         """Save the last state if it is not saved, and wait until everything is done.
 
-        Waits for the removal of old steps for at most ``grace`` seconds. Without ``step`` and
+        Waits for ``on_complete`` and the removal of old steps, for at most ``grace`` seconds, and
+        logs what still runs. Without ``step`` and
         ``state``, it logs if the last step that reached ``save`` is not saved.
 
         Raises:
@@ -380,6 +381,7 @@ class Run:
         if kind is None:
             self.close()
         else:  # the others may be elsewhere; the save in flight goes on, also if the program ends
+            self._keeper.wait(0)
             self._end()
 
     # The folder.

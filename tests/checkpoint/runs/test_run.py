@@ -690,6 +690,28 @@ def test_a_function_hears_of_complete_steps(
     assert f"on_complete of step 10 of {tmp_path} failed" in caplog.messages
 
 
+def test_a_step_is_not_removed_while_a_function_uses_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end = threading.Event()
+
+    def upload(step: int, path: Any) -> None:
+        assert may_end.wait(60)
+        gda.checkpoint.verify(path)
+
+    run = Run(tmp_path, every=10, keep=1, on_complete=upload, grace=0.1)
+    train(run, 0, 30)
+    run.close()
+    assert run.steps() == [10, 20, 30]
+    running = [each[:26] for each in caplog.messages if "still runs after a wait" in each]
+    assert running == [f"on_complete of step {step} of " for step in (10, 20, 30)]
+    may_end.set()
+    run._grace = 60
+    run.close()
+    assert run.steps() == [30]
+    assert not any("failed" in message for message in caplog.messages)
+
+
 # Beginning with another run.
 
 
