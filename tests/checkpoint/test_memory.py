@@ -26,8 +26,9 @@ Taken = Callable[..., tuple[int, str, str]]
 def taken(forks: Forks) -> Taken:
     """Gives the bytes that something with a checkpoint takes in a process, and its error."""
 
-    def taken(do: str, path: Path, most: int = 2**30, **options: Any) -> tuple[int, str, str]:
-        forks.start("measure_memory", 1, what=do, path=str(path), most=most, options=options)
+    def taken(do: str, path: Any, most: int = 2**30, **options: Any) -> tuple[int, str, str]:
+        path = path if isinstance(path, dict) else str(path)
+        forks.start("measure_memory", 1, what=do, path=path, most=most, options=options)
         lines = forks.rest()
         assert lines, forks.errors()
         return json.loads(" ".join(lines[0]))
@@ -50,6 +51,22 @@ def test_a_manifest_of_many_values_is_not_parsed(
     assert kind == "CorruptionError", said
     assert ("so many" in said) == (times == 3), said
     assert nbytes < times * size
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "*/*/c.*", "*/*/zarr.json", "*/*.mine.0"])
+def test_a_file_of_another_size_takes_no_memory(taken: Taken, tmp_path: Path, file: str) -> None:
+    tree = {"w": np.zeros(3), "mine": gda.checkpoint.PerProcess(b"abc")}
+    gda.checkpoint.save(tmp_path, tree)
+    (path,) = tmp_path.glob(file)
+    with open(path, "r+b") as grown:
+        grown.truncate(600 * MIB)
+    # Through TensorStore, as an object store, and without it.
+    for place in ({"driver": "file", "path": f"{tmp_path}/"}, tmp_path):
+        for do in ("restore", "verify"):
+            nbytes, kind, said = taken(do, place)
+            assert kind == "CorruptionError", said
+            assert nbytes < SLACK, (place, do)
+            assert "bytes" in said or "CRC-32C" in said
 
 
 @pytest.mark.parametrize(("do", "of_arrays"), [("verify", 0), ("restore", 40 * MIB)])
