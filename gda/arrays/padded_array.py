@@ -197,8 +197,11 @@ def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Arr
     mask = jax.numpy.ones((1,) * len(shape), bool)
     for dimension, (size, padded) in enumerate(zip(shape, sizes, strict=True)):
         if padded > 1:
-            place = jax.lax.broadcasted_iota(np.int32, sizes, dimension, out_sharding=sharding)
-            mask = mask & (place < size)
+            kind = np.int32 if padded < 2**31 else np.int64
+            with jax.enable_x64(True):
+                place = jax.lax.broadcasted_iota(kind, sizes, dimension, out_sharding=sharding)
+                is_element = place < kind(size)
+            mask = mask & is_element
     return mask
 
 
@@ -214,7 +217,7 @@ jax.tree_util.register_dataclass(PaddedArray, data_fields=["array"], meta_fields
 jax.export.register_pytree_node_serialization(
     PaddedArray,
     serialized_name="gda.PaddedArray",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    serialize_auxdata=lambda static: json.dumps(static, default=operator.index).encode(),
     deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
     from_children=lambda aux_data, children: PaddedArray(*children, *aux_data),
 )

@@ -207,7 +207,7 @@ class ShardGrid:
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).locate((5, 1))
         array([4, 5])
         """
-        given = integers(point)
+        given = integers(point, "the position of an element, such as (0, 1)")
         if len(given) != len(self.global_shape) or not all(
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):
@@ -239,6 +239,8 @@ class ShardGrid:
 
     def _ends(self, ends_of: Callable[[Dimension, Any], IntArray]) -> IntArray:
         layout = self._layout
+        if max(self.global_shape, default=0) >= 2**63:
+            raise OverflowError(f"{self!r} has elements beyond int64; ask index(i) for a device")
         ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for number, dimension in enumerate(self._tiling.dimensions):
             ends[..., number] = ends_of(dimension, layout.parts_along(number))

@@ -112,7 +112,8 @@ class Dimension:
         return np.minimum(parts * self.step, self.size)
 
     def stops(self, parts: IntArray) -> IntArray:
-        return np.minimum(parts * self.step + self.step, self.size)
+        starts = self.starts(parts)
+        return starts + np.minimum(self.step, self.size - starts)  # the sum is below 2**63
 
 
 class Boxes(NamedTuple):

@@ -100,7 +100,7 @@ class Layout:
         return block, replica
 
     def position(self, coordinates: Sequence[int]) -> int:
-        given = integers(coordinates)
+        given = integers(coordinates, "a position, or mesh coordinates such as (0, 1)")
         if len(given) != len(self.sizes) or not all(
             0 <= c < size for c, size in zip(given, self.sizes, strict=True)
         ):

@@ -29,11 +29,19 @@ _ASSIGNMENTS_TO_TRY = 4096
 _NOT_A_SPEC = (str, set, frozenset, dict)
 
 
-def integers(values: Iterable[Any]) -> tuple[int, ...]:
+def integers(
+    values: Iterable[Any], expected: str = "a sequence of integers such as (8, 2)"
+) -> tuple[int, ...]:
     """Return a sequence of integers as a tuple of Python's; ``TypeError`` if it is none."""
-    if isinstance(values, (*_NOT_A_SPEC, bytes)):
-        raise TypeError
-    return tuple(map(operator.index, values))
+    try:
+        if isinstance(values, (*_NOT_A_SPEC, bytes)):
+            raise TypeError
+        given = tuple(values)
+        if bool in map(type, given):  # a mistake, which operator.index takes for 0 or 1
+            raise TypeError
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"expected {expected}, not {values!r}") from None
 
 
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:

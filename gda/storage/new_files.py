@@ -12,7 +12,8 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,15 @@ def _write_runs(
     for place in np.ndindex(data.shape[: max(run - 1, 0)]):
         at = first + sum(number * each for number, each in zip(place, strides, strict=False))
         for _ in range(count):
-            _write(file, view[position : position + run_bytes], at)
+            write_all(partial(_pwrite, file, at), view[position : position + run_bytes])
             position += run_bytes
             at += stride
     if run_bytes >= _LONG_RUN:
         begin_to_sync(file, first, data.nbytes)
+
+
+def _pwrite(file: int, at: int, rest: memoryview, done: int) -> int:
+    return os.pwrite(file, rest, at + done)
 
 
 def axis_of_runs(shape: Shape, block: Shape) -> int:
@@ -88,12 +93,16 @@ def axis_of_runs(shape: Shape, block: Shape) -> int:
     return cut[-1] if cut else 0
 
 
-def _write(file: int, view: memoryview, position: int) -> None:
-    # One call writes at most 2 GiB, and may write less than it was given.
-    while written := os.pwrite(file, view, position):
-        if written == len(view):
-            return
-        view, position = view[written:], position + written
+def write_all(write: Callable[[memoryview, int], int], data: Any) -> None:
+    """Write memory by calls of ``write(rest, number of bytes before it)``, which returns a number.
+
+    One call of the system writes at most 2 GiB, and may write less than it was given.
+    """
+    view, done = memoryview(data).cast("B"), 0
+    while done < len(view):
+        if not (written := write(view[done:], done)):
+            raise OSError(errno.EIO, f"the file took {done} of {len(view)} bytes and no more")
+        done += written
 
 
 @contextlib.contextmanager

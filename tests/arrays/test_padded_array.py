@@ -161,6 +161,15 @@ def test_a_mask_is_sharded_as_the_array(mesh: Mesh) -> None:
     assert padded(batch(5, 3), mesh, P("x", "y")).mask().sharding.spec == P("x", "y")
 
 
+@pytest.mark.parametrize("size", [2**31 + 3, 2**33 + 3])
+def test_a_mask_numbers_more_elements_than_an_int32_can(size: int) -> None:
+    shape = (-(-size // 8) * 8,)
+    p = PaddedArray(jax.ShapeDtypeStruct(shape, np.int8), (size,))
+    for function in (lambda p: p.mask(), lambda p: p.filled(0)):
+        assert jax.eval_shape(jax.jit(function), p).shape == shape
+    assert f"i64[{shape[0]}] = iota" in str(jax.make_jaxpr(lambda p: p.mask())(p))
+
+
 def test_tree_functions_keep_it(mesh: Mesh) -> None:
     p = padded(batch(5, 3), mesh, P("x"))
     doubled = jax.tree.map(lambda x: x + x, {"p": p})["p"]
@@ -179,6 +188,8 @@ def test_it_is_exported_with_its_shape(mesh: Mesh) -> None:
         restored = jax.export.deserialize(exported.serialize()).call(p)
     assert restored.shape == (5,)
     np.testing.assert_array_equal(restored, batch(5))
+    of_numpy = PaddedArray(jnp.zeros(8), (np.int64(5),))
+    assert jax.export.export(jax.jit(lambda p: p.array.sum()))(of_numpy).serialize()
 
 
 # As a Python object.

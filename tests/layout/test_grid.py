@@ -147,6 +147,15 @@ def test_a_million_devices_need_not_exist() -> None:
         assert grid.locate((row + 1, column, 4)).tolist() == [position]
 
 
+def test_the_largest_size_has_blocks_below_2_to_63() -> None:
+    size = 2**63 - 1
+    grid = ShardGrid((size,), {"x": 4}, P("x"), pad=True)
+    assert grid.stops.ravel().tolist() == [index[0].stop for index in grid.indices()]
+    assert grid.starts.ravel().tolist() == [index[0].start for index in grid.indices()]
+    with pytest.raises(OverflowError, match="has elements beyond int64; ask index"):
+        _ = ShardGrid((size + 1,), {"x": 4}, P("x")).stops
+
+
 def test_one_device_of_a_mesh_of_any_size_can_be_asked_about() -> None:
     grid = ShardGrid((1 << 50, 3), {"x": 1 << 30, "y": 1 << 20, "z": 3}, P(("y", "x")))
     assert grid.index((5, 7, 2)) == (slice(7 * (1 << 30) + 5, 7 * (1 << 30) + 6), WHOLE)
@@ -278,18 +287,22 @@ GRID, EMPTY = ShardGrid((8, 2), XY, P("x")), ShardGrid((0, 2), XY, P())
 OUTSIDE = "device {} is outside the 8 devices of the mesh {{'x': 4, 'y': 2}}"
 OUTSIDE_AT = "mesh coordinates {} are outside the mesh {{'x': 4, 'y': 2}}"
 NOT_AN_INTEGER = "'float' object cannot be interpreted as an integer"
+NOT_A_DEVICE = "a position, or mesh coordinates such as (0, 1)"
+NOT_A_POINT = "the position of an element, such as (0, 1)"
 
 BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
     (GRID.index, 8, IndexError, OUTSIDE.format(8)),
     (GRID.replica_id, -1, IndexError, OUTSIDE.format(-1)),
     (GRID.block_id, (4, 0), IndexError, OUTSIDE_AT.format("(4, 0)")),
     (GRID.view, 0, ValueError, f"{GRID!r} has no process numbers; make it with process_of=, the "),
-    (GRID.index, (1.0, 0), TypeError, NOT_AN_INTEGER),
+    (GRID.index, (1.0, 0), TypeError, f"expected {NOT_A_DEVICE}, not (1.0, 0)"),
+    (GRID.index, "x", TypeError, f"expected {NOT_A_DEVICE}, not 'x'"),
     (GRID.shards_at, [0, 8], IndexError, OUTSIDE.format(8)),
     (GRID.shards_at, [1.0], TypeError, NOT_AN_INTEGER),
     (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}"),
     (GRID.locate, (8, 0), IndexError, "point (8, 0) is outside the global shape (8, 2)"),
-    (GRID.locate, (0.5, 0), TypeError, NOT_AN_INTEGER),
+    (GRID.locate, (0.5, 0), TypeError, f"expected {NOT_A_POINT}, not (0.5, 0)"),
+    (GRID.locate, "ab", TypeError, f"expected {NOT_A_POINT}, not 'ab'"),
     (EMPTY.locate, (0, 0), IndexError, "point (0, 0) is outside the global shape (0, 2)"),
 ]
 

@@ -149,6 +149,7 @@ NO_AXIS = "spec {} shards dimension {} by mesh axis {}, but the mesh has the axe
 
 BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
     (check_shape, ((8.0, 2),), TypeError, f"{NOT_A_SHAPE}(8.0, 2)"),
+    (check_shape, ((True,),), TypeError, f"{NOT_A_SHAPE}(True,)"),
     (check_shape, ((8, -2),), ValueError, "global_shape (8, -2) has a negative size; sizes are 0"),
     (check_mesh_shape, ((4, 2),), TypeError, "mesh_shape must map axis names to sizes, in mesh"),
     (check_mesh_shape, ({"x": 4.0},), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),

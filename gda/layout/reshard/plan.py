@@ -103,6 +103,11 @@ class ReshardPlan:
                 f"the source has the global shape {source.global_shape} and the target "
                 f"{target.global_shape}; a reshard changes the layout only"
             )
+        if math.prod(source.global_shape) * target.num_replicas >= 2**63:
+            raise ValueError(
+                f"all target blocks of the global shape {source.global_shape} together have 2**63 "
+                "elements or more; a plan counts fewer"
+            )
         is_known = source.processes is not None
         if is_known != (target.processes is not None) and numbers_of(source) != numbers_of(target):
             known, unknown = ("source", "target") if source.processes else ("target", "source")
@@ -158,7 +163,7 @@ class ReshardPlan:
                 indices_of([known[side] for known in slices], columns, len(run.sources))
                 for side in (0, 1)
             )
-            nbytes = (run.pieces.sizes * self.itemsize).tolist()
+            nbytes = [size * self.itemsize for size in run.pieces.sizes.tolist()]
             sources, targets = run.sources.tolist(), run.targets.tolist()
             yield from map(Move, sources, targets, of_source, of_target, nbytes)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gda.storage.new_files import about as _about
-from gda.storage.new_files import begin_to_sync, sync_folder
+from gda.storage.new_files import begin_to_sync, sync_folder, write_all
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 
@@ -381,10 +381,7 @@ def _remove_again(path: str) -> None:
 
 
 def _write_all(handle: int, part: Any) -> None:
-    # One call writes at most 2 GiB, and may write less than it was given.
-    rest = memoryview(part).cast("B")
-    while rest:
-        rest = rest[os.writev(handle, [rest]) :]
+    write_all(lambda rest, _: os.writev(handle, [rest]), part)
 
 
 def _fill(handle: int, buffer: Bytes) -> int:

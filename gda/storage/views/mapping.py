@@ -36,7 +36,9 @@ class Factor(NamedTuple):
     size: int
 
 
-_EMPTY = Factor(0, 0, 0)  # of a view without elements, which reads nothing
+# Of a view without elements, which reads nothing. Its stride is 0, and its source may lack the
+# dimension.
+_EMPTY = Factor(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class ViewMap:
         """
         starts, kept = list(self.starts), []
         remaining = iter(self.factors)
+
+        def begin(factor: Factor, digit: int) -> None:
+            if factor.stride:
+                starts[factor.dimension] += factor.stride * digit
+
         for item in items:
             if item is None:
                 kept.append(())
@@ -74,7 +81,7 @@ class ViewMap:
                 place = item if isinstance(item, int) else item[0]
                 for factor in reversed(own):
                     place, digit = divmod(place, factor.size)
-                    starts[factor.dimension] += factor.stride * digit
+                    begin(factor, digit)
                 if isinstance(item, range):
                     kept.append(())
             elif not item:
@@ -83,7 +90,7 @@ class ViewMap:
                 kept.append(own)
             elif len(own) == 1:
                 dimension, stride, _ = own[0]
-                starts[dimension] += stride * item.start
+                begin(own[0], item.start)
                 kept.append((Factor(dimension, stride * item.step, len(item)),))
             else:
                 return None
@@ -133,7 +140,7 @@ class ViewMap:
         for own in self.factors:
             size = whole = 1
             for factor in reversed(own):
-                along = max(chunks[factor.dimension] // abs(factor.stride or 1), 1)
+                along = chunks[factor.dimension] // abs(factor.stride) if factor.stride else 1
                 if along > 1 and factor.size > 1:
                     size = whole * min(along, factor.size)
                 whole *= factor.size

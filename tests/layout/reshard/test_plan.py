@@ -19,6 +19,7 @@ from gda.testing.strategies import mesh_shapes, partition_specs
 ROWS = ShardGrid((4, 4), {"x": 2}, ("x", None))
 COLUMNS = ShardGrid((4, 4), {"x": 2}, (None, "x"))
 WIDER = ShardGrid((4, 8), {"x": 2}, ("x",))
+HUGE = ShardGrid((2**31, 2**30), {"x": 4}, ())  # 2**63 elements on four devices
 KNOWN = ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])
 
 
@@ -219,6 +220,7 @@ def test_impossible_plans_are_refused() -> None:
         ({"target": KNOWN}, ValueError, "the target has process numbers and the source has none"),
         ({"itemsize": "float32"}, TypeError, "cannot be interpreted as an integer"),
         ({"source_ids": [0.5, 1]}, TypeError, "cannot be interpreted as an integer"),
+        ({"source": HUGE, "target": HUGE}, ValueError, r"together have 2\*\*63 elements or more"),
         ({"source_ids": [1]}, ValueError, r"source_ids has the shape \(1,\), but the mesh"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
     ]:

@@ -329,6 +329,23 @@ def test_any_composition_has_the_values_of_numpy_and_reads_no_element_twice(
             assert not source.counts[~needed].any()
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda view: view[None][1:],
+        lambda view: view.reshape(1)[:0],
+        lambda view: view[None][:0].reshape(0, 3)[:, 1:2],
+        lambda view: view[None, None][1:, ::-1],
+    ],
+)
+def test_a_part_of_a_scalar_without_elements(part: Any) -> None:
+    scalar = np.array(7, np.int32)
+    found, expected = part(lazy(scalar)), part(scalar)
+    assert found.shape == expected.shape
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(concatenate([found, found]), np.concatenate([expected] * 2))
+
+
 # Mistakes.
 
 

@@ -1,6 +1,8 @@
 """Trees saved as safetensors files: equal to those of the real package, whole or not at all."""
 
+import errno
 import json
+import mmap
 import os
 import re
 from collections.abc import Callable
@@ -281,6 +283,33 @@ def test_an_error_names_the_file_and_the_block(
     assert Path(raised.value.filename).suffix == ".safetensors"
     assert raised.value.__notes__[0].startswith("gda: while writing index [0:4, 0:4] of a")
     assert names_in(tmp_path) == []
+
+
+def test_a_file_that_takes_no_more_bytes_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A write of some bytes, and then of none: some file systems say so, and give no error.
+    left, works = iter([3]), os.pwrite
+    monkeypatch.setattr(
+        os, "pwrite", lambda file, data, at: works(file, data[: next(left, 0)], at) if data else 0
+    )
+    with pytest.raises(OSError, match=r"the file took 3 of \d+ bytes and no more"):
+        save_safetensors(tmp_path, {"a": DATA})
+    assert names_in(tmp_path) == []
+
+
+def test_a_memory_map_is_saved_on_a_kernel_without_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(mmap.mmap):
+        def madvise(self, *_: Any) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    data = np.arange(2**19, dtype=np.float32).reshape(512, 1024)
+    np.save(tmp_path / "data.npy", data)
+    monkeypatch.setattr(mmap, "mmap", Refusing)
+    save_safetensors(tmp_path / "model", {"w": np.load(tmp_path / "data.npy", mmap_mode="r")})
+    np.testing.assert_array_equal(open_safetensors(tmp_path / "model")["w"][...], data)
 
 
 # Several processes.
