@@ -61,7 +61,8 @@ def test_a_file_of_another_size_takes_no_memory(taken: Taken, tmp_path: Path, fi
     with open(path, "r+b") as grown:
         grown.truncate(600 * MIB)
     # Through TensorStore, as an object store, and without it.
-    for place in ({"driver": "file", "path": f"{tmp_path}/"}, tmp_path):
+    layers = [{"base": f"file://{tmp_path}/"}]
+    for place in ({"driver": "kvstack", "layers": layers}, tmp_path):
         for do in ("restore", "verify"):
             nbytes, kind, said = taken(do, place)
             assert kind == "CorruptionError", said
