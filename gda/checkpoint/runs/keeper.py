@@ -180,6 +180,7 @@ class Keeper:
 
     def completed(self, step: StepSave, save: Save) -> None:
         """Log a complete step, tell the user's function, and remove what is no longer kept."""
+        self.folder.known.add(name_of(step.number))
         seconds = time.monotonic() - step.begun
         self.last_seconds = seconds - step.waited
         slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)

@@ -143,6 +143,7 @@ class RunFolder:
     def __init__(self, path: Any, timeout: float) -> None:
         self.path, self.timeout = anchored(path), timeout
         self.url = self.store().url.rstrip("/")
+        self.known: set[str] = set()  # the folders of steps that were complete
 
     def store(self) -> Store:
         # Anew: a store of a directory takes one that it knows, and that was removed, for an error.
@@ -156,7 +157,7 @@ class RunFolder:
         Raises ``ValueError`` if two of them are complete and have the same number.
         """
         found: dict[int, StepFolder] = {}
-        for name, files in self.store().numbered().items():
+        for name, files in self.store().numbered(self.known).items():
             folder, number = StepFolder(name, frozenset(files)), int(name)
             other = found.get(number, folder)
             if other is not folder and other.is_complete and folder.is_complete:
@@ -165,6 +166,7 @@ class RunFolder:
                     "them elsewhere"
                 )
             found[number] = max(other, folder, key=lambda each: (each.is_complete, each.is_begun))
+        self.known = {each.name for each in found.values() if each.is_complete}
         return dict(sorted(found.items()))
 
     def complete(self) -> dict[int, StepFolder]:
@@ -181,7 +183,7 @@ class RunFolder:
         """Return number and name of the newest complete step of Orbax's, with any prefix."""
         store, names = self.store(), []
         with contextlib.suppress(FileNotFoundError):
-            names = store.entries()
+            names = store.entries(known=self.known)
         ours = {each.name for each in self.listed().values() if each.is_complete}
         rest = [name for name in names if name not in ours and PARTIAL not in name]
         steps = [(int(found[2]), found[0]) for found in map(STEP.fullmatch, rest) if found]

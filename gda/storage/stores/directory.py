@@ -18,7 +18,7 @@ import shutil
 import stat
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from gda.storage.new_files import about as _about
@@ -197,12 +197,18 @@ class FileStore:
         except OSError:
             return 0
 
-    def entries(self, directory: str = "") -> list[str]:
-        """Return the names in a directory, by default at the top level."""
+    def entries(self, directory: str = "", known: Collection[str] = ()) -> list[str]:
+        """Return the names in a directory, by default at the top level.
+
+        ``known`` are checkpoints at the top level, whose data an object store need not list.
+        """
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
-    def numbered(self) -> dict[str, list[str]]:
-        """Return the names in each directory of the top level whose name is a number."""
+    def numbered(self, known: Collection[str] = ()) -> dict[str, list[str]]:
+        """Return the names in each directory of the top level whose name is a number.
+
+        Without those of the data in ``known`` checkpoints, in an object store.
+        """
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for name in filter(str.isdecimal, self.entries()):

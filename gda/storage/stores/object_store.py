@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from gda.storage.options import Options
 from gda.storage.stores.checksums import CRC_BYTES, Bytes, crc32c
 from gda.storage.stores.errors import SaveError
 
-_MOST_REMOVED = 32  # at a time, as many as TensorStore sends
+_MOST_AT_A_TIME = 32  # requests, as many as TensorStore sends
 
 # TensorStore repeats a request for some 40 seconds. By default it would do so for 15 minutes, also
 # where no server is.
@@ -135,20 +136,32 @@ class KvStore:
     def num_links(self, name: str) -> int:
         return 1
 
-    def entries(self, directory: str = "") -> list[str]:
-        # TensorStore cannot list one level; a store lists 1,000 names in an answer.
+    def entries(self, directory: str = "", known: Collection[str] = ()) -> list[str]:
         ends = (f"{directory}/", f"{directory}0") if directory else ("", "")
-        keys = self._listed(directory, *ends)
+        keys = self._listed(directory, *ends, known)
         return sorted({key.removeprefix(ends[0]).partition("/")[0] for key in keys})
 
-    def _listed(self, name: str, first: str, end: str) -> list[str]:
-        """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key."""
-        within = self._range(first, end)
-        return list(map(_text, self._wait(name, self._kv.list, within)))
+    def _listed(self, name: str, first: str, end: str, known: Collection[str] = ()) -> list[str]:
+        """Return the keys from ``first`` on, before ``end``; "0" follows "/" in a key.
 
-    def numbered(self) -> dict[str, list[str]]:
+        TensorStore cannot list one level, and a store lists 1,000 keys in an answer. So the keys of
+        the data in known checkpoints are left out, by several lists.
+        """
+        starts = [first, *(f"{each}/data." for each in sorted(known))]  # "." follows "-"
+        stops = [*(f"{each}/data-" for each in sorted(known)), end]
+        found: list[list[bytes]] = [[] for _ in starts]
+
+        def read(number: int) -> None:
+            within = self._range(starts[number], stops[number])
+            found[number] = self._wait(name, self._kv.list, within)
+
+        each = (tasks.Task(0, partial(read, number)) for number in range(len(starts)))
+        tasks.run(each, Options(max_workers=_MOST_AT_A_TIME))
+        return list(map(_text, itertools.chain(*found)))
+
+    def numbered(self, known: Collection[str] = ()) -> dict[str, list[str]]:
         found: dict[str, set[str]] = {}
-        for key in self._listed("", "0", ":"):  # ":" follows "9"
+        for key in self._listed("", "0", ":", known):  # ":" follows "9"
             name, slash, below = key.partition("/")
             if slash and name.isdecimal():
                 found.setdefault(name, set()).add(below.partition("/")[0])
@@ -161,7 +174,7 @@ class KvStore:
         # One by one, because each has the timeout of an answer.
         keys = [name, *self._listed(name, f"{name}/", f"{name}0")]
         each = (tasks.Task(0, partial(self._wait, key, self._kv.write, key, None)) for key in keys)
-        tasks.run(each, Options(max_workers=_MOST_REMOVED))
+        tasks.run(each, Options(max_workers=_MOST_AT_A_TIME))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:

@@ -27,6 +27,8 @@ def open_store(path: Any, timeout: float) -> Store:
         path = os.fspath(path)
     if isinstance(path, str):
         return _of_text(path, timeout)
+    if (directory := _directory_of(path)) is not None:
+        return FileStore(directory)
     if names_store(path):
         return KvStore(path, timeout)
     raise TypeError(
@@ -34,6 +36,24 @@ def open_store(path: Any, timeout: float) -> Store:
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
         f"{type(path).__name__}"
     )
+
+
+def _directory_of(path: Any) -> str | None:
+    """Return the directory of TensorStore's file driver, which cannot remove directories."""
+    spec = path
+    if not isinstance(path, dict):
+        tensorstore = sys.modules.get("tensorstore")  # imported, if an object of it exists
+        if tensorstore is None:
+            return None
+        if isinstance(path, tensorstore.KvStore) and path.transaction is None:
+            path = path.spec()
+        if not isinstance(path, tensorstore.KvStore.Spec):
+            return None
+        spec = path.to_json()
+    if spec.get("driver") != "file":
+        return None
+    where = spec.get("path", "")
+    return where if len(where) < 2 else where.rstrip("/")
 
 
 def names_store(path: Any) -> bool:

@@ -20,6 +20,7 @@ from gda.checkpoint import Run, SaveError
 from gda.checkpoint.runs import keeper
 from gda.checkpoint.step_folders import folder
 from gda.multihost import meeting
+from gda.storage.stores.object_store import KvStore
 
 
 @pytest.fixture(params=["directory", "memory"])
@@ -55,6 +56,45 @@ def test_a_run_on_an_object_store(place: Any) -> None:
     assert run.steps() == [60, 70]
     assert Run(place, every=1).rollback(60, newest=70)
     assert [*gda.checkpoint.follow(place, timeout=0)] == [60]
+
+
+@pytest.mark.parametrize("place", ["memory"], indirect=True)
+def test_the_data_of_known_steps_is_not_listed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(place, every=1, keep=2)
+    train(run, 0, 2)
+    run.wait()
+    store = gda.storage.stores.opening.open_store(place, 10)
+    for step in run.steps():
+        (data,) = [name for name in store.entries(f"{step:08d}") if name.startswith("data-")]
+        for number in range(500):
+            store.write(f"{step:08d}/{data}/large/c.{number}", b"")
+    keys = 0
+    listed = KvStore._listed
+
+    def counted(self: KvStore, *args: Any) -> list[str]:
+        nonlocal keys
+        found = listed(self, *args)
+        keys += len(found)
+        return found
+
+    monkeypatch.setattr(KvStore, "_listed", counted)
+    run.save(3, state_of(3))
+    assert keys < 50  # while the loop waits
+    run.wait()
+    store.write("00000009/manifest.json", b"")  # as a copy of another program
+    keys = 0
+    assert run.steps() == [2, 3, 9]
+    assert keys < 50
+
+
+def test_a_spec_of_files_is_a_directory(tmp_path: Path) -> None:
+    spec = {"driver": "file", "path": f"{tmp_path}/a/"}
+    for place in (spec, ts.KvStore.Spec(spec), ts.KvStore.open(spec).result()):
+        run = Run(place, every=10, keep=1)
+        step = run.resume(state_of(0))[1]
+        train(run, step, step + 20)
+        run.close()
+    assert {each.name for each in (tmp_path / "a").iterdir()} == {".lock", "run.json", "00000060"}
 
 
 def test_the_newer_program_takes_over(place: Any) -> None:
