@@ -6,7 +6,7 @@ that device. In a trace, JAX knows the sharding of an array over Explicit axes a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +27,15 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes
-from gda.layout.spec import Index, Shape, SpecLike, check_spec, format_spec
+from gda.layout.spec import (
+    Index,
+    Shape,
+    SpecLike,
+    check_spec,
+    format_spec,
+    partitions_of,
+    reductions_of,
+)
 from gda.layout.text import join_some
 
 MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
@@ -129,7 +137,7 @@ def local_rows(mesh: MeshLike, spec: SpecLike | None, size: int) -> slice:
     slice(0, 64, None)
     """
     over = mesh_and_spec(mesh, spec)
-    shape = (size, *[0] * (len(tuple(over.spec)) - 1))  # 0 fits any spec
+    shape = (size, *[0] * (len(partitions_of(over.spec)) - 1))  # 0 fits any spec
     grid = ShardGrid(shape, over.mesh.shape, over.spec, process_of=processes_of(over.mesh))
     rows = grid.view(jax.process_index()).rows
     if len(rows) > 1:
@@ -288,9 +296,16 @@ def not_an_array_error(content: object) -> LayoutUnknownError:
 def named_sharding(
     global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike, memory_kind: str | None = None
 ) -> NamedSharding:
-    """Return the sharding, its spec reduced to the rank: in places JAX refuses surplus entries."""
-    entries = check_spec(spec, global_shape, mesh.shape)
-    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
+    """Return the sharding, its spec cut to the rank: in places JAX refuses surplus entries."""
+    spec = checked_partition_spec(spec, global_shape, mesh.shape)
+    return NamedSharding(mesh, spec, memory_kind=memory_kind)  # pyright: ignore
+
+
+def checked_partition_spec(
+    spec: SpecLike, shape: Shape, mesh_shape: Mapping[str, int]
+) -> PartitionSpec:
+    """Return the ``PartitionSpec`` of the entries of ``check_spec``, with its reduced axes."""
+    return PartitionSpec(*check_spec(spec, shape, mesh_shape), **reductions_of(spec))
 
 
 def memory_kind_of(sharding: Any) -> str | None:

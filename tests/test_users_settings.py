@@ -19,6 +19,7 @@ import gda
 
 MESH = mesh_of({"x": 4, "y": 2})
 DATA, ODD = batch(8, 4), batch(5, 4)
+KEYS = gda.GlobalArray.from_array(jax.random.split(jax.random.key(0), 8))
 
 # Others, of arrays on the host, and of containers.
 MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
@@ -36,6 +37,7 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: [np.asarray(shard.data) for each in (g, p) for shard in each.local_shards],
     lambda g, p: (g.gather(), g.fingerprint(), g.reshard(P(None, "y"), max_bytes=1)),
     lambda g, p: (copy.deepcopy([g, p]), pickle.loads(pickle.dumps([g, p]))),
+    lambda g, p: (copy.deepcopy(KEYS), pickle.loads(pickle.dumps(KEYS))),
     lambda g, p: next(gda.prefetch([{"w": DATA}], MESH, P("x"))),
     lambda g, p: gda.compat.host_local_array_to_global_array(DATA, MESH, P("x")),
     lambda g, p: gda.check_replicas_agree({"g": g, "p": p, "large": large()}),
@@ -68,3 +70,18 @@ def test_no_function_is_stopped_by_settings_of_the_user() -> None:
             if "isallow" in str(error) or "rank_promotion" in str(error):
                 failures[name] = str(error)
     assert failures == {}
+
+
+def test_values_that_are_not_finite_may_be_moved_where_jax_looks_for_them() -> None:
+    data = np.array([1, np.nan, np.inf, 4, 5], np.float32)
+    p = gda.PaddedArray.from_array(data, MESH, P("x"))
+    whole = gda.GlobalArray.from_source(np.resize(data, 8), MESH, P("x"))
+    ref = jax.new_ref(whole.array)
+    with jax.debug_nans(True), jax.debug_infs(True):
+        assert np.isnan(p.filled(np.nan)).sum() == 4
+        assert np.isinf(p.filled(-np.inf)).sum() == 4
+        for moved in (p.reshard(P("y")), pickle.loads(pickle.dumps(p)), p.gather()):
+            assert np.array_equal(moved, data, equal_nan=True)
+        assert np.isnan(gda.to_numpy(ref)).sum() == 2
+        cast = gda.load_tree(np.asarray(whole), MESH, P("y"), dtype="bfloat16")
+        assert gda.fingerprint(cast) == gda.fingerprint(np.asarray(cast))

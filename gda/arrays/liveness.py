@@ -76,6 +76,8 @@ def traced_error(name: str, in_jit: str = OUTSIDE) -> UnexpectedTracerError:
 
 
 def kind_error(given: object, otherwise: str = "") -> TypeError:
+    if isinstance(given, jax.Ref):
+        otherwise = "JAX changes it in place, so pass the array of now, ref[...]"
     hint = otherwise and f"; {otherwise}"
     return TypeError(f"expected a GlobalArray or a jax.Array, not {type(given).__name__}{hint}")
 
@@ -107,7 +109,7 @@ def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) 
     try:
         sharding = sharding_of(array)
         layout = f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
-    except TypeError:
+    except (TypeError, ValueError):  # JAX's, for the sharding of keys with reduced axes
         layout = "traced" if is_tracer(array) else "no sharding"
     shape = array.shape if shape is None else shape
     return f"{kind}(shape={shape}, dtype={array.dtype}, {layout})"
@@ -118,6 +120,6 @@ def short_text(array: Any) -> str:
         return describe(array) if array.is_deleted() else str(array)
     try:
         spec = f" {format_spec(sharding_of(array).spec)}"
-    except TypeError:
+    except (TypeError, ValueError):
         spec = ""
     return typed_shape(array.dtype, array.shape) + spec

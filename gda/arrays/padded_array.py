@@ -21,10 +21,11 @@ from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike, check_shape, format_spec
+from gda.layout.spec import Shape, SpecLike, check_shape, format_spec, partitions_of
 from gda.mesh import MeshLike, grid_of, is_tracer, named_sharding
 from gda.multihost.agreement import communicates, if_checked
 from gda.multihost.settings import own_settings
+from gda.storage.sources import array_here, check_unmasked
 
 
 @set_module("gda")
@@ -92,11 +93,12 @@ class PaddedArray(Container):
     ) -> Self:
         """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
 
-        Raises the errors of ``from_source``, or JAX's if other processes hold parts of the array.
+        Raises the errors of ``from_source``; ``TypeError`` for a masked array with masked values.
         """
         if not isinstance(array, np.ndarray):
             array = live(array, "give other sources to from_source")
-        made = cls.from_source(np.asarray(array), mesh, spec, fill=fill)
+        check_unmasked(array)
+        made = cls.from_source(np.asarray(array_here(array)), mesh, spec, fill=fill)
         return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
 
     # Its layout.
@@ -150,7 +152,7 @@ class PaddedArray(Container):
             sharding = self.sharding
         except TypeError:  # over Auto axes inside jit, where XLA decides
             return _mask(shape, sizes, None)
-        mesh, spec = sharding.mesh, tuple(sharding.spec)
+        mesh, spec = sharding.mesh, partitions_of(sharding.spec)
         entries = [entry if size > 1 else None for entry, size in zip(spec, sizes, strict=False)]
         sharding = named_sharding(sizes, mesh, entries)
         is_explicit = AxisType.Explicit in mesh.axis_types

@@ -12,7 +12,7 @@ from gda.arrays.construction.from_callbacks import array_from_callback
 from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import is_all_here
 from gda.arrays.weak_types import weakly_typed
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, partitions_of
 from gda.multihost.agreement import checking_agreement
 from gda.multihost.settings import own_settings
 
@@ -29,6 +29,7 @@ class State(NamedTuple):
     device_ids: tuple[int, ...]
     memory_kind: str | None
     weak_type: bool
+    reduced: frozenset[str] = frozenset()  # axes of the spec
 
 
 def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
@@ -50,13 +51,14 @@ def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) 
     return State(
         data=data if shape is None else data[tuple(map(slice, shape))],
         key_impl=str(jax.random.key_impl(array)) if is_key else None,
-        spec=tuple(sharding.spec),
+        spec=partitions_of(sharding.spec),
         mesh_shape=dict(mesh.shape),
         axis_types=tuple(kind.name for kind in mesh.axis_types),
         platform=devices[0].platform,
         device_ids=tuple(device.id for device in devices),
         memory_kind=sharding.memory_kind,
         weak_type=not is_key and array.weak_type,
+        reduced=sharding.spec.reduced,
     )
 
 
@@ -79,12 +81,13 @@ def load(state: State, *, is_padded: bool = False) -> jax.Array:
         tuple(state.mesh_shape),
         axis_types=tuple(AxisType[name] for name in state.axis_types),
     )
-    spec = PartitionSpec(*state.spec)
+    spec = PartitionSpec(*state.spec, reduced=state.reduced)
     sharding = NamedSharding(mesh, spec, memory_kind=state.memory_kind)
     data: Any = state.data
     if state.key_impl is not None:
-        data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
-    with checking_agreement(False):  # a process may read a pickle alone
+        with own_settings():
+            data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
+    with own_settings(), checking_agreement(False):  # a process may read a pickle alone
         array = array_from_callback(
             data.shape,
             sharding,

@@ -16,7 +16,7 @@ from gda.arrays.bits import without_padding
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at
-from gda.layout.spec import Shape, SpecLike
+from gda.layout.spec import Shape, SpecLike, check_reduced
 from gda.mesh import (
     Device,
     grid_of_array,
@@ -29,6 +29,7 @@ from gda.mesh import (
 
 def is_all_here(array: jax.Array) -> bool:
     """Return True if this process has every block of an array, and so knows the whole value."""
+    check_reduced(getattr(array.sharding, "spec", ()))
     if array.is_fully_addressable:
         return True
     grid = grid_of_array(array)

@@ -84,16 +84,9 @@ def check_spec(
     """
     if isinstance(spec, _NOT_A_SPEC):
         raise _not_a_spec_error(spec)
-    if getattr(spec, "unreduced", None):
-        raise ValueError(
-            f"spec {spec!r} has unreduced axes, so the devices hold partial sums and the array has "
-            "no fixed layout; reduce it first, for instance with jax.sharding.reshard"
-        )
-    if getattr(spec, "reduced", None):
-        # Reduced axes do not change the layout, but JAX refuses to iterate over such a spec.
-        spec = getattr(spec, "partitions", spec)
+    check_reduced(spec)
     try:
-        entries: tuple[Any, ...] = tuple(spec)
+        entries = partitions_of(spec)  # without reduced axes, which do not change the layout
     except TypeError:
         raise _not_a_spec_error(spec) from None
     if list in map(type, entries):
@@ -110,6 +103,26 @@ def check_spec(
                 "per dimension"
             )
     return entries[:rank]
+
+
+def check_reduced(spec: Any) -> None:
+    """Raise ``ValueError`` for the spec of an array whose devices hold partial sums."""
+    if getattr(spec, "unreduced", None):
+        raise ValueError(
+            f"spec {format_spec(spec)} has unreduced axes, so the devices hold partial sums and "
+            "the array has no fixed layout; reduce it first, for instance with jax.sharding.reshard"
+        )
+
+
+def partitions_of(spec: SpecLike) -> tuple[Any, ...]:
+    """Return the entries of a spec; JAX refuses to iterate over one with reduced axes."""
+    return tuple(getattr(spec, "partitions", spec))
+
+
+def reductions_of(spec: object) -> dict[str, frozenset[str]]:
+    """Return the arguments ``unreduced`` and ``reduced`` of a ``PartitionSpec``, if not empty."""
+    named = {kind: getattr(spec, kind, frozenset()) for kind in ("unreduced", "reduced")}
+    return {kind: names for kind, names in named.items() if names}
 
 
 def _not_a_spec_error(spec: object) -> TypeError:
@@ -185,14 +198,17 @@ def entries_of(axes: AxesByDimension) -> tuple[SpecEntry, ...]:
     return tuple(entries)
 
 
-def format_spec(entries: Iterable[object]) -> str:
-    """Return a spec as a user writes it: ``P('x', None, ('y', 'z'))``."""
-    return f"P({', '.join(map(repr, entries))})"
+def format_spec(spec: Iterable[Any]) -> str:
+    """Return a spec as a user writes it: ``P('x', None, ('y', 'z'))``, equal in all processes."""
+    arguments = [*map(repr, partitions_of(spec))]
+    for kind, names in reductions_of(spec).items():
+        arguments.append(f"{kind}={{{', '.join(sorted(map(repr, names)))}}}")
+    return f"P({', '.join(arguments)})"
 
 
-def format_layout(entries: Iterable[object], mesh_shape: Mapping[str, int]) -> str:
+def format_layout(spec: Iterable[Any], mesh_shape: Mapping[str, int]) -> str:
     """Return a spec on a mesh, without control characters: ``P('x') on x=4,y=2``."""
-    return f"{printable(format_spec(entries))} on {format_mesh(mesh_shape)}"
+    return f"{printable(format_spec(spec))} on {format_mesh(mesh_shape)}"
 
 
 def indivisible_error(

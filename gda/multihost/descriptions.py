@@ -12,9 +12,9 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
-from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
+from gda.layout.spec import check_shape, entries_of, format_spec, partitions_of, reductions_of
 from gda.layout.text import path_text
-from gda.mesh import is_tracer, mesh_and_spec
+from gda.mesh import checked_partition_spec, is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
@@ -46,7 +46,7 @@ def describe_wanted(given: dict[str, Any]) -> Description:
     padded = f", padded with {given.get('fill', 0)}" if given.get("pad") else ""
     return {
         ("", "shape"): f"{shape}{padded}",
-        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
+        ("", "spec"): _spec_text(checked_partition_spec(spec, shape, mesh.shape)),
         ("", "dtype"): _dtype_text(given.get("dtype")),
         **_mesh_fields("", mesh),
     }
@@ -139,7 +139,6 @@ def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
 
 def _spec_text(spec: Any) -> str:
     """Return a spec as text, equal for specs of the same meaning."""
-    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        return repr(spec)
-    listed = [entry if isinstance(entry, tuple | list) else [entry] for entry in spec]
-    return format_spec(entries_of(tuple(tuple(filter(None, names)) for names in listed)))
+    listed = [entry if isinstance(entry, tuple) else [entry] for entry in partitions_of(spec)]
+    entries = entries_of(tuple(tuple(filter(None, names)) for names in listed))
+    return format_spec(PartitionSpec(*entries, **reductions_of(spec)))

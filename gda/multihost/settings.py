@@ -10,6 +10,15 @@ import jax
 
 @contextmanager
 def own_settings() -> Iterator[None]:
-    """Override the settings of the user, for this thread: the user asked for these transfers."""
-    with jax.disable_jit(False), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow"):
+    """Override the settings of the user, for this thread: the user asked for these transfers.
+
+    The NaNs of the user's arrays are no faults of gda's programs.
+    """
+    with (
+        jax.disable_jit(False),
+        jax.transfer_guard("allow"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
         yield

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import numpy as np
+from jax.errors import UnexpectedTracerError
 from jax.sharding import AxisType, NamedSharding
 
 from gda.layout.dtype_names import dtype_named, native
 from gda.layout.indices import bounded, sizes_of
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, check_reduced
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, memory_kind_of
 
@@ -68,6 +69,11 @@ def source_of(value: Any) -> Source:
     """Return the reader of a source; ``TypeError`` or ``ValueError`` if it cannot be read."""
     if isinstance(value, HasReader):
         return value._reader
+    if is_tracer(value):
+        raise UnexpectedTracerError(
+            "the source is being traced, so it has no data; call this outside jit and other "
+            "transformations"
+        )
     if not slices(value):
         raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     if is_a(value, "tensorstore", "TensorStore"):
@@ -147,15 +153,40 @@ class HasReader:
         raise NotImplementedError
 
 
+def settled(value: Any) -> Any:
+    """Return the value of now of a ``jax.Ref``, which JAX may change later; others as they are."""
+    if type(value) is not jax.Ref:
+        return value
+    with jax.transfer_guard("allow"), jax.debug_nans(False), jax.debug_infs(False):
+        return value[...]
+
+
+def check_unmasked(value: object) -> None:
+    """Raise ``TypeError`` for a masked array, unless no value of it is masked."""
+    if has_masked_values(value):
+        raise TypeError(
+            "a masked array would lose its mask; pass array.filled(value), or its data and its mask"
+        )
+
+
+def has_masked_values(value: object) -> bool:
+    # The netCDF libraries return masked arrays even if no value is missing.
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.getmaskarray(value).any())
+
+
 def array_here(value: Any) -> Any:
     """Return an array of JAX with all its data in this process, and any other value as it is.
 
     Raises ``ValueError`` for an array that this process cannot read without the others.
     """
+    value = settled(value)
     kind = type(value)
     if hasattr(kind, "__jax_array__") and hasattr(kind, "is_fully_addressable"):
         value = value.__jax_array__()
-    if not isinstance(value, jax.Array) or is_tracer(value) or value.is_fully_addressable:
+    if not isinstance(value, jax.Array) or is_tracer(value):
+        return value
+    check_reduced(getattr(value.sharding, "spec", ()))
+    if value.is_fully_addressable:
         return value
     if value.is_fully_replicated and value.addressable_shards:
         return value.addressable_data(0)
@@ -194,11 +225,7 @@ class _Slicing(Source):
         if isinstance(self._value, jax.Array):
             with jax.transfer_guard("allow"):  # of the index too
                 return _sliceable(self._value)[index]
-        block = self._value[index]
-        # The netCDF libraries return masked arrays even if no value is missing.
-        if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
-            return block.data
-        return block
+        return self._value[index]
 
 
 class _Filling(_Slicing):
@@ -257,7 +284,7 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
             f"the callback or source returned None for index {format_index(index)}; it must return "
             "the block"
         )
-    if isinstance(value, np.ma.MaskedArray):
+    if has_masked_values(value):
         raise TypeError(
             f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
             "return block.filled(value)"

@@ -13,6 +13,7 @@ from gda.arrays.liveness import check_held
 from gda.layout.boundary import set_module
 from gda.mesh import is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, communicates, wait_for_arrays
+from gda.storage.sources import check_unmasked
 from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
@@ -67,8 +68,10 @@ def fingerprint(tree: Any) -> Any:
     def prepared(leaf: Any) -> Any:
         if is_array(leaf):
             check_held(array := array_of(leaf), "fingerprint()")
+            grid_of_leaf(leaf)  # here, for an error with the path
             return array
         if isinstance(leaf, np.ndarray | np.generic) and (is_one or not is_value(leaf)):
+            check_unmasked(leaf)
             return fingerprint_of_numpy(np.asarray(leaf))
         return leaf if is_value(leaf) and not is_one else array_of(leaf, OTHERWISE)  # raises
 

@@ -24,8 +24,23 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
-from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
+from gda.layout.spec import (
+    SpecLike,
+    axes_by_dimension,
+    check_spec,
+    entries_of,
+    format_spec,
+    partitions_of,
+    reductions_of,
+)
+from gda.mesh import (
+    check_mesh,
+    checked_partition_spec,
+    is_tracer,
+    mesh_and_spec,
+    named_sharding,
+    sharding_of,
+)
 from gda.multihost.agreement import communicates
 from gda.trees.leaves import array_of, held_by, is_array, is_leaf, is_value, opened
 from gda.trees.matching import SPECS_OR_NONE, check_kind, map_with_specs
@@ -256,10 +271,11 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
     def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
         if spec is None:
             return None
-        rank = len(tuple(spec))
+        rank = len(partitions_of(spec))
         entries = check_spec(spec, (0,) * rank)
         short = entries_of(axes_by_dimension(entries, rank, mesh.shape))
-        return named_sharding((0,) * rank, mesh, entries if is_exact else short)
+        short = PartitionSpec(*short, **reductions_of(spec))
+        return named_sharding((0,) * rank, mesh, spec if is_exact else short)
 
     return jax.tree.map(sharding, specs, is_leaf=SPECS_OR_NONE.has)
 
@@ -306,16 +322,16 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of ``x`` by ``spec``; ``ValueError`` if it does not fit."""
     shape = jax.numpy.shape(held_by(x))  # with padding
-    entries = check_spec(spec, shape, mesh.shape)
+    spec = checked_partition_spec(spec, shape, mesh.shape)
     is_padded = isinstance(x, PaddedArray)
-    grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, entries, pad=is_padded)
+    grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, spec, pad=is_padded)
     if not has_padding_for(grid, shape):
         raise ValueError(
             f"the array, a PaddedArray of shape {x.shape}, is padded to {shape}, and sharded by "
             f"{format_spec(grid.spec)} it has to be padded to {grid.padded_shape}; move it outside "
             "jit with p.reshard(mesh, spec)"
         )
-    return named_sharding(shape, mesh, entries)
+    return named_sharding(shape, mesh, spec)
 
 
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:

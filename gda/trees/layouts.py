@@ -36,7 +36,7 @@ from gda.show.markup import report
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, names_of, with_paths
 
-_ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array)
+_ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array, jax.Ref)
 
 
 @set_module("gda")

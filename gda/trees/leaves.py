@@ -19,7 +19,7 @@ from gda.layout.spec import Index
 from gda.layout.text import format_index
 from gda.mesh import grid_of_array
 from gda.multihost.descriptions import leaf_path
-from gda.storage.sources import is_mapping, slices
+from gda.storage.sources import is_mapping, settled, slices
 from gda.trees.per_process import PerProcess
 
 Keys = tuple[Any, ...]  # of JAX: the path of a leaf
@@ -79,14 +79,28 @@ def are_bare_keys(leaf: object) -> bool:
 
 
 def as_dicts(tree: Any) -> Any:
-    """Return the tree with dicts for mappings that JAX does not know, as ``h5py.Group``."""
+    """Return the tree with dicts for mappings that JAX does not know, as ``h5py.Group``.
 
-    def opened(node: Any) -> Any:
-        if is_array(node) or is_value(node) or not is_mapping(node):
+    A ``jax.Ref`` becomes the array that it is now.
+    """
+
+    def opened(node: Any, keys: tuple[Any, ...] = ()) -> Any:
+        if is_array(node) or is_value(node):
             return node
-        return as_dicts({name: node[name] for name in node})
+        if not is_mapping(node):
+            return settled(node) if is_leaf(node) else as_dicts(node)
+        return {name: opened(_member(node, name, keys), (*keys, name)) for name in node}
 
     return jax.tree.map(opened, tree, is_leaf=is_container)
+
+
+def _member(mapping: Any, name: Any, keys: tuple[Any, ...]) -> Any:
+    try:
+        return mapping[name]
+    except Exception as error:  # such as of a link in an HDF5 file to what is not there
+        path = "/".join(map(str, (*keys, name)))
+        error.add_note(f"gda: at {path} of a {type(mapping).__name__}")
+        raise
 
 
 def is_leaf(node: object) -> bool:

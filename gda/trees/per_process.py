@@ -19,6 +19,7 @@ from gda.layout.boundary import set_module
 from gda.layout.dtype_names import is_storable, native, recorded_dtype
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
+from gda.storage.sources import check_unmasked
 
 _LONG_TEXT = 2**16  # characters; its brackets would count as lists in ``check_memory``
 _MOST_DEPTH = 100  # that a reader can follow, however deep the stack of its caller is
@@ -104,8 +105,7 @@ def _to_json(value: Any, data: list[bytes], depth: int) -> Any:
             f"the value of a PerProcess is nested in more than {_MOST_DEPTH} lists, tuples and "
             "dicts; flatten it"
         )
-    if isinstance(value, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask; pass its data and its mask")
+    check_unmasked(value)
     if isinstance(value, np.ndarray | np.generic):  # before float, which has subclasses in NumPy
         array = np.asarray(value, native(value.dtype))
         if is_storable(array.dtype):

@@ -10,8 +10,10 @@ import numpy as np
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
+from gda.layout.spec import check_reduced
 from gda.mesh import is_tracer
 from gda.multihost.settings import own_settings
+from gda.storage.sources import settled
 from gda.trees.leaves import are_keys, array_of, held_by, is_container, opened, with_paths
 
 
@@ -45,17 +47,22 @@ def to_numpy(tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(opened(tree), is_leaf=is_container)
     with own_settings():
-        for leaf in leaves:
-            array = held_by(leaf)
-            if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
-                array.copy_to_host_async()
+        with_paths(tree, _begin_copy, leaves)
         values = with_paths(tree, _value_of, leaves)
     return jax.tree.unflatten(structure, values)
+
+
+def _begin_copy(leaf: Any) -> None:
+    array = held_by(leaf)
+    if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
+        check_reduced(getattr(array.sharding, "spec", ()))
+        array.copy_to_host_async()
 
 
 def _value_of(leaf: Any) -> Any:
     if are_keys(leaf) and not isinstance(leaf, PaddedArray):
         return array_of(leaf)
+    leaf = settled(leaf)
     if isinstance(leaf, jax.Array):
         leaf = GlobalArray(array=leaf)  # whose errors say what to do
     return np.asarray(leaf) if is_container(leaf) else leaf

@@ -214,6 +214,8 @@ class _Array:
 
 def _layout_of(keys: Keys, leaf: Any) -> _Array | None:
     if not is_array(leaf):
+        if isinstance(leaf, jax.Ref):
+            raise kind_error(leaf)
         return None
     mesh: Any = sharding_of(real(held_by(leaf))).mesh
     return _Array(keys, leaf, mesh, grid_of_leaf(leaf), len(processes_of(mesh).numbers) > 1)

@@ -173,7 +173,7 @@ def test_unsavable_trees_are_refused(tmp_path: Path) -> None:
         ({True: 1}, "the key True in True is a bool; use only strings and integers"),
         ({("a", 1): 1}, "the key ('a', 1) in ('a', 1) is a tuple"),
         ([object()], "a leaf of type object cannot be saved; the leaves of a tree are"),
-        ([np.ma.asarray([1])], "a masked array would lose its mask; save its data and"),
+        ([np.ma.array([1], mask=True)], "a masked array would lose its mask; pass array.filled"),
         ([np.array(["text"])], "an array of dtype <U4 cannot be saved; convert it"),
         ([np.zeros(2, ml_dtypes.complex32)], "an array of dtype complex32 cannot be"),
         ([np.zeros(2, "f4,i4")], "cannot be saved; convert it to a dtype of JAX"),

@@ -33,7 +33,7 @@ from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.multihost.settings import own_settings
 from gda.storage.casts import Origin, cast_into, check_holds, holds_all
-from gda.storage.sources import array_here, as_numpy, held_by_several_error
+from gda.storage.sources import array_here, as_numpy, held_by_several_error, settled
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -179,6 +179,7 @@ class BlockReader:
         """Return a block that JAX may keep, made of a value with so many references to it."""
         is_sole = references <= _ONE_REFERENCE
         if type(value) is not np.ndarray:
+            value = settled(value)
             if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
                 is_sole = False

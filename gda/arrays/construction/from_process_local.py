@@ -18,11 +18,11 @@ from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.blocks import Block, BlockReader, as_one_block, is_on_cpu
 from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
-from gda.arrays.liveness import deleted_error, traced_error
+from gda.arrays.liveness import deleted_error, kind_error, traced_error
 from gda.arrays.process_local import local_sharding
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.process_view import infer_global_shape
-from gda.layout.spec import Shape, SpecLike, check_shape
+from gda.layout.spec import Shape, SpecLike, check_reduced, check_shape
 from gda.mesh import MeshAndSpec, MeshLike, after_spec, is_tracer, processes_of, view_of
 from gda.multihost.agreement import checked
 
@@ -200,6 +200,7 @@ def as_array(local_data: Any) -> Any:
     if isinstance(local_data, jax.Array):
         if local_data.is_deleted():
             raise deleted_error(local_data, "jax.Array")
+        check_reduced(getattr(local_data.sharding, "spec", ()))
         if not local_data.is_fully_addressable:
             raise ValueError(
                 f"local data of shape {local_data.shape} is a global array already: other "
@@ -207,6 +208,8 @@ def as_array(local_data: Any) -> Any:
                 "GlobalArray.from_array"
             )
         return local_data
+    if isinstance(local_data, jax.Ref):  # the thread of a prefetch would read it at any time
+        raise kind_error(local_data)
     return local_data if isinstance(local_data, np.ndarray) else np.asarray(local_data)
 
 

@@ -21,10 +21,11 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.rounds import MovedPiece, Packets, Relocation, Round, Routes, Streams
-from gda.layout.spec import Shape, check_spec
+from gda.layout.spec import Shape
 from gda.mesh import (
     Device,
     MeshAndSpec,
+    checked_partition_spec,
     devices_of,
     grid_of,
     local_positions,
@@ -85,17 +86,22 @@ class Relayout:
     @cached_property
     def target(self) -> ShardGrid:
         """The grid of the new layout, with processes."""
-        return self._grid(self.over.mesh, self.over.spec)
+        return self._grid(self.over.mesh, self._wanted)
 
-    def _grid(self, mesh: Any, spec: Any) -> ShardGrid:
+    @cached_property
+    def _wanted(self) -> PartitionSpec:
+        """The new spec, which the user may have given as an iterator."""
         shape = self.array.shape if self.shape is None else self.shape
-        return grid_of(shape, mesh, check_spec(spec, shape, mesh.shape), self.shape is not None)
+        return checked_partition_spec(self.over.spec, shape, self.over.mesh.shape)
+
+    def _grid(self, mesh: Any, spec: PartitionSpec) -> ShardGrid:
+        shape = self.array.shape if self.shape is None else self.shape
+        return grid_of(shape, mesh, spec, self.shape is not None)
 
     @cached_property
     def sharding(self) -> NamedSharding:
-        mesh, _, kind = self.over
-        kind = kind or sharding_of(self.array).memory_kind
-        return named_sharding(self.target.padded_shape, mesh, self.target.spec, kind)
+        kind = self.over.memory_kind or sharding_of(self.array).memory_kind
+        return named_sharding(self.target.padded_shape, self.over.mesh, self._wanted, kind)
 
     def described(self) -> dict[str, Any]:
         shape, dtype = self.array.shape, self.array.dtype

@@ -27,6 +27,7 @@ from gda.storage import new_files
 from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
+from gda.storage.sources import check_unmasked
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
 from gda.trees.files.stripes import nbytes_of, options_for_files, sync_files, write_leaves
 from gda.trees.leaves import (
@@ -254,8 +255,7 @@ def _leaves_of(tree: Any, options: Options) -> list[WrittenArray]:
 
 
 def _array_of(leaf: Any) -> Any:
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask; save its data and its mask")
+    check_unmasked(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         array = np.asarray(leaf)
     else:

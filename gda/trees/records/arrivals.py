@@ -21,8 +21,15 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import weakly_typed
 from gda.layout.indices import shape_at, start_of
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Index, Shape, check_spec
-from gda.mesh import MeshAndSpec, memory_kind_of, mesh_grid, mesh_on, processes_of
+from gda.layout.spec import Index, Shape
+from gda.mesh import (
+    MeshAndSpec,
+    checked_partition_spec,
+    memory_kind_of,
+    mesh_grid,
+    mesh_on,
+    processes_of,
+)
 from gda.multihost.settings import own_settings
 from gda.storage.casts import Origin, cast
 from gda.trees.records.recorded_tree import ArrayLeaf, check_keys, key_ndim, saved_type
@@ -189,9 +196,9 @@ def _placement(
     # The data of keys has more dimensions, which are not sharded.
     rank = len(shape) - key_ndim(key_impl)
     if isinstance(over, MeshAndSpec):
-        mesh, entries, kind = over
-        mesh_grid(shape[:rank], mesh, entries, pad)  # before JAX finds a mistake in them
-        sharding: Any = NamedSharding(mesh, PartitionSpec(*entries), memory_kind=kind)
+        mesh, given, kind = over
+        mesh_grid(shape[:rank], mesh, given, pad)  # before JAX finds a mistake in them
+        sharding: Any = NamedSharding(mesh, given, memory_kind=kind)  # pyright: ignore
     else:
         sharding = over
     named = sharding
@@ -202,7 +209,7 @@ def _placement(
         raise ValueError(
             f"like has the sharding {sharding!r}, which has no mesh and spec; use a NamedSharding"
         )
-    spec = PartitionSpec(*check_spec(named.spec, shape[:rank], named.mesh.shape))
+    spec = checked_partition_spec(named.spec, shape[:rank], named.mesh.shape)
     plan = local_blocks_over(shape, MeshAndSpec(named.mesh, spec, memory_kind_of(sharding)), pad)
     container = PaddedArray if plan.grid.is_padded else container
 

@@ -32,6 +32,7 @@ from gda.multihost.agreement import first_differences
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
+from gda.storage.sources import check_unmasked
 from gda.storage.stores.checksums import crc32c, size_and_crc
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, is_source
@@ -231,8 +232,7 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf | SavedPerProcess:
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
         return _of_jax(path, given)
-    if isinstance(leaf, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask; save its data and its mask")
+    check_unmasked(leaf)
     if isinstance(leaf, np.ndarray | np.generic):
         return _of_numpy(
             path, "numpy" if isinstance(leaf, np.ndarray) else "number", np.asarray(leaf)

@@ -179,7 +179,7 @@ def test_columns_on_the_devices_of_a_process_are_written_as_rows(
         ({"__metadata__": DATA}, {}, ValueError, "the name '__metadata__' cannot be used"),
         ({"\ud800": DATA}, {}, ValueError, "surrogates not allowed"),
         ([DATA, 3.5], {}, TypeError, "not float; or a source or NumPy array, such as numpy.asarra"),
-        ([DATA, np.ma.array([1])], {}, TypeError, "a masked array would lose its mask"),
+        ([DATA, np.ma.array([1], mask=True)], {}, TypeError, "a masked array would lose its mask"),
         ([DATA, np.array(["x"])], {}, TypeError, "no dtype <U1; convert the array to one of bool,"),
         ([DATA, np.zeros(2, ml_dtypes.int4)], {}, TypeError, "no dtype int4"),
         ({"w": DATA}, {"max_file_bytes": 0}, ValueError, "max_file_bytes must be a whole number"),
