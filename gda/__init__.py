@@ -83,7 +83,7 @@ _MODULE_OF = {
     "Advice": "gda.compiled.report.advice",
     # Test, and read code of others.
     "testing": "gda.testing",
-    "compat": "gda.trees.batches.compat",
+    "compat": "gda.compat",
     # The names of GlobalDeviceArray.
     "get_shard_shape": "gda.mesh",
     "get_shard_indices": "gda.mesh",
@@ -123,7 +123,11 @@ _MODULES = {"checkpoint", "compat", "launch", "show", "storage", "testing"}
 # Names that JAX had for the same in 2022.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"} | {
     name: f"compat.{name}"
-    for name in ("host_local_array_to_global_array", "global_array_to_host_local_array")
+    for name in (
+        *("host_local_array_to_global_array", "global_array_to_host_local_array"),
+        *("host_to_global_device_array", "global_to_host_array"),
+        *("with_sharding_constraint", "DataPartitionType"),
+    )
 }
 
 __all__ = [name for name in _MODULE_OF if name not in _UNLISTED]  # pyright: ignore[reportUnsupportedDunderAll]

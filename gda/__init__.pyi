@@ -63,7 +63,7 @@ from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 from gda.compiled.report.advice import Advice as Advice
 from gda import testing as testing
-from gda.trees.batches import compat as compat
+from gda import compat as compat
 from gda.mesh import get_shard_shape as get_shard_shape
 from gda.mesh import get_shard_indices as get_shard_indices
 from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids

@@ -49,6 +49,11 @@ def constrain(w: World, **others: Any) -> None:
     gda.constrain(**{"x": w.tree, "spec": P(None, "x"), **others})
 
 
+def with_sharding_constraint(w: World, **others: Any) -> None:
+    given = {"x": w.tree, "shardings": P(None, "x"), "mesh": w.mesh}
+    gda.compat.with_sharding_constraint(**given | others)
+
+
 def global_array_to_host_local_array(w: World, **others: Any) -> None:
     given = {"global_inputs": w.tree, "global_mesh": w.mesh, "pspecs": P(None, "x")}
     gda.compat.global_array_to_host_local_array(**given | others)
@@ -87,6 +92,11 @@ def from_batched_callback(w: World, **others: Any) -> None:
     given = {"global_shape": (8, 2), "mesh": w.mesh, "spec": P("x")}
     callback = lambda indices: [ones(index) for index in indices]  # noqa: E731
     gda.GlobalArray.from_batched_callback(**given | {"data_callback": callback} | others)
+
+
+def host_to_global_device_array(w: World, **others: Any) -> None:
+    given = {"host_arrays": np.zeros((4, 8)), "mesh": w.mesh}
+    gda.compat.host_to_global_device_array(**given | others)
 
 
 def from_process_local(w: World, **others: Any) -> None:
@@ -140,6 +150,10 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     check_replicas_agree: [({"tree": object()}, TypeError)],
     check_processes_agree: [({"timeout": 0}, ValueError), ({"timeout": "soon"}, ValueError)],
     constrain: [({"spec": P("y")}, ValueError), ({"spec": {"z": P()}}, ValueError)],
+    with_sharding_constraint: [
+        ({"shardings": P("y")}, ValueError),
+        ({"shardings": {"z": P()}}, ValueError),
+    ],
     global_array_to_host_local_array: [
         ({"pspecs": P("y")}, ValueError),
         ({"global_mesh": 3}, TypeError),
@@ -162,6 +176,10 @@ CASES: dict[Callable[..., None], list[tuple[dict[str, Any], type[Exception]]]] =
     padded_from_callback: [(WORKERS, ValueError), ({"global_shape": 3.5}, TypeError)],
     from_batched_callback: [({"mesh": 3}, TypeError), ({"data_callback": 3}, TypeError)],
     from_process_local: [({"mesh": 3}, TypeError), ({"spec": P("y")}, ValueError)],
+    host_to_global_device_array: [
+        ({"partition": "full"}, NotImplementedError),
+        ({"partition": P("y")}, ValueError),
+    ],
     from_device_buffers: [({"device_buffers": []}, ValueError), ({"mesh": 3}, TypeError)],
 }
 CHECKING = [*CASES][[*CASES].index(from_callback) :]  # they communicate to check

@@ -52,6 +52,9 @@ CALLS = [
     "gda.GlobalArray.from_source(x, mesh, P('x'))",
     "gda.compat.host_local_array_to_global_array(x, mesh, P())",
     "gda.compat.global_array_to_host_local_array(x, mesh, P())",
+    "gda.compat.host_to_global_device_array(x, mesh=mesh)",
+    "gda.compat.global_to_host_array(x)",
+    "gda.compat.with_sharding_constraint(x, P('y'), mesh=mesh)",
 ]  # fmt: skip
 
 # Functions of shapes, paths and settings.

@@ -1,4 +1,4 @@
-"""Batches of a training loop: ``prefetch``, and ``compat`` with names of other libraries.
+"""Batches of a training loop: ``prefetch``, and ``host_arrays`` of the placement guide.
 
 Provisional: see ``docs/stable.md``.
 """

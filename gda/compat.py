@@ -1,7 +1,8 @@
-"""The names of ``jax.experimental.multihost_utils``, for code that uses them.
+"""The module ``gda.compat``: functions of other libraries, for code that uses them.
 
-The functions are as there, but for any order of devices in the mesh, as long as the blocks of each
-process form a regular grid.
+The functions of ``jax.experimental.multihost_utils`` are as there, but for any order of devices in
+the mesh, as long as the blocks of each process form a regular grid. Those of the placement guide,
+which axlearn and loadax share, are in ``host_arrays``.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import local_array_of
 from gda.arrays.transport.moving import reshard
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh, is_tracer
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import describe
+from gda.trees.batches.host_arrays import (
+    DataPartitionType,
+    global_to_host_array,
+    host_to_global_device_array,
+    with_sharding_constraint,
+)
 from gda.trees.leaves import array_of, held_by
 from gda.trees.matching import map_with_specs
 
 __all__ = [  # noqa: RUF022
     "host_local_array_to_global_array",
     "global_array_to_host_local_array",
+    "host_to_global_device_array",
+    "global_to_host_array",
+    "with_sharding_constraint",
+    "DataPartitionType",
 ]
 
 
@@ -37,7 +48,7 @@ def __dir__() -> list[str]:
 _NAME = "host_local_array_to_global_array"
 
 
-# Without set_module: pickle cannot import gda.compat, which is an attribute.
+@set_module("gda.compat")
 @communicates(_NAME, if_checked("global_mesh"))
 def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``GlobalArray``s, built from the part that each process has.
@@ -70,6 +81,7 @@ def host_local_array_to_global_array(local_inputs: Any, global_mesh: Mesh, pspec
     return together(_NAME, global_mesh, work, describe)
 
 
+@set_module("gda.compat")
 @public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each the part of a global array in this process.
