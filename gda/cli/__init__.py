@@ -61,7 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ``--help`` and mistakes in the command raise ``SystemExit``, as argparse does.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and (
+        sys.stdout.errors == "strict"
+        # In the locale C. UTF-8 has all but the bytes of names, which this keeps.
+        or (sys.stdout.errors == "surrogateescape" and sys.stdout.encoding.lower() != "utf-8")
+    ):
         sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     output, end = io.StringIO(), None
     with contextlib.redirect_stdout(output):

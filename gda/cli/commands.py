@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -52,10 +53,18 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
+    return _above_zero(text, "a number of seconds", "30")
+
+
+def price(text: str) -> float:
+    return _above_zero(text, "a price", "2.5", most=sys.float_info.max)
+
+
+def _above_zero(text: str, what: str, example: str, most: float = math.inf) -> float:
     with contextlib.suppress(ValueError):
-        if (number := float(text)) > 0:
+        if 0 < (number := float(text)) <= most:
             return number
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; write 30, say")
+    raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0; write {example}, say")
 
 
 def without_accelerators() -> None:

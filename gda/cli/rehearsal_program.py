@@ -99,6 +99,8 @@ def _mesh_of_cpus(request: RehearsalRequest, count: int) -> Any:
 
     if request.num_slices > 1:
         raise ValueError(f"{request.topology} has no slices; omit --num-slices")
+    if request.target_config is not None:
+        raise ValueError(f"{request.topology} has no GPUs; omit --target-config")
     devices, needed = jax.devices("cpu")[:count], math.prod(request.mesh.values())
     if len(devices) != needed:
         raise ValueError(

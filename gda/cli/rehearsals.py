@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from gda.cli.commands import (
     OK,
     WRONG,
     add_command,
+    price,
     read_option,
     terminal_width,
 )
@@ -92,7 +94,7 @@ def add_rehearse(commands: Any) -> None:
         help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
     )
     parser.add_argument("--examples", metavar="N", help="examples, or tokens, of a call")
-    parser.add_argument("--price", metavar="P", type=float, help="of a device for one hour")
+    parser.add_argument("--price", metavar="P", type=price, help="of a device for one hour")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -101,12 +103,14 @@ def rehearse(options: argparse.Namespace) -> int:
 
     file, function = file_and_function(options.program, "train.py:rehearsal")
     num_slices = read_option("--num-slices", options.num_slices, parse_number)
-    examples = options.examples
+    config, examples = options.target_config, options.examples
+    if config is not None and not os.path.isfile(config):
+        raise MistakesError(f"--target-config: there is no file {config!r} here")
     if examples is not None:
         examples = read_option("--examples", examples, parse_number)
     requests = [
         RehearsalRequest(
-            *(file, function, options.topology, num_slices, options.target_config, mesh),
+            *(file, function, options.topology, num_slices, config, mesh),
             examples=examples,
             price=options.price,
         )

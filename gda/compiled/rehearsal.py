@@ -208,8 +208,8 @@ class Rehearsal:
         The file has the devices, the mesh, the peak, and the bytes for each kind of collective and
         set of axes. It has nothing of the program's text, so a new version of JAX leaves it valid
         unless the program changes. A change of at most 5 % of a number of bytes is accepted, and
-        never a collective of another kind or over other axes. ``pytest --update-golden`` writes it;
-        without pytest, the environment variable ``GDA_UPDATE_GOLDEN=1`` does.
+        never a collective of another kind or over other axes. ``pytest --gda-update-golden`` writes
+        it; without pytest, the environment variable ``GDA_UPDATE_GOLDEN=1`` does.
 
         Args:
           path: the JSON file.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import gc
-import json
 import os
 import runpy
 import signal
@@ -24,14 +23,15 @@ from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
-# Fits in a pipe that is not read yet, so that reporting never blocks.
+# Bytes that fit in a pipe which is not read yet, so that reporting never blocks.
 _MAX_TRACEBACK = 50_000
 
 
 def run(report: int, kind: str, program: str) -> None:
     """Run a script or a module as ``__main__``, with the rest of ``sys.argv`` as its arguments.
 
-    At the end, the file descriptor ``report`` takes ``{"code": …, "traceback": …}`` as one line.
+    At the end, the file descriptor ``report`` takes a line with the exit code and the bytes of a
+    traceback, and then these bytes.
     """
     os.set_inheritable(report, False)
     faulthandler.enable()
@@ -83,10 +83,12 @@ def _report_good_end(report: int) -> None:
 
 
 def _send(report: int, code: int, text: str) -> None:
-    if len(text) > _MAX_TRACEBACK:
-        text = f"[…]\n{text[-_MAX_TRACEBACK:]}"
+    data = text.encode(errors="backslashreplace")
+    if len(data) > _MAX_TRACEBACK:
+        end = data[-_MAX_TRACEBACK:].decode(errors="ignore")  # from the first whole character on
+        data = f"[…]\n{end}".encode()
     with suppress(OSError):  # a program may have closed all files
-        os.write(report, (json.dumps({"code": code, "traceback": text}) + "\n").encode())
+        os.write(report, b"%d %d\n" % (code, len(data)) + data)
         os.close(report)
 
 

@@ -7,7 +7,6 @@ A later failure counts as a consequence.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -20,7 +19,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gda.launch.children import Children
 from gda.launch.output import Lines, PrefixedOutput, write
@@ -41,7 +39,8 @@ _DEATH_SECONDS = 0.3
 
 # Errors of a collective on CPU that a process does not join in time. The second comes from the
 # first collective of some devices, which makes the connections.
-_GLOO = re.compile(r"Gloo .*(Timed out waiting|DEADLINE_EXCEEDED)")
+_GLOO = re.compile(rb"Gloo .*(Timed out waiting|DEADLINE_EXCEEDED)")
+_IN_VAIN = re.compile(rb"LateProcessError|Timed out waiting")
 _LATE = (
     "a collective waited in vain for another process. If that takes longer, such as to compile, "
     "give a longer --collective-timeout, or call gda.check_processes_agree before the collective"
@@ -142,15 +141,15 @@ class _Process:
             return bool(data)
         return True
 
-    def failure(self) -> tuple[int, str] | None:
+    def failure(self) -> tuple[int, bytes] | None:
         """Return exit code and traceback, which may be empty, if it reported a failure."""
         report = self._report()
-        return (report["code"], report["traceback"]) if report and report["code"] else None
+        return report if report and report[0] else None
 
     def is_done(self) -> bool:
         """Return True if the program succeeded; the process may still wait for the others."""
         report = self._report()
-        return self.has_ended_well() if report is None else not report["code"]
+        return self.has_ended_well() if report is None else not report[0]
 
     def has_ended_well(self) -> bool:
         """Return True if the process has ended, with exit code 0 and without a failure."""
@@ -159,13 +158,16 @@ class _Process:
     def is_alive(self) -> bool:
         return self.popen.poll() is None
 
-    def _report(self) -> dict[str, Any] | None:
+    def _report(self) -> tuple[int, bytes] | None:
+        """Return exit code and traceback, when all of it is here."""
         self.read_report()
-        return json.loads(self._received) if self._received.endswith(b"\n") else None
+        head, _, traceback = self._received.partition(b"\n")
+        code, size = map(int, head.split()) if b"\n" in self._received else (0, math.inf)
+        return (code, traceback) if len(traceback) >= size else None
 
     def ending(self) -> _EndOfRun | None:
         """Return its failure, if it failed."""
-        code, traceback = self.failure() or (self.popen.poll() or 0, "")
+        code, traceback = self.failure() or (self.popen.poll() or 0, b"")
         if code < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
             is_abort = code == -signal.SIGABRT
@@ -173,7 +175,7 @@ class _Process:
         reason = f"process {self.index} failed with exit code {code}"
         if _GLOO.search(traceback):
             reason += f": {_LATE}"
-        in_vain = re.search(f"LateProcessError|Timed out waiting|{_GLOO.pattern}", traceback)
+        in_vain = _GLOO.search(traceback) or _IN_VAIN.search(traceback)
         return _EndOfRun(code, reason, self.index, shows_stacks=bool(in_vain)) if code else None
 
 
@@ -328,8 +330,7 @@ def _tell(processes: Sequence[_Process], ending: _EndOfRun, reason: str) -> None
     """Write the tracebacks of failed processes, and last the reason for the end of the run."""
     last = b""
     for process in processes:
-        _, text = process.failure() or (0, "")
-        traceback = text.encode(errors="replace")
+        _, traceback = process.failure() or (0, b"")
         if process.index == ending.process:
             last = traceback or process.stderr.last()
         else:

@@ -41,11 +41,15 @@ _GLOO_WITHIN = re.compile(
 )
 
 
+# A progress bar ends its lines by carriage returns.
+_END = re.compile(rb"(\r?\n|\r)")
+
+
 class Lines:
     """The lines of one pipe, each written to the file descriptor ``target`` with a prefix.
 
-    ``stacks`` counts the stacks of threads so far. The messages of gloo about its connections are
-    omitted.
+    A line ends as the program ended it, that of a progress bar by a carriage return. ``stacks``
+    counts the stacks of threads so far. The messages of gloo about its connections are omitted.
     """
 
     def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:
@@ -58,15 +62,17 @@ class Lines:
 
     def take(self, data: bytes) -> bytes:
         """Take bytes, and return the lines that they complete, prefixed."""
-        *lines, self._partial = _GLOO_WITHIN.sub(b"", self._partial + data).split(b"\n")
+        data = _GLOO_WITHIN.sub(b"", self._partial + data)
+        *parts, self._partial = _END.split(data)
+        lines = [line + end for line, end in zip(parts[::2], parts[1::2], strict=True)]
         if len(self._partial) > _MAX_LINE:
-            lines.append(self._partial)
+            lines.append(self._partial + b"\n")
             self._partial = b""
         return self._prefixed(lines)
 
     def end(self) -> bytes:
         """Return an incomplete last line, prefixed, as a line."""
-        lines = [self._partial] if self._partial else []
+        lines = [self._partial + b"\n"] if self._partial else []
         self._partial = b""
         return self._prefixed(lines)
 
@@ -76,8 +82,16 @@ class Lines:
 
     def _prefixed(self, lines: list[bytes]) -> bytes:
         self.stacks += sum(_STACK in line for line in lines)
-        prefixed = [self._prefix + line + b"\n" for line in lines if not _GLOO.fullmatch(line)]
-        self._last.extend(prefixed)
+        prefixed = []
+        for line in lines:
+            is_after_bar = bool(self._last) and self._last[-1].endswith(b"\r")
+            if line == b"\r" or _GLOO.fullmatch(line.rstrip(b"\r\n")):
+                continue  # a bar may begin with a carriage return
+            # The newline of a last line that a carriage return has ended already.
+            prefixed.append(line if is_after_bar and line == b"\n" else self._prefix + line)
+            if is_after_bar:
+                self._last.pop()  # a bar has one line at a time
+            self._last.append(prefixed[-1])
         return b"".join(prefixed)
 
 

@@ -41,7 +41,9 @@ def check_golden(
         golden = parse_json(path.read_text())
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            error.errno, "there is no golden file; write it with pytest --update-golden", str(path)
+            error.errno,
+            "there is no golden file; write it with pytest --gda-update-golden",
+            str(path),
         ) from None
     except ValueError as error:
         raise ValueError(f"{path} is not a golden file: {error}") from None
@@ -52,7 +54,7 @@ def check_golden(
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is not a golden file of this version of gda: {error!r}; write it again with "
-            "pytest --update-golden"
+            "pytest --gda-update-golden"
         ) from None
     if lines:
         raise AssertionError(
@@ -60,7 +62,7 @@ def check_golden(
                 [
                     f"{name} differs from {path}:",
                     *(f"  {line}" for line in lines),
-                    "if this is intended, write the file again with pytest --update-golden",
+                    "if this is intended, write the file again with pytest --gda-update-golden",
                 ]
             )
         )

@@ -21,7 +21,7 @@ Processes are kept for the next test of the same size.
   processes of each size start once. Otherwise each worker starts processes of every size. For a
   test with ``process_pool``, add ``@pytest.mark.xdist_group("processes-4x2")``.
 
-``pytest --update-golden`` writes the golden files of ``gda.Rehearsal.check`` and
+``pytest --gda-update-golden`` writes the golden files of ``gda.Rehearsal.check`` and
 ``gda.Layouts.check`` instead of comparing with them, in this process, the workers of xdist and the
 processes of tests.
 
@@ -49,7 +49,7 @@ _UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.storage.golden_files, which ne
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("gda").addoption(
-        "--update-golden",
+        "--gda-update-golden",
         action="store_true",
         help="write the golden files of gda.Rehearsal.check and gda.Layouts.check, not compare",
     )
@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.HELP)
-    if config.getoption("--update-golden"):
+    if config.getoption("--gda-update-golden"):
         patch = pytest.MonkeyPatch()
         patch.setenv(_UPDATE_GOLDEN, "1")
         config.add_cleanup(patch.undo)

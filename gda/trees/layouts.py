@@ -275,7 +275,7 @@ class Layouts:
     def check(self, path: str | os.PathLike[str]) -> None:
         """Compare shape, dtype and layout of each array with a golden file. For tests.
 
-        ``pytest --update-golden`` writes the file; without pytest, the environment variable
+        ``pytest --gda-update-golden`` writes the file; without pytest, the environment variable
         ``GDA_UPDATE_GOLDEN=1`` does.
 
         Args:

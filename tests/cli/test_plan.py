@@ -70,9 +70,10 @@ def test_any_words_give_an_answer_or_a_message(changes: dict[str, str], pad: lis
     assert exit_code("plan", *words, *pad) in (0, 2)
 
 
-def test_the_installed_command() -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second in the locale C
+def test_the_installed_command(errors: str) -> None:
     script = Path(sys.executable).parent / "gda"
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    environment = {**os.environ, "PYTHONIOENCODING": f"ascii:{errors}"}
     array = ["--shape", "64x8", "--dtype", "bf16", "--mesh", "x=8", "--spec", "x"]
     done = subprocess.run([script, "plan", *array], capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")

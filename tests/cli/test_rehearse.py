@@ -165,6 +165,10 @@ def test_a_process_that_is_killed_between_two_meshes_is_a_reason(
             "gda: --topology: v3:1000x1000 would have 2,000,000 devices",
         ),
         (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
+        (
+            ["train.py:f", "--mesh", "x=4", "--target-config", "nope"],
+            "--target-config: there is no file 'nope' here",
+        ),
         (["train.py:f", "--mesh", "x=4;y"], "--mesh: an axis with its size was expected"),
     ],
 )
@@ -191,6 +195,12 @@ def test_mistakes_of_any_mesh(
     report = rehearsal_program._report(request)
     assert report.is_wrong_for_any_mesh
     assert message in report.reason
+
+
+def test_virtual_devices_take_no_description_of_gpus(train: str) -> None:
+    request = RehearsalRequest(train, "rehearsal", "cpu:4", 1, "h100.txt", {"x": 4})
+    report = rehearsal_program._report(request)
+    assert report.reason == "cpu:4 has no GPUs; omit --target-config"
 
 
 def test_an_error_of_the_file_keeps_its_traceback(train: str) -> None:

@@ -57,7 +57,7 @@ def differences(rehearsal: gda.Rehearsal, path: Path) -> list[str]:
         rehearsal.check(path)
     first, *lines, last = str(caught.value).splitlines()
     assert first == f"step differs from {path}:"
-    assert last == "if this is intended, write the file again with pytest --update-golden"
+    assert last == "if this is intended, write the file again with pytest --gda-update-golden"
     assert all(line.startswith("  ") for line in lines)
     return [line.strip() for line in lines]
 
@@ -114,7 +114,7 @@ def test_unknown_numbers_stay_unknown(golden: Path, reducing: gda.Rehearsal) -> 
 
 def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
     path = tmp_path / "step.json"
-    with pytest.raises(FileNotFoundError, match="write it with pytest --update-golden"):
+    with pytest.raises(FileNotFoundError, match="write it with pytest --gda-update-golden"):
         silent.check(path)
     for text, message in (
         (b"{", "Expecting property name"),

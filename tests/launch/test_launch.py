@@ -386,6 +386,17 @@ def test_a_message_of_gloo_within_a_line_is_omitted() -> None:
     assert lines.take(of_one + b"\n\n8.0\nmore\n") == b"[0] sum 8.0\n[0] more\n"
 
 
+def test_a_progress_bar_is_shown_while_it_moves() -> None:
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    shown = [lines.take(data) for data in (b"a\r\nb\n\r 1%", b"\r 2", b"%\r 3%", b"\n", b"done\r")]
+    assert shown == [b"[0] a\r\n[0] b\n", b"[0]  1%\r", b"[0]  2%\r", b"[0]  3%\n", b"[0] done\r"]
+    assert lines.take(b"\nc\n\n") == b"\n[0] c\n[0] \n"
+    lines.take(b"".join(b"\r %d%%" % number for number in range(100)))
+    assert b"[0] c\n" in lines.last()  # a bar is one line
+    assert lines.end() == b"[0]  99%\n"
+
+
 def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
     path = program("""
     for _ in range(3000):
@@ -446,14 +457,14 @@ def test_the_traceback_shows_the_program_only(program: Program) -> None:
     done = launch("-n", "1", path)
     assert done.returncode == 1
     assert re.findall(r'File "(.*)", line', done.stderr) == [path, path]
-    assert done.stderr.endswith("ValueError: boom ?\n")
+    assert done.stderr.endswith("ValueError: boom \\udcff\n")
 
 
 def test_the_first_failure_comes_last_and_the_others_before(program: Program) -> None:
     path = program("""
     import signal
     def fail(*_):
-        raise KeyError("consequence")
+        raise KeyError("\u5c42" * 60_000 + "consequence")
     signal.signal(signal.SIGTERM, fail)
     if RANK == 0:
         open("ready", "w").close()
@@ -464,7 +475,8 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     """)
     done = launch("-n", "2", path, how="launch_patiently", cwd=Path(path).parent)
     assert done.returncode == 1
-    assert "[0] KeyError: 'consequence'\n" in done.stderr
+    assert "[0] […]\n[0] \u5c42\u5c42" in done.stderr  # as much as a pipe holds
+    assert "\u5c42consequence'\n" in done.stderr
     reason, *rest = after_the_last_reason(done.stderr).splitlines()
     assert reason == "gda.launch: process 1 failed with exit code 1"
     assert rest[-1] == "ValueError: cause"

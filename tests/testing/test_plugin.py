@@ -182,7 +182,7 @@ def test_hypothesis_calls_functions_in_a_pool(printed: pytest.LineMatcher) -> No
 def in_workers(tmp_path_factory: pytest.TempPathFactory) -> tuple[pytest.LineMatcher, Path]:
     """A session in two workers of xdist: what pytest printed, and its folder."""
     folder = tmp_path_factory.mktemp("workers")
-    return run("workers", folder, "-n2", "--dist=loadgroup", "--update-golden"), folder
+    return run("workers", folder, "-n2", "--dist=loadgroup", "--gda-update-golden"), folder
 
 
 def test_each_size_starts_in_one_worker_of_xdist(

@@ -192,7 +192,7 @@ def test_a_golden_file_has_a_line_for_each_array_and_differences_are_in_words(
         "layers/0-15/w: bfloat16[4096,1024] P('y') on x=4,y=2, not bfloat16[4096,1024] P('x') on "
         "x=4,y=2",
         "head is new: float32[50257,1024] P() on x=4,y=2",
-        "if this is intended, write the file again with pytest --update-golden",
+        "if this is intended, write the file again with pytest --gda-update-golden",
     ]
     path.write_text('{"version": 1, "arrays": 3}')
     with pytest.raises(ValueError, match="is not a golden file"):
