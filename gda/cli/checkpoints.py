@@ -109,14 +109,14 @@ def add_rollback(commands: Any) -> None:
 
 def rollback(options: argparse.Namespace) -> int:
     without_accelerators()
-    from gda.checkpoint import Run
+    from gda.checkpoint.runs.overview import roll_back
 
-    run = Run(options.path, every=1, timeout=options.timeout)
-    later = [step for step in run.steps() if step > options.step]
-    run.rollback(options.step, newest=max(later, default=options.step))
-    removed = ", ".join(map(str, later))
+    removed = ", ".join(map(str, roll_back(options.path, options.step, options.timeout)))
+    at = f"step {options.step}"
     print(
-        f"removed {removed}; the run goes on at step {options.step}" if later else "nothing to do"
+        f"removed {removed}; the run goes on at {at}"
+        if removed
+        else f"nothing to do: {at} is the newest"
     )
     return OK
 

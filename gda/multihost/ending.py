@@ -140,7 +140,7 @@ class Ending:
         self._came.append((None, time.monotonic()))
 
     def close(self) -> None:
-        """Restore the former handlers, in the main thread. May be called twice."""
+        """Restore the former handlers; in another thread, at the next signal. Works twice."""
         while self._handled:
             _handlers[self._handled.pop()].leave(self._came)
 
@@ -293,8 +293,10 @@ class _Handler:
     def leave(self, queue: _Came) -> None:
         """Forget a queue; without any, restore the former handler unless ours was replaced."""
         self.queues = [each for each in self.queues if each is not queue]
-        if self.queues:
-            return
+        if not self.queues and threading.current_thread() is threading.main_thread():
+            self._restore()
+
+    def _restore(self) -> None:
         del _handlers[self._number]
         if signal.getsignal(self._number) is self._handle:
             signal.signal(self._number, self._former or signal.SIG_DFL)
@@ -305,6 +307,10 @@ class _Handler:
         if os.getpid() != self._pid:
             # A forked worker, which multiprocessing ends by SIGTERM.
             signal.signal(number, self._first or signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if not self.queues:  # closed in another thread
+            self._restore()
             os.kill(os.getpid(), number)
             return
         for queue in self.queues:

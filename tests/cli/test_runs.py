@@ -74,6 +74,6 @@ def test_rollback_removes_the_later_steps(folder: Path, capsys: pytest.CaptureFi
     assert main(["rollback", str(folder), "10"]) == 0
     assert capsys.readouterr().out == "removed 20, 30; the run goes on at step 10\n"
     assert main(["rollback", str(folder), "10"]) == 0
-    assert capsys.readouterr().out == "nothing to do\n"
+    assert capsys.readouterr().out == "nothing to do: step 10 is the newest\n"
     assert Run(folder, every=10).steps() == [10]
     assert main(["rollback", str(folder), "5"]) == 2

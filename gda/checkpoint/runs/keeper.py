@@ -9,7 +9,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,14 +24,16 @@ from gda.checkpoint.saving import Save, left_by_killed_saves
 from gda.checkpoint.step_folders.folder import (
     METRICS,
     Owner,
+    Rollbacks,
     RunFolder,
     StepFolder,
     below,
     name_of,
 )
-from gda.layout.text import counted, format_bytes, format_numbers
+from gda.layout.text import counted, format_bytes, format_numbers, join_some
 from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
+from gda.storage.stores.errors import CorruptionError
 
 log = logging.getLogger("gda")
 
@@ -60,11 +62,12 @@ class Keeper:
 
     folder: RunFolder
     keeping: Keeping
-    links: bool
-    on_complete: Callable[[int, Any], object] | None
+    links: bool = True
+    on_complete: Callable[[int, Any], object] | None = None
     owner: Owner | None = None
     last_seconds: float = 0
     _hooks: dict[int, Future[Any]] = field(default_factory=dict)  # calls of on_complete, by step
+    _knows_best: bool = False  # True after a look for the metric of keep_best
 
     def __post_init__(self) -> None:
         self._removals = _Removals(self.folder)
@@ -76,7 +79,9 @@ class Keeper:
         not resume would save beside steps, or the folder is itself a checkpoint.
         """
         self._steps(only, resumes)
-        _remove_left_over(self.folder, self._claimed())
+        owner = self._claimed()
+        # In the background: the others wait for this process.
+        self._removals.remove_rests(_left_over(self.folder, owner), owner)
         # Until it was no longer the owner, another program may have completed a step.
         return [*map(list, self._steps(only, resumes).items())]
 
@@ -114,20 +119,87 @@ class Keeper:
                 if error.errno not in _FULL or former is None:
                     raise
                 # The files of a killed save may fill the disk.
-                _remove_left_over(self.folder, former)
+                for name in _left_over(self.folder, former):
+                    _remove_rest(self.folder, name)
                 self.owner = self.folder.claim(self.keeping.best)
         ends = self.folder.check_owner(self.owner).ends
         if ends is not None:  # of a rollback that was killed, or failed
-            _remove_later(self.folder, self.owner, ends)
+            self._remove_later(self.owner, ends)
         return self.owner
 
-    def roll_back(self, step: int, newest: int) -> bool:
-        """Remove the steps after one; return False, and do nothing, if another is the newest."""
-        if max(self.folder.complete(), default=None) != newest:
-            return False
+    def roll_back(self, step: int, newest: int | None = None) -> list[int]:
+        """Remove the steps after one, and return them.
+
+        With ``newest``, nothing happens if another step is the newest, or if the rollback was done
+        before: then the newest step was saved again.
+        """
+        later, removed = self._later(step, newest), list[int]()
+        if not later:
+            return []
+        last = max(later)
+        done = (step, last, self.folder.identity(later[last].name))
+        for number in [*later, None]:
+            try:
+                owner = self._claimed()
+                # Until it was no longer the owner, another program may have completed a step.
+                if not removed and not self._later(step, newest):
+                    break
+                removed += self._remove_later(owner, step, (done,))
+                break
+            except OSError as error:
+                if error.errno not in _FULL or number is None:
+                    raise
+            # In this order: after a kill, the rollback is still to be done, or it is done.
+            log.warning("the disk of %s is full: step %d is removed first", self.folder.url, number)
+            self.folder.remove_manifest(later[number].name)
+            _remove_rest(self.folder, later[number].name)
+            removed.append(number)
+        return removed
+
+    def _later(self, step: int, newest: int | None) -> dict[int, StepFolder]:
+        """Return the steps that a rollback removes.
+
+        Raises ``CheckpointNotFoundError`` if there is no such step, and ``ValueError`` if a later
+        one is held.
+        """
+        complete = self.folder.complete()
+        if newest is not None and max(complete, default=None) != newest:
+            return {}
         self.folder.step(step)
-        _remove_later(self.folder, self._claimed(), step)
-        return True
+        later = {number: each for number, each in complete.items() if number > step}
+        owner = self.folder.owner()
+        if newest is not None and owner is not None and newest in later:
+            before = [of for *pair, of in owner.rolled_back if pair == [step, newest]]
+            if before and before != [self.folder.identity(later[newest].name)]:
+                log.info(
+                    "%s was rolled back from step %d to step %d before; the step %d that was saved "
+                    "after that stays: gda rollback removes it",
+                    *(self.folder.url, newest, step, newest),
+                )
+                return {}
+        if held := [number for number, each in later.items() if each.is_held]:
+            raise ValueError(
+                f"a rollback to step {step} of {self.folder.url} would remove {_steps(held)}, "
+                "which run.hold keeps; remove held.json there first"
+            )
+        return later
+
+    def _remove_later(self, owner: Owner, last: int, done: Rollbacks = ()) -> list[int]:
+        """Remove the steps after ``last``; a kill leaves them removed, or the intent."""
+        listed = self.folder.listed()
+        later = {n: each for n, each in listed.items() if n > last and each.is_complete}
+        begun = time.monotonic()
+        self.folder.set_ends(owner, last, done)
+        for each in later.values():
+            self.folder.remove_manifest(each.name)
+        self.folder.set_ends(owner, None)
+        self._removals.remove_rests([each.name for each in later.values()], owner)
+        log.info(
+            "rolled %s back to step %d: removed %s, in %.1f s",
+            *(self.folder.url, last, _steps(later) if later else "no step"),
+            time.monotonic() - begun,
+        )
+        return [*later]
 
     def begin(self, step: StepSave, before: int | None, seconds_left: float) -> str | None:
         """Make the folder of a step; return the step to link to, or an empty text.
@@ -136,6 +208,7 @@ class Keeper:
         """
         owner, number = self._claimed(), step.number
         step.metrics = begun_to_fetch(step.metrics)
+        self._look_for_best(step)
         if self.last_seconds > seconds_left:
             log.warning(
                 "step %d of %s is not saved: a save takes %.1f s, and %.1f s of grace are left; "
@@ -147,7 +220,12 @@ class Keeper:
         folders = self.folder.listed()
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):
-            if not self._may_replace(there, owner):
+            if there.is_complete:
+                raise FileExistsError(
+                    f"{self.folder.url}/{there.name} is a complete step that this program neither "
+                    "saved nor resumed at; call run.resume(state), or move it elsewhere"
+                )
+            if not self._may_replace(there):
                 raise FileExistsError(
                     f"{self.folder.url}/{there.name} has files that this run did not begin; move "
                     "them elsewhere"
@@ -160,13 +238,21 @@ class Keeper:
         is_whole = not is_linkable or self.keeping.is_milestone(number, before)
         return "" if is_whole or newest is None or newest.is_of_orbax else newest.name
 
-    def _may_replace(self, there: StepFolder, owner: Owner) -> bool:
-        """Return True for what a damaged step, a failure, or another program at its end has left.
+    def _look_for_best(self, step: StepSave) -> None:
+        """Warn if the first step lacks the metric of ``keep_best``."""
+        best, self._knows_best = None if self._knows_best else self.keeping.best, True
+        if best is not None and best[0] not in step.metrics:
+            has = (
+                f"it has {join_some([*map(repr, step.metrics)])}" if step.metrics else "it has none"
+            )
+            log.warning(
+                "step %d of %s has no metric %r, by which keep_best keeps steps; %s. Give it to "
+                "run.save(..., metrics=), or to run.record before the step is removed",
+                *(step.number, self.folder.url, best[0], has),
+            )
 
-        A step that is complete nevertheless was committed when its program no longer heard of it.
-        """
-        if there.is_complete:
-            return self.folder.was_begun_by(there, owner)
+    def _may_replace(self, there: StepFolder) -> bool:
+        """Return True for what a damaged step or a failure has left."""
         left = {*left_by_killed_saves(there.files), METRICS, LOCK}
         return there.is_begun or there.files <= left
 
@@ -175,7 +261,7 @@ class Keeper:
         if step.metrics:
             metrics = fetched(step.metrics)
             self._claimed()  # or this would make a folder again that another program has removed
-            self.folder.record(name_of(step.number), metrics)
+            self.folder.set_metrics(name_of(step.number), metrics)
         self._claimed()
 
     def completed(self, step: StepSave, save: Save) -> None:
@@ -206,6 +292,15 @@ class Keeper:
             self._removals.remove(old, self._claimed())
         except Exception as error:
             log.warning("old steps of %s were not removed: %s", self.folder.url, error)
+
+    def failed(self, number: int) -> bool:
+        """Remove what a failed save has left; return True if the step is complete nevertheless."""
+        there = self.folder.listed().get(number)
+        if there is None or self.owner is None:
+            return False
+        if not there.is_complete and self.folder.is_left_over(there, self.owner):
+            self._removals.remove_rests([there.name], self.owner)
+        return there.is_complete
 
     def _call_hook(self, hook: Callable[[int, Any], object], number: int) -> None:
         try:
@@ -247,22 +342,25 @@ class _Removals:
         removed = []
         for number, folder in steps.items():
             try:
-                self._folder.check_owner(owner)
-                self._folder.remove_manifest(folder.name)
+                if self._folder.retire(folder.name, owner):
+                    removed.append(number)
             except (OSError, RuntimeError, ValueError) as error:
                 log.warning("step %d of %s was not removed: %s", number, self._folder.url, error)
-                continue
-            removed.append(number)
-            self._waiting.add(folder.name)
         if removed:
             log.info("removed %s of %s", _steps(removed), self._folder.url)
-            names = [steps[number].name for number in removed]
-            work = partial(self._remove_rests, names)
+            self.remove_rests([steps[number].name for number in removed], owner)
+
+    def remove_rests(self, names: Sequence[str], owner: Owner) -> None:
+        """Remove the files of incomplete steps in the background."""
+        # Each once: a step that was removed may be saved again before a second removal.
+        if names := [name for name in names if name not in self._waiting]:
+            self._waiting.update(names)
+            work = partial(self._remove_rests, names, owner)
             self._last = in_thread("gda-remove", work, self._last)
 
-    def _remove_rests(self, names: Iterable[str]) -> None:
+    def _remove_rests(self, names: Sequence[str], owner: Owner) -> None:
         for name in names:
-            _remove_rest(self._folder, name)
+            _remove_rest(self._folder, name, owner)
             self._waiting.discard(name)
 
     def wait_for(self, name: str) -> None:
@@ -282,39 +380,25 @@ class _Removals:
             )
 
 
-def _remove_left_over(folder: RunFolder, owner: Owner) -> None:
-    """Remove what saves and removals of former programs have left, now: the disk may be full."""
-    listed = folder.listed()
-    for each in listed.values():
-        if folder.is_left_over(each, owner):
-            _remove_rest(folder, each.name)
-    for number, each in listed.items():
+def _left_over(folder: RunFolder, owner: Owner) -> list[str]:
+    """Return the folders that saves and removals of former programs have left."""
+    names = []
+    for number, each in folder.listed().items():
+        try:
+            if folder.is_left_over(each, owner):
+                names.append(each.name)
+        except CorruptionError as error:
+            log.warning("%s/%s is not removed: %s", folder.url, each.name, error)
         if not each.files and each.name == name_of(number):  # of a removal, killed at its end
             with suppress(OSError):
                 os.rmdir(folder.store().join(each.name))
+    return names
 
 
-def _remove_later(folder: RunFolder, owner: Owner, last: int) -> None:
-    """Remove the steps after ``last``; a kill at any moment leaves them removed, or the intent."""
-    later = {n: each for n, each in folder.listed().items() if n > last and each.is_complete}
-    begun = time.monotonic()
-    folder.set_ends(owner, last)
-    for each in later.values():
-        folder.remove_manifest(each.name)
-    folder.set_ends(owner, None)
-    for each in later.values():
-        _remove_rest(folder, each.name)
-    log.info(
-        "rolled %s back to step %d: removed %s, in %.1f s",
-        folder.url,
-        last,
-        _steps(later) if later else "no step",
-        time.monotonic() - begun,
-    )
-
-
-def _remove_rest(folder: RunFolder, name: str) -> None:
+def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> None:
     try:
+        if owner is not None:
+            folder.check_owner(owner)  # another program may save this step by now
         folder.remove_rest(name)
     except Exception as error:
         log.warning(
@@ -345,11 +429,9 @@ def begun_to_fetch(metrics: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in kept.items():
         if not isinstance(name, str):
             raise TypeError(f"the name of a metric must be a text, not {name!r}")
-        if isinstance(value, jax.Array):
-            is_number = value.size == 1 and jax.numpy.isrealobj(value)
-        else:
-            is_number = np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"
-        if not is_number:
+        array = value if isinstance(value, jax.Array) else np.asarray(value)
+        kinds = (np.bool_, np.integer, np.floating)  # of JAX: NumPy does not know bfloat16
+        if array.size != 1 or not any(jax.numpy.issubdtype(array.dtype, kind) for kind in kinds):
             raise TypeError(
                 f"metric {name!r} must be a real number, or an array of one, not {value!r:.200}"
             )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import calendar
 import os
+import threading
 import time
 from typing import Any
 
 from gda.checkpoint.inspecting import inspect, verify
-from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below
+from gda.checkpoint.runs.keeper import Keeper
+from gda.checkpoint.runs.keeping import Keeping
+from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below, checked_step
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
 from gda.storage.options import ProgressLike
@@ -51,6 +54,18 @@ def lines_of(path: Any, timeout: float) -> tuple[list[str], list[str]]:
     return lines, problems
 
 
+def roll_back(path: Any, step: int, timeout: float) -> list[int]:
+    """Remove the steps of a run after one, and return them; without any, write nothing.
+
+    Raises ``CheckpointNotFoundError`` if the run has no such step, ``ValueError`` if a later one is
+    held.
+    """
+    keeper = Keeper(RunFolder(path, timeout), Keeping.of(None, None, None))
+    removed = keeper.roll_back(checked_step(step))
+    keeper.wait(threading.TIMEOUT_MAX)
+    return removed
+
+
 def _row(folder: RunFolder, number: int, step: StepFolder) -> tuple[str, ...]:
     """Return a step: its bytes are those of all files, shared those that other steps link to."""
     path = below(folder.path, step.name)
@@ -85,6 +100,7 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
         place = below(folder.path, each.name)
         try:
             nbytes += verify(place, timeout=timeout, progress=progress).nbytes
+            folder.metrics(each.name)
         except CheckpointNotFoundError:
             removed.append(number)
         except CorruptionError as error:

@@ -147,6 +147,7 @@ class Run:
         }
         self._keeper = Keeper(self._folder, keeping, unchanged == "link", on_complete)
         self._is_owned = False
+        self._unfinished = ""  # resume or rollback, after which a resume has not succeeded
         self._names: dict[int, str] = {}  # of the complete steps, when they were listed last
         self._newest: int | None = None  # the newest step, complete or being saved
         self._done: set[int] = set()  # the steps that were saved or resumed
@@ -205,6 +206,7 @@ class Run:
         ...     run.resume({'w': jnp.zeros(4)})[1]
         0
         """
+        self._unfinished = "resume"
         _check_one_of("damaged", damaged, ("set aside", "raise"))
         wanted = None if step is None else checked_step(step)
         self._finish()
@@ -213,8 +215,8 @@ class Run:
         options |= {"cast": cast, "read_once": read_once, "merge": merge, "timeout": self._timeout}
         begun, url = time.monotonic(), self._folder.url
         if not self._names:
-            self._is_at(0, None)
             if start_from is None:
+                self._is_at(0, None)
                 log.info("%s has no step yet: the training begins", url)
                 return state, 0
             # The same in all processes, also if it names the latest step of a run.
@@ -227,6 +229,7 @@ class Run:
                 failed=SaveError,
                 shared=_SHARED,
             ).mine
+            self._is_at(0, None)
             log.info("%s begins with the state of %s", url, start_from)
             return state, 0
 
@@ -271,7 +274,8 @@ class Run:
           now: save also if the step is not due.
 
         Raises:
-          ValueError: there is a newer step, or the folder has steps, and ``resume`` was not called.
+          ValueError: there is a newer step, or the folder has steps, and ``resume`` was not called,
+            or the last ``resume`` or ``rollback`` raised.
           SaveError: another program took over the folder; or this save, or the one before, failed
             in another process.
           RuntimeError: the run is closed.
@@ -285,20 +289,20 @@ class Run:
         (False, True)
         """
         number = checked_step(step)
-        self._own_if_new()
-        self._look()
-        is_due = rules.is_due(number, self._previous, self._every)
-        self._previous, self._reached = number, max(number, self._reached)
+        is_due = self._is_due(number)
+        self._reached = max(number, self._reached)
         if self._is_told:
             self._is_told = False
             # When the program ends, the last state is worth more than the error.
             self._finish(self._logs_errors or self.is_ending)
         if number in self._done:
-            self._is_asked = False
-            return False
-        self._check_is_newest(number)
-        wants = is_due or now or self._is_asked
-        return wants and self._save(number, state, metrics, self._logs_errors)
+            self._is_asked = is_begun = False
+        else:
+            self._check_is_newest(number)
+            is_begun = is_due or now
+            is_begun = is_begun and self._save(number, state, metrics, self._logs_errors)
+        self._previous = number  # not after an error: the step may be saved again
+        return is_begun
 
     @communicates("gda.checkpoint.Run.check")
     def check(self) -> bool:
@@ -317,11 +321,21 @@ class Run:
 
     @communicates("gda.checkpoint.Run.is_due")
     def is_due(self, step: int) -> bool:
-        """Return True if ``save`` would save this step. Only the first call communicates."""
+        """Return True if ``save`` would save this step, also because of a signal.
+
+        Communicates like ``check``. Raises as ``save`` for a step that ``save`` refuses.
+        """
         number = checked_step(step)
+        is_due = self._is_due(number)
+        if number in self._done:
+            return False
+        self._check_is_newest(number)
+        return is_due
+
+    def _is_due(self, number: int) -> bool:
         self._own_if_new()
-        is_due = rules.is_due(number, self._previous, self._every) or self._is_asked
-        return is_due and number not in self._done
+        self._look()
+        return rules.is_due(number, self._previous, self._every) or self._is_asked
 
     @communicates("gda.checkpoint.Run.wait")
     def wait(self) -> None:
@@ -337,7 +351,8 @@ class Run:
         ``state``, it logs if the last step that reached ``save`` is not saved.
 
         Raises:
-          ValueError: a step was given without its state, or a state without its step.
+          ValueError: a step was given without its state, or a state without its step; or a step
+            that ``save`` refuses.
           Exception: that of the last save, or of the one before.
         """
         try:
@@ -390,20 +405,24 @@ class Run:
     def rollback(self, step: int, *, newest: int) -> bool:
         """Remove the steps after ``step``, if ``newest`` is the newest one; return True if so.
 
-        Otherwise nothing happens, so that a program that is started again may say it again. It is
-        one act: from its beginning, the later steps are neither listed nor resumed, whenever the
-        program is killed. It does not change the state of the program: call ``resume`` after it.
+        Otherwise nothing happens, so that a program that is started again may say it again, also
+        after it has saved a new step ``newest``. It is one act: from its beginning, the later steps
+        are neither listed nor resumed, whenever the program is killed. It does not change the state
+        of the program: call ``resume`` after it; until then, nothing is saved.
 
         Raises:
           CheckpointNotFoundError: the run has no such step.
+          ValueError: a later step is held.
+          DisagreementError: the processes name different steps.
         """
         number, expected = checked_step(step), checked_step(newest)
+        before, self._unfinished = self._unfinished, "rollback"
         self._finish()
-        what = f"rollback to step {number}"
+        what = f"rollback to step {number} if the newest is {expected}"
         if not self._told(what, lambda: self._keeper.roll_back(number, expected)):
+            self._unfinished = before
             return False
         self._list()
-        self._is_at(number, None if self._newest is None else number)
         return True
 
     @public
@@ -432,7 +451,9 @@ class Run:
     @public
     def metrics(self, step: int) -> dict[str, float]:
         """Return the metrics of a complete step by name; empty if it has none."""
-        return self._of_step(step, self._folder.metrics)
+        return self._of_step(
+            step, lambda number: self._folder.metrics(self._folder.step(number).name)
+        )
 
     @public
     def record(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -448,7 +469,7 @@ class Run:
         (100, {'loss': 0.5})
         """
         self._of_step(
-            step, lambda name: self._folder.record(name, fetched(begun_to_fetch(metrics)))
+            step, lambda number: self._folder.record(number, fetched(begun_to_fetch(metrics)))
         )
 
     @public
@@ -477,10 +498,10 @@ class Run:
             shared=_SHARED,
         ).decision
 
-    def _of_step(self, step: int, work: Callable[[str], Any]) -> Any:
-        """Return what ``work`` returns in process 0 for the folder of a complete step."""
+    def _of_step(self, step: int, work: Callable[[int], Any]) -> Any:
+        """Return what ``work`` returns in process 0 for a complete step."""
         number = checked_step(step)
-        return self._told(f"step {number}", lambda: work(self._folder.step(number).name))
+        return self._told(f"step {number}", lambda: work(number))
 
     def _list(self) -> None:
         def work() -> list[Any]:
@@ -489,6 +510,11 @@ class Run:
         self._names = dict(self._told("the list of steps", work))
 
     def _own_if_new(self) -> None:
+        if self._unfinished:
+            raise ValueError(
+                f"after {self._unfinished}(), nothing is saved in {self._folder.url} until "
+                "run.resume(state) has succeeded; call it"
+            )
         if not self._is_owned:
             self._own(None, resumes=False)
 
@@ -533,6 +559,7 @@ class Run:
 
     def _is_at(self, previous: int, newest: int | None) -> None:
         """Go on from a step."""
+        self._unfinished = ""
         self._previous, self._newest = previous, newest
         self._reached = -1
         self._done = set() if newest is None else {newest}
@@ -589,7 +616,14 @@ class Run:
         after = bind(self._keeper.completed, step, save) if is_first else lambda: None
         # The next call of save that all make raises the error.
         failed = (lambda: None) if self._logs_errors else self._hears().ask
-        self._running = _Running(number, in_background(save, state, after, failed), before)
+        try:
+            pending = in_background(save, state, after, failed)
+        except Exception:
+            if is_first:
+                with suppress(Exception):
+                    self._keeper.failed(number)
+            raise
+        self._running = _Running(number, pending, before)
         self._newest, self._reached = number, max(number, self._reached)
         self._done.add(number)
         return True
@@ -606,7 +640,7 @@ class Run:
         self._running = None  # only now: Ctrl-C in the wait does not end the save
         has_failed = all_do(
             lambda: failure is not None,
-            decide=lambda parts: self._failed_in(parts),
+            decide=lambda parts: self._failed_in(parts, running.number),
             what=f"end of the save of step {running.number}, of the run {self._folder.url}",
             timeout=self._timeout,
             failed=SaveError,
@@ -614,12 +648,14 @@ class Run:
         ).decision
         if not has_failed:
             return
-        self._newest = running.before
-        self._done.discard(running.number)
+        failed, is_complete = has_failed
+        if not is_complete:
+            self._newest = running.before
+            self._done.discard(running.number)
         if failure is None:
             failure = SaveError(
                 f"step {running.number} of {self._folder.url} was not saved: "
-                f"{format_processes(has_failed)} failed"
+                f"{format_processes(failed)} failed"
             )
         if not logs_errors:
             raise failure
@@ -627,13 +663,18 @@ class Run:
             "step %d of %s was not saved; the training goes on", running.number, self._folder.url
         )
 
-    def _failed_in(self, parts: dict[int, bool]) -> list[int]:
-        """Return the processes in which a save failed; raise if another program is the reason."""
+    def _failed_in(self, parts: dict[int, bool], number: int) -> tuple[list[int], bool] | None:
+        """Return the processes in which a save failed, and True if its step is complete.
+
+        Raises if another program is the reason.
+        """
         failed = [process for process, has_failed in parts.items() if has_failed]
+        is_complete = False
         if failed and self._keeper.owner is not None:
             with suppress(OSError, ValueError):  # a store that fails is perhaps the reason
                 self._folder.check_owner(self._keeper.owner)
-        return failed
+                is_complete = self._keeper.failed(number)
+        return (failed, is_complete) if failed else None
 
     # The end.
 

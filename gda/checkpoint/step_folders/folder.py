@@ -1,12 +1,13 @@
 """The folder of a run: the names of its steps, their listing, and the small files in it.
 
 A step is a checkpoint in a folder whose name is its number. Nothing here communicates: one process
-calls it, and tells the others.
+calls it, and tells the others. Each small file has a checksum, because it decides what is removed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import operator
 import os
@@ -14,14 +15,16 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.step_folders.rules import best_first
 from gda.layout.text import format_numbers
 from gda.storage.orbax_runs.run_folder import COMMITTED, MARKS, PARTIAL, STEP
+from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 from gda.storage.stores.opening import Store, open_store
 
@@ -32,6 +35,17 @@ _RUN = "run.json"  # of the folder itself: the program that writes there
 _REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_BYTES = 2**20  # of a small file
+_LARGE = 2**40  # more than a manifest has
+_CRC = "crc32c"  # of the other fields of a small file
+_BUSY_SECONDS = 10.0  # that another program may take for a small file
+_MOST_ROLLBACKS = 100  # that run.json remembers
+_MOST_ATTEMPTS = 100
+_WITHOUT = {  # the effect of the removal of a small file
+    _RUN: "a rollback that was begun is forgotten",
+    METRICS: "record the metrics again",
+}
+
+Rollbacks = tuple[tuple[int, int, str], ...]
 
 
 class TakenOverError(SaveError):
@@ -48,6 +62,7 @@ class Owner:
       program: an id of this program.
       since, where: when it began, and its machine and process, for people.
       ends: the last step that counts, while a rollback removes the later ones.
+      rolled_back: the rollbacks that were done: the step, the newest step before, and its identity.
       best: the metric by which steps are kept, and True if the highest is best.
     """
 
@@ -58,6 +73,7 @@ class Owner:
     where: str
     ends: int | None = None
     best: tuple[str, bool] | None = None
+    rolled_back: Rollbacks = ()
 
     @classmethod
     def next_after(cls, before: Owner | None, best: tuple[str, bool] | None) -> Owner:
@@ -70,6 +86,7 @@ class Owner:
             where=f"{socket.gethostname()}, process id {os.getpid()}",
             ends=before.ends if before else None,
             best=best or (before.best if before else None),
+            rolled_back=before.rolled_back if before else (),
         )
 
 
@@ -207,6 +224,26 @@ class RunFolder:
             raise CheckpointNotFoundError(f"{self.url} has no step {number}; it has {has}")
         return steps[number]
 
+    def identity(self, name: str) -> str:
+        """Return a text that no other save of a step has."""
+        # The first line of a manifest has the checksum of the rest, with a random name in it.
+        return sha256(self.store().head(f"{name}/{manifest_json.NAME}", 200)).hexdigest()[:16]
+
+    def retire(self, name: str, mine: Owner) -> bool:
+        """Make an old step incomplete, to remove it; return False if it is held."""
+        with self._locked() as store:
+            self.check_owner(mine)
+            self._read(f"{name}/{BEGUN}")  # or raise: a damaged one may be of another run
+            if _has(store, f"{name}/{_HELD}"):
+                return False
+            place = f"{name}/{manifest_json.NAME}"
+            manifest = store.read(place, _LARGE) if store.is_remote else b""
+            store.remove(place)
+            if store.is_remote and _has(store, f"{name}/{_HELD}"):  # without a lock: meanwhile
+                store.write(place, manifest)
+                return False
+        return True
+
     def remove_manifest(self, name: str) -> None:
         """Make a step incomplete, which is all that must be done at once to remove it."""
         self.store().remove(f"{name}/{manifest_json.NAME}")
@@ -234,19 +271,36 @@ class RunFolder:
         os.rename(store.join(name), place)
         return place
 
-    def hold(self, name: str) -> None:
-        """Keep a step, whatever the rules say."""
-        self.store().replace(f"{name}/{_HELD}", json.dumps({"since": _now()}).encode())
+    def hold(self, number: int) -> None:
+        """Keep a complete step, whatever the rules say."""
+        self.step(number)  # raises, before the lock makes a folder
+        with self._locked() as store:
+            store.replace(f"{self.step(number).name}/{_HELD}", _sealed({"since": _now()}))
+            self.step(number)  # raises if a store without locks has removed it meanwhile
 
     # Metrics.
 
     def metrics(self, name: str) -> dict[str, float]:
-        return self._read(f"{name}/{METRICS}")
+        """Return the metrics of a step; ``CorruptionError`` if they are damaged."""
+        return self._read(f"{name}/{METRICS}").get("metrics", {})
 
-    def record(self, name: str, metrics: Mapping[str, float]) -> None:
-        """Add metrics of a step to those that it has."""
-        if merged := {**self.metrics(name), **metrics}:
-            self.store().replace(f"{name}/{METRICS}", json.dumps(merged).encode())
+    def set_metrics(self, name: str, metrics: Mapping[str, float]) -> None:
+        self.store().replace(f"{name}/{METRICS}", _sealed({"metrics": metrics}))
+
+    def record(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Add metrics of a complete step to those that it has."""
+        self.step(number)  # raises, before the lock makes a folder
+        for attempt in itertools.count():
+            with self._locked() as store:
+                name = self.step(number).name
+                version = store.version(f"{name}/{METRICS}")
+                merged = {**self.metrics(name), **metrics}
+                try:
+                    self._put(store, f"{name}/{METRICS}", {"metrics": merged}, version)
+                    break
+                except SaveError:  # another program was faster, on a store without locks
+                    if attempt == _MOST_ATTEMPTS:
+                        raise
 
     def best_first(self, metric: str, *, is_highest: bool) -> list[int]:
         """Return the complete steps that have a metric, from the best to the worst."""
@@ -273,27 +327,24 @@ class RunFolder:
         if not fields:
             return None
         try:
-            best = fields.pop("best", None)
-            return Owner(**fields, best=best and tuple(best))
+            best, rolled_back = fields.pop("best", None), fields.pop("rolled_back", ())
+            rolled_back = tuple((step, newest, of) for step, newest, of in rolled_back)
+            return Owner(**fields, best=best and tuple(best), rolled_back=rolled_back)
         except TypeError:
             where = self.store().join(_RUN)
             raise CorruptionError(f"{where} is not the file of a run; remove it") from None
 
     def claim(self, best: tuple[str, bool] | None) -> Owner:
-        """Make this program the owner; of two that do so at once, one raises ``SaveError``."""
-        store = self.store()
-        with store.lock():
+        """Make this program the owner; without locks, of two at once one raises ``SaveError``."""
+        with self._locked() as store:
             version = store.version(_RUN)
             mine = Owner.next_after(self.owner(), best)
-            if store.is_remote:
-                with store.replacing(_RUN, _json(mine), version):
-                    pass
-            else:
+            if not store.is_remote:
                 for name in store.entries():
                     if name.startswith(f"{_RUN}."):  # of a program that was killed as it wrote it
                         store.remove(name)
-                self._write(mine)
-                store.flush()  # the entry of a new folder
+            self._put(store, _RUN, asdict(mine), version)
+            store.flush()  # the entry of a new folder
         return mine
 
     def check_owner(self, mine: Owner) -> Owner:
@@ -307,17 +358,21 @@ class RunFolder:
             )
         return now
 
-    def set_ends(self, mine: Owner, ends: int | None) -> None:
-        """Let the run end at a step, or no longer."""
-        self.check_owner(mine)
-        self._write(replace(mine, ends=ends))
+    def set_ends(self, mine: Owner, ends: int | None, done: Rollbacks = ()) -> None:
+        """Let the run end at a step, or no longer, and note rollbacks."""
+        with self._locked() as store:
+            now = self.check_owner(mine)
+            pairs = [each[:2] for each in done]
+            former = [each for each in now.rolled_back if each[:2] not in pairs]
+            noted = (*former, *done)[-_MOST_ROLLBACKS:]
+            store.replace(_RUN, _sealed(asdict(replace(now, ends=ends, rolled_back=noted))))
 
     def begin(self, name: str, mine: Owner) -> None:
         """Write the first file of a step."""
         begun = {"run": mine.run, "generation": mine.generation}
         store = self.store()
         try:
-            store.write(f"{name}/{BEGUN}", json.dumps(begun).encode())
+            store.write(f"{name}/{BEGUN}", _sealed(begun))
             store.flush()
         except OSError:  # without this file, no run would remove the folder
             with contextlib.suppress(OSError):
@@ -331,28 +386,78 @@ class RunFolder:
         """
         if manifest_json.NAME in folder.files:
             return False
-        is_torn = folder.files == {BEGUN} and not self._read(f"{folder.name}/{BEGUN}")
-        return is_torn or self.was_begun_by(folder, mine)
+        try:
+            return self.was_begun_by(folder, mine)
+        except CorruptionError:
+            if folder.files == {BEGUN}:
+                return True
+            raise
 
     def was_begun_by(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if a step was begun by this run, in this or a former program."""
         begun = self._read(f"{folder.name}/{BEGUN}") if folder.is_begun else {}
         return begun.get("run") == mine.run and begun.get("generation", 0) <= mine.generation
 
-    def _write(self, owner: Owner) -> None:
-        self.store().replace(_RUN, _json(owner))
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[Store]:
+        """Give the store, with its small files for this program alone if it has locks."""
+        limit = time.monotonic() + _BUSY_SECONDS
+        with contextlib.ExitStack() as stack:
+            while True:
+                store = self.store()
+                try:
+                    stack.enter_context(store.lock())
+                    break
+                except SaveError:  # another program is at it, for a moment
+                    if time.monotonic() > limit:
+                        raise
+                    time.sleep(0.01)
+            yield store
+
+    def _put(self, store: Store, name: str, fields: Mapping[str, Any], version: bytes) -> None:
+        """Replace a small file; ``SaveError`` if it changed after ``version`` without a lock."""
+        if not store.is_remote:
+            store.replace(name, _sealed(fields))
+            return
+        with store.replacing(name, _sealed(fields), version):
+            pass
 
     def _read(self, name: str) -> dict[str, Any]:
-        """Return a small file; nothing if there is none, or not a whole one."""
+        """Return the fields of a small file; nothing if there is none.
+
+        Raises ``CorruptionError`` if they do not fit their checksum.
+        """
+        store = self.store()
         try:
-            read = json.loads(self.store().read(name, _MOST_BYTES))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+            fields = json.loads(store.read(name, _MOST_BYTES))
+            if fields.pop(_CRC) == _crc(fields):
+                return fields
+        except (FileNotFoundError, NotADirectoryError):
             return {}
-        return read if isinstance(read, dict) else {}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            pass
+        raise CorruptionError(
+            f"{store.join(name)} is damaged: it does not fit its checksum, so nothing is removed "
+            f"because of it. Copy it from a backup; or remove it, and then "
+            f"{_WITHOUT.get(name.rpartition('/')[2], 'its folder is not of this run')}"
+        )
 
 
-def _json(owner: Owner) -> bytes:
-    return json.dumps(asdict(owner)).encode()
+def _has(store: Store, name: str) -> bool:
+    try:
+        store.head(name, 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _sealed(fields: Mapping[str, Any]) -> bytes:
+    """Return the content of a small file: JSON, with a checksum."""
+    return json.dumps({_CRC: _crc(fields), **fields}).encode()
+
+
+def _crc(fields: Mapping[str, Any]) -> str:
+    return f"{size_and_crc(json.dumps(fields, sort_keys=True).encode())[1]:08x}"
 
 
 def _now() -> str:
@@ -371,7 +476,7 @@ def path_of(path: Any, timeout: float) -> Any:
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     found = _REFERENCE.fullmatch(text) if isinstance(text, str) else None
-    if found is None or os.path.lexists(text):  # the name of a file may have an @
+    if found is None or _is_there(text, timeout):  # the name of a file may have an @
         return path
     folder, which = RunFolder(found[1], timeout), found[2]
     if which == "latest":
@@ -382,6 +487,13 @@ def path_of(path: Any, timeout: float) -> Any:
         what = "complete step" if which == "latest" else "step with the metric of keep_best"
         raise CheckpointNotFoundError(f"{text}: {folder.url} has no {what}")
     return below(folder.path, folder.step(step).name)
+
+
+def _is_there(text: str, timeout: float) -> bool:
+    store = open_store(text, timeout)
+    return (
+        RunFolder(text, timeout).is_checkpoint() if store.is_remote else os.path.lexists(store.url)
+    )
 
 
 def _best(folder: RunFolder) -> int:

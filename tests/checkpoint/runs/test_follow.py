@@ -22,6 +22,7 @@ def test_each_complete_step_comes_once(tmp_path: Path, monkeypatch: pytest.Monke
     run.wait()
     assert [next(steps), next(steps)] == [40, 50]  # 20 and 30 were removed
     assert run.rollback(40, newest=50)
+    run.resume(state_of(0))
     train(run, 40, 60, 10)
     run.wait()
     assert [*steps] == [60]

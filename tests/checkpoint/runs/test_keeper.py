@@ -81,6 +81,7 @@ def test_the_data_of_known_steps_is_not_listed(place: Any, monkeypatch: pytest.M
     run.save(3, state_of(3))
     assert keys < 50  # while the loop waits
     run.wait()
+    run._keeper.wait(60)  # the removal of step 1 lists its data
     store.write("00000009/manifest.json", b"")  # as a copy of another program
     keys = 0
     assert run.steps() == [2, 3, 9]
@@ -137,7 +138,7 @@ def test_a_program_that_was_taken_over_during_a_save_does_not_stop_the_next(
     assert new.metrics(10) == {}
 
 
-def test_a_step_that_was_committed_by_a_program_at_its_end_is_saved_again(
+def test_a_step_that_was_committed_by_a_program_at_its_end_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = Run(tmp_path, every=10), Run(tmp_path, every=10)
@@ -149,10 +150,12 @@ def test_a_step_that_was_committed_by_a_program_at_its_end_is_saved_again(
         assert new.resume(state_of(0))[1] == 10
         old.save(20, state_of(20))
         old.wait()
-    train(new, 10, 20)
+    with pytest.raises(FileExistsError, match=r"neither saved nor resumed at; call run.resume\(st"):
+        train(new, 10, 20)
+    assert new.resume(state_of(0))[1] == 20
+    train(new, 20, 30)
     new.close()
-    assert new.steps() == [10, 20]
-    assert Run(tmp_path, every=10).resume(state_of(0))[1] == 20
+    assert new.steps() == [10, 20, 30]
 
 
 @tried("a run is killed while it saves and removes", sample=1, full=200)
@@ -169,6 +172,7 @@ def test_a_run_that_is_killed_has_the_step_that_was_durable(
         state, step = run.resume(state_of(0))
         assert step >= durable
         check(state, step)
+        run._keeper.wait(60)
         assert {each.name for each in tmp_path.iterdir()} - {f"{s:08d}" for s in run.steps()} == {
             *{"run.json", ".lock"}
         }
@@ -195,3 +199,14 @@ def test_processes_that_are_awaited_are_named(
         wait_for([told])
     assert run.steps() == []
     assert bool(caplog.messages) == (jax.process_index() == 0)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_that_name_different_rollbacks_do_none(shared_tmp_path: Path) -> None:
+    run = Run(shared_tmp_path, every=10)
+    run.resume(state_of(0))
+    train(run, 0, 30, 10)
+    run.wait()
+    with pytest.raises(gda.DisagreementError, match="if the newest is 20"):
+        run.rollback(10, newest=[30, 20][jax.process_index()])
+    assert run.steps() == [10, 20, 30]

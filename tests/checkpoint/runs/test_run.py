@@ -1,5 +1,6 @@
 """Runs as a training uses them: which steps are saved, kept, resumed and removed."""
 
+import contextlib
 import json
 import logging
 import math
@@ -21,6 +22,9 @@ from training import check, state_of, train
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError, Run, SaveError
 from gda.checkpoint.pending import Pending
+from gda.checkpoint.runs import keeper
+from gda.checkpoint.runs.keeping import Keeping
+from gda.checkpoint.saving import Save
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.storage.stores.directory import FileStore
 
@@ -30,6 +34,7 @@ def resumed(path: Any, **options: Any) -> tuple[Run, int]:
     run = Run(path, **({"every": 10} | options))
     state, step = run.resume(state_of(0))
     check(state, step)
+    run._keeper.wait(60)  # for the removal of leftovers
     return run, step
 
 
@@ -361,17 +366,325 @@ def test_a_rollback_is_done_once(tmp_path: Path) -> None:
     again = Run(tmp_path, every=10)  # a program that is started again says it again
     assert not again.rollback(20, newest=40)
     assert again.resume(state_of(0))[1] == 30
-    with pytest.raises(CheckpointNotFoundError, match="has no step 15; it has the steps 10, 20"):
-        again.rollback(15, newest=30)
+    train(again, 30, 40)
+    again.close()
+    again = Run(tmp_path, every=10)  # also at another step of that number
+    assert not again.rollback(20, newest=40)
+    assert again.rollback(10, newest=40)  # another rollback
+    assert again.resume(state_of(0))[1] == 10
+    with pytest.raises(CheckpointNotFoundError, match="has no step 5; it has the steps? 10"):
+        again.rollback(5, newest=10)
 
 
-def test_a_run_may_go_back_in_the_middle(tmp_path: Path) -> None:
+def test_a_rollback_that_was_undone_by_a_backup_is_done_again(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path / "a")
+    train(run, 0, 40, 10)
+    run.close()
+    shutil.copytree(tmp_path / "a/00000040", tmp_path / "backup")
+    run = Run(tmp_path / "a", every=10)
+    assert run.rollback(20, newest=40)
+    run._keeper.wait(60)
+    shutil.copytree(tmp_path / "backup", tmp_path / "a/00000040")
+    assert Run(tmp_path / "a", every=10).rollback(20, newest=40)
+
+
+def test_a_rollback_in_the_middle_needs_a_resume(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path)
     train(run, 0, 40, 10)
-    assert run.rollback(20, newest=40)
+    assert not run.rollback(20, newest=30)
+    assert run.save(50, state_of(50))
+    assert run.rollback(20, newest=50)
+    with pytest.raises(
+        ValueError, match=r"after rollback\(\), nothing is saved in .* until run.res"
+    ):
+        run.save(60, state_of(60))
+    assert run.resume(state_of(0))[1] == 20
     assert run.save(30, state_of(31))  # not the step 30 that was saved before
     run.close()
     assert gda.checkpoint.restore(run.path(30))["n"] == 31
+
+
+def test_a_rollback_does_not_remove_a_step_that_is_held(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 30, 10)
+    run.wait()
+    run.hold(20)
+    with pytest.raises(ValueError, match="would remove step 20, which run.hold keeps; remove held"):
+        run.rollback(10, newest=30)
+    with pytest.raises(ValueError, match="until run.resume"):
+        run.close(31, state_of(31))
+    assert run.steps() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_rollback_frees_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, steps * 10, 10)
+    run.close()
+    write = FileStore.write
+
+    def full(self: FileStore, name: str, data: Any) -> Any:
+        if (tmp_path / "00000020").exists():
+            raise OSError(28, "No space left on device", name)
+        return write(self, name, data)
+
+    monkeypatch.setattr(FileStore, "write", full)
+    assert run.rollback(10, newest=steps * 10)
+    assert run.steps() == [10]
+    assert run.resume(state_of(0))[1] == 10
+
+
+# A program that goes on after an error.
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["a state that does not fit", "no start"])
+def test_a_run_whose_resume_has_failed_saves_nothing(tmp_path: Path, starts: bool) -> None:
+    if not starts:
+        run, _ = resumed(tmp_path)
+        train(run, 0, 40, 10)
+        run.close()
+    before = Run(tmp_path, every=10).steps()
+    run, options = Run(tmp_path, every=10, keep=3), {"start_from": tmp_path / "no"}
+    with pytest.raises((ValueError, FileNotFoundError)):
+        run.resume({"other": 0}, **(options if starts else {}))
+    for call in (
+        lambda: run.save(10, state_of(1)),
+        lambda: run.save(11, state_of(1), now=True),
+        lambda: run.is_due(10),
+        lambda: run.close(20, state_of(1)),
+    ):
+        with pytest.raises(
+            ValueError, match=r"after resume\(\), nothing is saved in .* until run.r"
+        ):
+            call()
+    assert run.steps() == before
+    _, step = run.resume(state_of(0))
+    assert run.save(step + 10, state_of(step + 10))
+    run.close()
+
+
+def test_a_complete_step_is_never_replaced(tmp_path: Path) -> None:
+    with Run(tmp_path / "a", every=10) as run:
+        train(run, 0, 20, 10)
+    with Run(tmp_path / "b", every=10) as run:
+        run.resume(state_of(0))
+        train(run, 0, 10)
+        run.wait()
+        shutil.copytree(tmp_path / "a/00000020", tmp_path / "b/00000020")
+        with pytest.raises(
+            FileExistsError, match="20 is a complete step that this program neither"
+        ):
+            run.save(20, state_of(21))
+        assert run.save(30, state_of(30), now=True)
+    assert gda.checkpoint.restore(run.path(20))["n"] == 20
+
+
+def test_a_save_that_raised_may_be_corrected(tmp_path: Path) -> None:
+    with Run(tmp_path, every=2) as run:
+        with pytest.raises(TypeError, match="metric 'loss'"):
+            run.save(2, state_of(2), metrics={"loss": "x"})
+        assert run.is_due(2)
+        assert run.save(2, state_of(2), metrics={"loss": 1})
+        assert not run.is_due(2)
+        with pytest.raises(TypeError, match="cannot be saved"):
+            run.save(4, {"f": print})
+        assert run.save(5, state_of(5))  # the first after the multiple
+    assert run.steps() == [2, 5]
+
+
+def test_a_step_is_due_if_save_would_save_it(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path, every=1000)
+    assert not run.is_due(5)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert run.is_due(5)
+    assert run.is_ending
+    assert run.save(5, state_of(5))
+    assert not run.is_due(5)
+    with pytest.raises(ValueError, match="step 4 is below step 5"):
+        run.is_due(4)
+    run.close()
+    with pytest.raises(RuntimeError, match="is closed"):
+        run.is_due(6)
+
+
+def test_a_save_that_failed_leaves_no_folder(
+    tmp_path: Path, full_disk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    full_disk("00000020")
+    run, _ = resumed(tmp_path, on_error="log")
+    train(run, 0, 20, 10)
+    assert not run.save(30, {"f": print})
+    run.close()
+    assert {each.name for each in tmp_path.iterdir()} == {".lock", "run.json", "00000010"}
+
+
+def test_a_step_that_was_complete_when_its_save_failed_is_not_saved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = Save.commit
+
+    def fail(self: Save) -> None:
+        commit(self)
+        raise TimeoutError("after the commit")
+
+    run, _ = resumed(tmp_path)
+    monkeypatch.setattr(Save, "commit", fail)
+    train(run, 0, 10)
+    with pytest.raises(TimeoutError):
+        run.wait()
+    assert not run.save(10, state_of(10), now=True)
+    run.close()
+    assert run.steps() == [10]
+
+
+# Records under corruption.
+
+
+def flip_a_bit(file: Path, of: bytes) -> None:
+    data = bytearray(file.read_bytes())
+    data[data.index(of)] ^= 8
+    file.write_bytes(data)
+
+
+def test_damaged_metrics_remove_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"every": 1, "keep": 1, "keep_best": (1, "loss")}
+    run, _ = resumed(tmp_path, **options)
+    for step, loss in ((1, 0.125), (2, 0.5), (3, 0.75)):
+        run.save(step, state_of(step), metrics={"loss": loss})
+    run.close()
+    assert run.steps() == [1, 3]
+    file = tmp_path / "00000001/metrics.json"
+    flip_a_bit(file, b"0.125")
+    run, _ = resumed(tmp_path, **options)
+    run.save(4, state_of(4), metrics={"loss": 0.9})
+    run.wait()
+    assert run.steps() == [1, 3, 4]
+    said = f"{file} is damaged: it does not fit its checksum"
+    assert any("were not removed" in each and said in each for each in caplog.messages)
+    for call in (run.best, lambda: run.metrics(1), lambda: run.record(1, {"loss": 1})):
+        with pytest.raises(
+            CorruptionError, match="metrics.json is damaged: it does not fit its ch"
+        ):
+            call()
+    file.unlink()
+    run.record(1, {"loss": 0.125})
+    assert run.best() == 1
+    run.close()
+
+
+def test_a_damaged_record_of_the_run_is_an_error(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20, 10)
+    run.close()
+    shutil.copytree(tmp_path / "00000020", tmp_path / "00000030")
+    (tmp_path / "00000030/manifest.json").unlink()
+    whole = (tmp_path / "run.json").read_bytes()
+    for of in (b"{", b'"ends"', b"null", b"generation", b"crc32c"):
+        flip_a_bit(tmp_path / "run.json", of)
+        run = Run(tmp_path, every=10)
+        for call in (lambda run: run.resume(state_of(0)), Run.steps):
+            with pytest.raises(CorruptionError, match="run.json is damaged: it does not fit"):
+                call(run)
+        (tmp_path / "run.json").write_bytes(whole)
+    assert (tmp_path / "00000030").exists()
+    flip_a_bit(tmp_path / "00000030/begun.json", b'"run"')
+    assert resumed(tmp_path)[1] == 20
+    assert (tmp_path / "00000030").exists()
+
+
+def test_a_step_with_a_damaged_first_file_is_not_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = resumed(tmp_path, every=1, keep=1)
+    train(run, 0, 1)
+    run.wait()
+    flip_a_bit(tmp_path / "00000001/begun.json", b'"run"')
+    train(run, 1, 3)
+    run.close()
+    assert run.steps() == [1, 3]
+    assert any("begun.json is damaged" in each for each in caplog.messages)
+
+
+def test_a_metric_that_never_comes_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Run(tmp_path, every=1, keep=1, keep_best=(1, "val_loss")) as run:
+        for step in (1, 2):
+            run.save(step, state_of(step), metrics={"loss": 1})
+    (warning,) = [each for each in caplog.messages if "val_loss" in each]
+    assert warning.startswith(f"step 1 of {tmp_path} has no metric 'val_loss', by which keep_best")
+    assert "it has 'loss'" in warning
+
+
+# Programs at the same time.
+
+
+def test_metrics_that_are_recorded_at_once_are_all_there(tmp_path: Path) -> None:
+    with Run(tmp_path, every=1) as run:
+        train(run, 0, 1)
+    recorder = RunFolder(tmp_path, 10)
+
+    def record(name: str) -> None:
+        for number in range(20):
+            recorder.record(1, {f"{name}{number}": number})
+
+    threads = [threading.Thread(target=record, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(run.metrics(1)) == 60
+
+
+def test_a_step_that_is_held_during_its_removal_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = resumed(tmp_path, every=1, keep=1)
+    train(run, 0, 1)
+    run.wait()
+    kept = Keeping.kept
+
+    def late(self: Keeping, folder: RunFolder) -> set[int]:
+        found = kept(self, folder)
+        folder.hold(1)  # of another program, after the choice
+        return found
+
+    monkeypatch.setattr(Keeping, "kept", late)
+    train(run, 1, 2)
+    run.close()
+    assert run.steps() == [1, 2]
+
+
+def test_close_waits_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def slowly(_: Any, seconds: float) -> None:
+        waits.append(seconds)
+        time.sleep(0.1)
+
+    run, _ = resumed(tmp_path, grace=5)
+    monkeypatch.setattr(keeper, "wait", slowly)  # for on_complete
+    monkeypatch.setattr(run._keeper._removals, "wait", waits.append)
+    run.close()
+    assert waits[0] == 5
+    assert waits[1] <= 4.9
+
+
+def test_close_in_another_thread(tmp_path: Path) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+    try:
+        run, _ = resumed(tmp_path)
+        thread = threading.Thread(target=lambda: run.close(10, state_of(10)))
+        thread.start()
+        thread.join()
+        assert run.steps() == [10]
+        os.kill(os.getpid(), signal.SIGTERM)  # as if the run had not been
+        assert heard == [1]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_step_is_saved_again_when_its_removal_is_over(
@@ -389,6 +702,7 @@ def test_a_step_is_saved_again_when_its_removal_is_over(
     train(run, 0, 30, 10)
     run.wait()  # 20 is being removed
     run.rollback(10, newest=30)
+    run.resume(state_of(0))
     threading.Timer(0.5, may_remove.set).start()
     train(run, 10, 20)
     run.close()
@@ -417,8 +731,11 @@ def test_a_rollback_that_is_killed_has_removed_all_later_steps(
         remove(self, name)
 
     monkeypatch.setattr(FileStore, "remove", kill)
-    with pytest.raises(Killed):
-        Run(tmp_path, every=10).rollback(20, newest=40)
+    run = Run(tmp_path, every=10)
+    is_removed = when == "before the end"  # then the kill is in the background
+    with contextlib.nullcontext() if is_removed else pytest.raises(Killed):
+        assert run.rollback(20, newest=40)
+    run._keeper.wait(60)
     monkeypatch.undo()
     assert json.loads((tmp_path / "run.json").read_text())["ends"] == (
         None if when == "before the end" else 20
