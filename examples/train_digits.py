@@ -9,7 +9,6 @@ With fewer than 8 accelerators, the CPU plays 8 devices.
 import os
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def loss_of(params: Any, pixels: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 # out_specs shards the results; JAX chooses the layout of the optimizer's state.
-@partial(gda.jit, out_specs=(SPECS, None, P()), donate_argnums=(0, 1))
+@gda.jit(out_specs=(SPECS, None, P()), donate_argnums=(0, 1))
 def train_step(params: Any, state: Any, pixels: jax.Array, labels: jax.Array) -> Any:
     loss, gradients = jax.value_and_grad(loss_of)(params, pixels, labels)
     updates, state = OPTIMIZER.update(gradients, state, params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import jax
 import numpy as np
@@ -61,8 +61,7 @@ class Jitted(Protocol):
     def clear_cache(self) -> None: ...
 
 
-@set_module("gda")
-@public
+@overload
 def jit(
     fun: Callable[..., Any],
     *,
@@ -70,24 +69,41 @@ def jit(
     in_specs: Any = None,
     out_specs: Any = None,
     **jit_options: Any,
-) -> Jitted:
+) -> Jitted: ...
+@overload
+def jit(
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Callable[[Callable[..., Any]], Jitted]: ...
+@set_module("gda")
+@public
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Jitted | Callable[[Callable[..., Any]], Jitted]:
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
 
     The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
     that it returns, also a loss, comes out as a ``GlobalArray``. A ``PaddedArray`` stays one inside
     and comes out as one. The result is one ``jax.jit`` function, with its ``lower``, ``eval_shape``
-    and ``clear_cache``; a call costs as much. Without options it is a decorator; with some, write
-    ``functools.partial(gda.jit, out_specs=...)``.
+    and ``clear_cache``; a call costs as much.
 
     Args:
-      fun: the function.
+      fun: the function; without it the result is a decorator: ``@gda.jit(out_specs=P('x'))``.
       mesh: the mesh of the specs; by default the mesh of the arguments, or that of
         ``jax.set_mesh``. With it results have ``out_specs`` exactly as written, so a spec must not
         have more entries than its result has dimensions. Without it JAX may drop axes that shard
         nothing, such as axes of size 1.
       in_specs: a tuple with one ``PartitionSpec`` or tree of them per positional argument, each
-        tree a prefix of the argument. ``None`` leaves an argument as it is. An argument with
-        another layout is moved first.
+        tree a prefix of the argument; one ``PartitionSpec`` for a function of one argument.
+        ``None`` leaves an argument as it is. An argument with another layout is moved first.
       out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result. ``None``
         leaves the layout to JAX.
       jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
@@ -113,8 +129,12 @@ def jit(
     >>> f(g)
     GlobalArray(shape=(64, 64), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y', 'x'))
     """
+    if fun is None:
+        return partial(jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options)
     if not callable(fun):
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
+    if isinstance(in_specs, PartitionSpec):
+        in_specs = (in_specs,)
     in_specs, out_specs = opened(in_specs), opened(out_specs)
     check_kind(in_specs, "in_specs", SPECS_OR_NONE)
     check_kind(out_specs, "out_specs", SPECS_OR_NONE)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import batch, cut, mesh_of
 from trials import rarely
 
 import gda
@@ -212,6 +212,21 @@ def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
     ]:
         with pytest.raises(error, match=message):
             gda.jit(**({"fun": lambda x, y: x} | options))
+
+
+def test_options_alone_make_a_decorator(mesh: Mesh) -> None:
+    @gda.jit(in_specs=P("x"), out_specs=P("y"))
+    def double(x: jax.Array) -> jax.Array:
+        """Return twice the argument."""
+        assert isinstance(x, jax.Array)
+        return 2 * x
+
+    g = cut(batch(8), mesh, P())
+    assert double.__doc__ == "Return twice the argument."
+    assert double(g).spec == P("y")
+    np.testing.assert_array_equal(double(g), 2 * batch(8))
+    with pytest.raises(TypeError, match="in_specs is a tuple with one entry per positional"):
+        gda.jit(in_specs=[P("x")])(lambda x: x)
 
 
 def test_specs_of_another_structure_are_explained(mesh: Mesh) -> None:
