@@ -26,6 +26,8 @@ def parse_json(text: str) -> Any:
         too deeply for Python, or ``check_memory`` refuses it.
     """
     check_memory(text)
+    if pointer := pointer_in(text[:64].encode()):
+        raise ValueError(f"it {pointer}")
     try:
         return json.loads(
             text,
@@ -35,6 +37,20 @@ def parse_json(text: str) -> Any:
         )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+_POINTERS = {
+    b"version https://git-lfs.github.com/": ("Git LFS", "git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get"),
+}
+
+
+def pointer_in(file: bytes) -> str | None:
+    """Return the fault of a file that stands for one that was not fetched; None of others."""
+    for begin, (tool, command) in _POINTERS.items():
+        if file.startswith(begin):
+            return f"is a pointer of {tool} and not the file itself; run {command}"
+    return None
 
 
 def _number(digits: str) -> int | float:

@@ -405,7 +405,10 @@ def _of_index(path: Path) -> SafetensorsFiles:
     of_file = {file: _of_file(path.parent / file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in of_file[file]:
-            raise ValueError(f"{path}: tensor {name!r} is not in {file}; download the model again")
+            raise ValueError(
+                f"{path}: tensor {name!r} is not in {file}. If it is tied to another, which is "
+                "saved once, remove its line from the index; otherwise download the model again"
+            )
     tensors = {name: of_file[file][name] for name, file in files.items()}
     return SafetensorsFiles(tensors, _merged(of_file.values()))
 
@@ -419,6 +422,11 @@ def _is_inside(file: Any) -> bool:
 
 
 def _of_file(path: Path) -> SafetensorsFiles:
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(
+            f"{path} is a link to {os.readlink(path)}, which is not here; fetch it again, from "
+            "git-annex by git annex get"
+        )
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     header = read_header(path)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.layout.strict_json import parse_json
+from gda.layout.strict_json import parse_json, pointer_in
 from gda.storage.sources import SAFETENSORS_DTYPES
 
 # A file of 100,000 tensors has a header of some 15 MB, and so has the index of a published model of
@@ -69,7 +69,11 @@ def read_header(path: Path) -> Header:
     with open(path, "rb") as file:
         version = version_of(file.fileno())
         size = version[1]
-        length = int.from_bytes(file.read(8), "little")
+        begin = file.read(64)
+        if pointer := pointer_in(begin):
+            raise ValueError(f"{path} {pointer}")
+        length = int.from_bytes(begin[:8], "little")
+        file.seek(8)
         if size < 8 or length > size - 8:
             raise ValueError(
                 f"{path} is truncated or not a safetensors file: it has {size} bytes, and its "
@@ -122,12 +126,14 @@ def _entry(path: Path, name: str, fields: Any) -> Entry:
     with contextlib.suppress(KeyError, TypeError, ValueError):
         dtype, shape, (start, stop) = [fields[key] for key in ("dtype", "shape", "data_offsets")]
         are_sizes = len(shape) <= 64 and all(map(_is_size, (*shape, start, stop)))
+        # NumPy multiplies the sizes also where one is 0.
+        are_sizes = are_sizes and math.prod(size or 1 for size in shape) * _BITS[dtype] < 2**66
         if are_sizes and math.prod(shape) * _BITS[dtype] == (stop - start) * 8:
             return Entry(name, dtype, tuple(shape), start, stop)
     raise ValueError(
         f"tensor {name!r} of {path} has a broken entry in the header, {str(fields)[:200]}; "
-        f"expected are a dtype of {', '.join(_BITS)}, a shape of at most 64 sizes, and "
-        "data_offsets with as many bytes"
+        f"expected are a dtype of {', '.join(_BITS)}, a shape of at most 64 sizes "
+        "that NumPy can have, and data_offsets with as many bytes"
     )
 
 

@@ -218,7 +218,7 @@ def test_an_index_that_points_outside(model: Path) -> None:
     ("change", "message"),
     [
         (lambda c: c["weight_map"].update(v="missing.s"), "there is no file .*missing.s"),
-        (lambda c: c["weight_map"].update(v=PART), f"tensor 'v' is not in {PART}; download the mo"),
+        (lambda c: c["weight_map"].update(v=PART), f"tensor 'v' is not in {PART}. If it is tied"),
         (lambda c: c.pop("weight_map"), "index.json has no weight_map"),
     ],
 )
@@ -234,6 +234,43 @@ def test_an_index_that_is_broken(model: Path) -> None:
         index.write_bytes(text.encode("latin-1"))
         with pytest.raises(ValueError, match="index.json has a broken header"):
             open_safetensors(model)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "command"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+        ("/annex/objects/SHA256E-s9--0.safetensors\n", "git annex get"),
+    ],
+)
+def test_a_pointer_in_place_of_a_file_is_told_as_one(
+    pointer: str, command: str, tmp_path: Path
+) -> None:
+    save, data = gda.checkpoint.save, {"w": DATA}
+    for name in ("manifest.json", "c.0"):
+        save(tmp_path / "run", data, overwrite=True)
+        next((tmp_path / "run").rglob(name)).write_text(pointer)
+        with pytest.raises(gda.checkpoint.CorruptionError, match=f"is a pointer of .*{command}"):
+            gda.checkpoint.restore(tmp_path / "run")
+    (tmp_path / "_METADATA").write_text(pointer)
+    with pytest.raises(ValueError, match=f"_METADATA is damaged: it is a pointer .*{command}"):
+        gda.storage.open_orbax(tmp_path)
+    for name in ("a.safetensors", "model.safetensors.index.json"):
+        (tmp_path / name).write_text(pointer)
+        with pytest.raises(ValueError, match=f"{name} .*is a pointer of .*; run {command}"):
+            open_safetensors(tmp_path / name)
+
+
+def test_a_link_to_a_file_that_is_not_here_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").symlink_to(".git/annex/objects/x")
+    with pytest.raises(FileNotFoundError, match="is a link to .git/annex/objects/x, which is not"):
+        open_safetensors(tmp_path)
+
+
+def test_a_tensor_without_a_name_is_saved_again(tmp_path: Path) -> None:
+    save_file({"": DATA}, tmp_path / "a")
+    gda.storage.save_safetensors(tmp_path / "b.safetensors", open_safetensors(tmp_path / "a"))
+    assert np.array_equal(load_file(tmp_path / "b.safetensors")[""], DATA)
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -317,6 +354,7 @@ BROKEN = {
     "size that is true": ({"w": entry([True], 0, 1)}, b"1", ENTRY),
     "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", ENTRY),
     "huge and consistent": ({"w": entry([2**40], 0, 2**40)}, b"1", "data, but the file has 1"),
+    "huge and empty": ({"w": entry([2**40, 2**40, 0], 0, 0)}, b"", ENTRY),
     "negative offset": ({"w": entry([2], -1, 1)}, b"12", ENTRY),
     "backwards": ({"w": entry([1], 1, 0)}, b"1", ENTRY),
     "cut off": ({"w": entry([3], 0, 3)}, b"12", "ends at byte 3 .*; it is truncated"),

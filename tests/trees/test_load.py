@@ -502,6 +502,21 @@ def test_containers_of_sources_are_named(tmp_path: Path) -> None:
                 gda.GlobalArray.from_source(group, MESH, P())
 
 
+def test_a_member_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["group/link"] = h5py.SoftLink("/gone")
+        with pytest.raises(KeyError) as of_link:
+            gda.load_tree({"a": file}, MESH, P())
+        assert of_link.value.__notes__ == ["gda: at group/link of a Group"]
+        with pytest.raises(KeyError) as of_save:
+            gda.checkpoint.save(tmp_path / "saved", file)
+        assert of_save.value.__notes__[0] == "gda: at group/link of a Group"
+    np.savez(tmp_path / "a.npz", names=np.array(["a", None], object))
+    with np.load(tmp_path / "a.npz") as npz, pytest.raises(ValueError, match="Object") as of_npz:
+        gda.load_tree(npz, MESH, P())
+    assert of_npz.value.__notes__ == ["gda: at names of a NpzFile"]
+
+
 def test_a_closed_file_is_named(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         data = file.create_dataset("w", data=DATA)

@@ -24,7 +24,7 @@ import numpy as np
 from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.layout.dtype_names import recorded_dtype
 from gda.layout.spec import Shape
-from gda.layout.strict_json import check_memory, parse_json
+from gda.layout.strict_json import check_memory, parse_json, pointer_in
 from gda.storage.stores.errors import CorruptionError, NewerFormatError
 from gda.storage.stores.opening import Store
 from gda.trees.records.recorded_tree import (
@@ -95,7 +95,8 @@ def body_of(file: bytes, where: str) -> memoryview:
     body = memoryview(file)[len(header) + 1 :]
     version = version_in(file)
     if version is None:
-        raise CorruptionError(f"{where} does not begin like a manifest of gda")
+        pointer = pointer_in(file)
+        raise CorruptionError(f"{where} {pointer or 'does not begin like a manifest of gda'}")
     if version != _VERSION:
         is_newer = type(version) is int and version > _VERSION
         raise (NewerFormatError if is_newer else CorruptionError)(

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from gda.arrays.buffers import Buffers
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.manifest_json import load_manifest
+from gda.layout.strict_json import pointer_in
 from gda.layout.text import join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -207,6 +208,8 @@ class Files:
             key = "zarr.json" if chunk is None else array.grid.key(chunk)
             part = "its metadata" if chunk is None else f"chunk {key}"
             name = self.name(array, key)
+            with suppress(OSError, ValueError):
+                what = pointer_in(self.store.head(name, 64)) or what
             leaves, links = self.leaves_of(number, chunk), self.store.num_links(name)
             if links > 1:
                 what += f"; the file has {links} hard links, so verify what shares it too"

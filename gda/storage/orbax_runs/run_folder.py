@@ -38,6 +38,9 @@ _DAMAGED = re.compile(
 )
 
 
+_MSGPACK = "a file of msgpack is read by flax.serialization.msgpack_restore"
+
+
 def folder_of_item(path: Any) -> tuple[OrbaxFolder, list[str]]:
     """Return the folder of an item, or of the only tree of a run; errors as ``open_orbax``.
 
@@ -86,7 +89,7 @@ def _item(folder: OrbaxFolder, names: Sequence[str]) -> str:
     raise ValueError(
         f"{folder.url} is not an Orbax run, which has {METADATA}: it has {found}. Pass the folder "
         "of one step. If it is of a release of Orbax without this file, restore it with Orbax, and "
-        "save it again"
+        f"save it again; {_MSGPACK}"
     )
 
 
@@ -140,7 +143,12 @@ class OrbaxFolder:
                 "complete"
             )
         if not self._store.is_remote:
-            self._store.entries()  # FileNotFoundError, NotADirectoryError
+            try:
+                self._store.entries()  # FileNotFoundError, NotADirectoryError
+            except NotADirectoryError:
+                raise NotADirectoryError(
+                    f"{self.url.rstrip('/')} is a file, and an Orbax run is a folder; {_MSGPACK}"
+                ) from None
             return
         if self.has(COMMITTED):
             return

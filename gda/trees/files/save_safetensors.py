@@ -283,7 +283,7 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
 def _names(tree: Any) -> list[str]:
     def name(keys: Any) -> str:
         given = ".".join(names_of(keys))
-        if given in ("", METADATA):
+        if not keys or given == METADATA:
             raise ValueError(
                 f"the name {given!r} cannot be used in a safetensors file; "
                 "put the array into a dict under another name"

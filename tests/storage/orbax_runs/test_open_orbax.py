@@ -159,7 +159,7 @@ def test_other_folders_are_named(runs: Path, run: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder, kind, message in [
         (tmp_path / "nothing", FileNotFoundError, None),
-        (tmp_path / "file", NotADirectoryError, None),
+        (tmp_path / "file", NotADirectoryError, "file is a file, .* a file of msgpack is read"),
         (tmp_path / "empty", ValueError, f"{said}no files. Pass the folder of one step"),
         (runs / "manager", ValueError, rf"{said}('9'; '10'|'10'; '9')\. Pass the folder of"),
         (partial, ValueError, "is an unfinished save: .orbax-checkpoint-tmp is in its name"),
