@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -436,11 +436,6 @@ def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
 
 
 # The path of a save.
-
-
-def left_by_killed_saves(names: Collection[str]) -> set[str]:
-    """Return the files that killed saves left in a directory."""
-    return {name for name in names if name == _NEW or manifest_json.DATA_PATTERN.fullmatch(name)}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -20,7 +19,7 @@ import jax
 import numpy as np
 
 from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.saving import Save, left_by_killed_saves
+from gda.checkpoint.saving import Save
 from gda.checkpoint.step_folders.folder import (
     METRICS,
     Owner,
@@ -33,7 +32,6 @@ from gda.checkpoint.step_folders.folder import (
 from gda.layout.text import counted, format_bytes, format_numbers, join_some
 from gda.multihost.background import in_thread
 from gda.storage.stores.directory import LOCK
-from gda.storage.stores.errors import CorruptionError
 
 log = logging.getLogger("gda")
 
@@ -79,11 +77,27 @@ class Keeper:
         not resume would save beside steps, or the folder is itself a checkpoint.
         """
         self._steps(only, resumes)
-        owner = self._claimed()
+        owner = self.folder.check_owner(self._claimed())
+        left, there = _left_over(self.folder, owner), self.folder.listed()
         # In the background: the others wait for this process.
-        self._removals.remove_rests(_left_over(self.folder, owner), owner)
+        self._removals.remove_rests(left, owner)
+        self.folder.note(owner, done={*owner.unfinished} - {*left})
         # Until it was no longer the owner, another program may have completed a step.
-        return [*map(list, self._steps(only, resumes).items())]
+        steps = self._steps(only, resumes)
+        rest = {
+            number: each.name
+            for number, each in there.items()
+            if each.is_without_manifest and number not in steps and each.name not in left
+        }
+        # A file that is late, or lost: a resume waits for it, and sets the step aside.
+        lost = {n: name for n, name in rest.items() if resumes and n > max(steps, default=-1)}
+        if others := [name for n, name in rest.items() if n not in lost or only is not None]:
+            log.warning(
+                "%s of %s has no manifest, and this run did not begin to save or to remove it: it "
+                "may be a copy that is not whole yet, and is left as it is",
+                *(join_some(others), self.folder.url),
+            )
+        return [*map(list, (steps | ({} if only is not None else lost)).items())]
 
     def _steps(self, only: int | None, resumes: bool) -> dict[int, str]:
         """Return the complete steps and Orbax's newest, if this program may go on from them."""
@@ -189,7 +203,7 @@ class Keeper:
         listed = self.folder.listed()
         later = {n: each for n, each in listed.items() if n > last and each.is_complete}
         begun = time.monotonic()
-        self.folder.set_ends(owner, last, done)
+        self.folder.set_ends(owner, last, done, [each.name for each in later.values()])
         for each in later.values():
             self.folder.remove_manifest(each.name)
         self.folder.set_ends(owner, None)
@@ -220,18 +234,8 @@ class Keeper:
         folders = self.folder.listed()
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):
-            if there.is_complete:
-                raise FileExistsError(
-                    f"{self.folder.url}/{there.name} is a complete step that this program neither "
-                    "saved nor resumed at; call run.resume(state), or move it elsewhere"
-                )
-            if not self._may_replace(there):
-                raise FileExistsError(
-                    f"{self.folder.url}/{there.name} has files that this run did not begin; move "
-                    "them elsewhere"
-                )
-            self.folder.remove_manifest(there.name)
-            self.folder.remove_rest(there.name)
+            self._make_way(there, owner)
+        self.folder.note(owner, begun=[name_of(number)])
         self.folder.begin(name_of(number), owner)
         newest = None if before is None else folders.get(before)
         is_linkable = self.links and not self.folder.store().is_remote
@@ -251,10 +255,30 @@ class Keeper:
                 *(step.number, self.folder.url, best[0], has),
             )
 
-    def _may_replace(self, there: StepFolder) -> bool:
-        """Return True for what a damaged step or a failure has left."""
-        left = {*left_by_killed_saves(there.files), METRICS, LOCK}
-        return there.is_begun or there.files <= left
+    def _make_way(self, there: StepFolder, owner: Owner) -> None:
+        """Remove what is in the way of a save if it is of this run; set other data aside."""
+        place = f"{self.folder.url}/{there.name}"
+        if there.is_complete:
+            raise FileExistsError(
+                f"{place} is a complete step that this program neither saved nor resumed at; call "
+                "run.resume(state), or move it elsewhere"
+            )
+        is_remote = self.folder.store().is_remote
+        is_left = self.folder.is_left_over(there, self.folder.check_owner(owner))
+        if is_left or (is_remote and there.is_set_aside) or there.files <= {METRICS, LOCK}:
+            self.folder.remove_manifest(there.name)
+            self.folder.remove_rest(there.name)
+        elif there.is_without_manifest and not is_remote:
+            aside = self.folder.set_aside(there.name, "it has no manifest")
+            log.warning(
+                "%s has no manifest, and this run did not begin it: it was set aside as %s, and "
+                "the step is saved in its place",
+                *(place, aside),
+            )
+        else:
+            raise FileExistsError(
+                f"{place} has files that this run did not begin; move them elsewhere"
+            )
 
     def before_commit(self, step: StepSave) -> None:
         """Write the metrics, and look if the run is still this program's."""
@@ -281,11 +305,12 @@ class Keeper:
             self._hooks = {n: each for n, each in self._hooks.items() if not each.done()}
             call = partial(self._call_hook, self.on_complete, step.number)
             self._hooks[step.number] = in_thread("gda-on-complete", call)
-        self._remove_old()
+        self._remove_old(done=[name_of(step.number)])
 
-    def _remove_old(self) -> None:
+    def _remove_old(self, done: Sequence[str] = ()) -> None:
         """Remove the steps that the rules do not keep, and that no ``on_complete`` uses."""
         try:
+            self.folder.note(self._claimed(), done=done)
             folders, kept = self.folder.complete(), self.keeping.kept(self.folder)
             kept.update(number for number, call in self._hooks.items() if not call.done())
             old = {n: each for n, each in folders.items() if n not in kept and each.is_begun}
@@ -298,7 +323,8 @@ class Keeper:
         there = self.folder.listed().get(number)
         if there is None or self.owner is None:
             return False
-        if not there.is_complete and self.folder.is_left_over(there, self.owner):
+        now = self.folder.check_owner(self.owner)
+        if not there.is_complete and self.folder.is_left_over(there, now):
             self._removals.remove_rests([there.name], self.owner)
         return there.is_complete
 
@@ -340,6 +366,7 @@ class _Removals:
     def remove(self, steps: dict[int, StepFolder], owner: Owner) -> None:
         """Make steps incomplete now, and remove their files in the background."""
         removed = []
+        self._folder.note(owner, begun=[each.name for each in steps.values()])
         for number, folder in steps.items():
             try:
                 if self._folder.retire(folder.name, owner):
@@ -359,9 +386,10 @@ class _Removals:
             self._last = in_thread("gda-remove", work, self._last)
 
     def _remove_rests(self, names: Sequence[str], owner: Owner) -> None:
-        for name in names:
-            _remove_rest(self._folder, name, owner)
-            self._waiting.discard(name)
+        gone = [name for name in names if _remove_rest(self._folder, name, owner)]
+        with suppress(OSError, RuntimeError, ValueError):  # the next resume does it
+            self._folder.note(owner, done=gone)
+        self._waiting.difference_update(names)
 
     def wait_for(self, name: str) -> None:
         """Wait until a step is removed, which is to be saved again after a rollback."""
@@ -382,20 +410,11 @@ class _Removals:
 
 def _left_over(folder: RunFolder, owner: Owner) -> list[str]:
     """Return the folders that saves and removals of former programs have left."""
-    names = []
-    for number, each in folder.listed().items():
-        try:
-            if folder.is_left_over(each, owner):
-                names.append(each.name)
-        except CorruptionError as error:
-            log.warning("%s/%s is not removed: %s", folder.url, each.name, error)
-        if not each.files and each.name == name_of(number):  # of a removal, killed at its end
-            with suppress(OSError):
-                os.rmdir(folder.store().join(each.name))
-    return names
+    return [each.name for each in folder.listed().values() if folder.is_left_over(each, owner)]
 
 
-def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> None:
+def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> bool:
+    """Remove a folder; return False, with a line in the log, if that failed."""
     try:
         if owner is not None:
             folder.check_owner(owner)  # another program may save this step by now
@@ -405,6 +424,8 @@ def _remove_rest(folder: RunFolder, name: str, owner: Owner | None = None) -> No
             "%s/%s is no longer used and could not be removed: %s; the next resume tries again",
             *(folder.url, name, error),
         )
+        return False
+    return True
 
 
 def _steps(numbers: Iterable[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
+from gda.checkpoint.format import manifest_json
 from gda.checkpoint.reading.checked_files import MissingFileError
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.layout.text import join_some
@@ -97,7 +98,9 @@ def _read_step(
             return {"kind": "read"}
         try:
             state, is_read = read(name), True
-        except (MissingFileError, CheckpointNotFoundError) as error:
+        except CheckpointNotFoundError:
+            return {"kind": "missing", "text": f"{folder.url}/{name} has no {manifest_json.NAME}"}
+        except MissingFileError as error:
             return {"kind": "missing", "text": str(error)}
         except CorruptionError as error:
             return {"kind": "damaged", "text": str(error)}

@@ -15,7 +15,7 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -64,6 +64,9 @@ class Owner:
       ends: the last step that counts, while a rollback removes the later ones.
       rolled_back: the rollbacks that were done: the step, the newest step before, and its identity.
       best: the metric by which steps are kept, and True if the highest is best.
+      unfinished: the folders that this run has begun to save or to remove. No other folder without
+        a manifest is removed: it may have lost it, or be a copy that is not yet whole.
+      steps: the folders of complete steps, so that an object store need not list their data.
     """
 
     run: str
@@ -74,6 +77,8 @@ class Owner:
     ends: int | None = None
     best: tuple[str, bool] | None = None
     rolled_back: Rollbacks = ()
+    unfinished: tuple[str, ...] = ()
+    steps: tuple[str, ...] = ()
 
     @classmethod
     def next_after(cls, before: Owner | None, best: tuple[str, bool] | None) -> Owner:
@@ -87,6 +92,8 @@ class Owner:
             ends=before.ends if before else None,
             best=best or (before.best if before else None),
             rolled_back=before.rolled_back if before else (),
+            unfinished=before.unfinished if before else (),
+            steps=before.steps if before else (),
         )
 
 
@@ -109,6 +116,16 @@ class StepFolder(NamedTuple):
     def is_begun(self) -> bool:
         """True if a Run began it, which may remove it too."""
         return BEGUN in self.files
+
+    @property
+    def is_without_manifest(self) -> bool:
+        """True for the data of a step without its manifest, unless it was set aside."""
+        is_of_gda = self.is_begun or any(map(manifest_json.DATA_PATTERN.fullmatch, self.files))
+        return is_of_gda and self.files.isdisjoint({manifest_json.NAME, _DAMAGED})
+
+    @property
+    def is_set_aside(self) -> bool:
+        return _DAMAGED in self.files
 
     @property
     def is_held(self) -> bool:
@@ -268,7 +285,10 @@ class RunFolder:
         number = 1
         while os.path.lexists(place := store.join(f"{name}.damaged-{number}")):
             number += 1
-        os.rename(store.join(name), place)
+        try:
+            os.rename(store.join(name), place)
+        except FileNotFoundError:
+            return f"{place}, which is empty because it was removed meanwhile"
         return place
 
     def hold(self, number: int) -> None:
@@ -329,10 +349,14 @@ class RunFolder:
         try:
             best, rolled_back = fields.pop("best", None), fields.pop("rolled_back", ())
             rolled_back = tuple((step, newest, of) for step, newest, of in rolled_back)
-            return Owner(**fields, best=best and tuple(best), rolled_back=rolled_back)
+            for name in ("unfinished", "steps"):
+                fields[name] = tuple(fields.get(name, ()))
+            owner = Owner(**fields, best=best and tuple(best), rolled_back=rolled_back)
         except TypeError:
             where = self.store().join(_RUN)
             raise CorruptionError(f"{where} is not the file of a run; remove it") from None
+        self.known = self.known or {*owner.steps}
+        return owner
 
     def claim(self, best: tuple[str, bool] | None) -> Owner:
         """Make this program the owner; without locks, of two at once one raises ``SaveError``."""
@@ -358,14 +382,44 @@ class RunFolder:
             )
         return now
 
-    def set_ends(self, mine: Owner, ends: int | None, done: Rollbacks = ()) -> None:
-        """Let the run end at a step, or no longer, and note rollbacks."""
-        with self._locked() as store:
-            now = self.check_owner(mine)
+    def set_ends(
+        self, mine: Owner, ends: int | None, done: Rollbacks = (), begun: Sequence[str] = ()
+    ) -> None:
+        """Let the run end at a step, or no longer, and note rollbacks and what they remove."""
+
+        def change(now: Owner) -> Owner:
             pairs = [each[:2] for each in done]
             former = [each for each in now.rolled_back if each[:2] not in pairs]
             noted = (*former, *done)[-_MOST_ROLLBACKS:]
-            store.replace(_RUN, _sealed(asdict(replace(now, ends=ends, rolled_back=noted))))
+            return replace(now, ends=ends, rolled_back=noted, unfinished=(*now.unfinished, *begun))
+
+        self._change(mine, change)
+
+    def note(self, mine: Owner, begun: Sequence[str] = (), done: Collection[str] = ()) -> None:
+        """Note folders that this run begins to save or to remove, and those that are finished."""
+
+        def change(now: Owner) -> Owner:
+            left = dict.fromkeys([*now.unfinished, *begun])
+            names = tuple(name for name in left if name not in done)
+            return now if names == now.unfinished else replace(now, unfinished=names)
+
+        self._change(mine, change)
+
+    def _change(self, mine: Owner, change: Callable[[Owner], Owner]) -> None:
+        """Change the file of the owner, unless this program is no longer it."""
+        for attempt in itertools.count():
+            with self._locked() as store:
+                version = store.version(_RUN)
+                now = self.check_owner(mine)
+                if (changed := change(now)) is now:
+                    break
+                changed = replace(changed, steps=tuple(sorted(self.known)))
+                try:
+                    self._put(store, _RUN, asdict(changed), version)
+                    break
+                except SaveError:  # on a store without locks: perhaps the owner is another now
+                    if attempt == _MOST_ATTEMPTS:
+                        raise
 
     def begin(self, name: str, mine: Owner) -> None:
         """Write the first file of a step."""
@@ -379,19 +433,17 @@ class RunFolder:
                 store.remove(name)
             raise
 
-    def is_left_over(self, folder: StepFolder, mine: Owner) -> bool:
-        """Return True if an incomplete step was begun by this run, in this or a former program.
+    def is_left_over(self, folder: StepFolder, now: Owner) -> bool:
+        """Return True for the rest of a save or a removal that this run began and did not finish.
 
-        So was one with a first file that is not whole, and no other.
+        ``now`` is the owner as it is written.
         """
-        if manifest_json.NAME in folder.files:
+        if manifest_json.NAME in folder.files or folder.name not in now.unfinished:
             return False
         try:
-            return self.was_begun_by(folder, mine)
-        except CorruptionError:
-            if folder.files == {BEGUN}:
-                return True
-            raise
+            return not folder.files or self.was_begun_by(folder, now)
+        except CorruptionError:  # its first file was being written
+            return folder.files == {BEGUN}
 
     def was_begun_by(self, folder: StepFolder, mine: Owner) -> bool:
         """Return True if a step was begun by this run, in this or a former program."""

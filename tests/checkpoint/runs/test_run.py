@@ -332,21 +332,101 @@ def test_files_of_another_program_in_the_folder_of_a_step_stop_its_save(tmp_path
     assert os.listdir(tmp_path / "00000010") == ["data"]
 
 
+def note(path: Path, *names: str) -> None:
+    """Note folders as begun in the record of a run, as a program that is killed leaves it."""
+    folder = RunFolder(path, 60)
+    owner = folder.owner()
+    assert owner is not None
+    folder.note(owner, begun=names)
+
+
 def test_what_a_killed_program_has_left_is_removed_at_the_next_resume(tmp_path: Path) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 30)
+    run.close()
+    for name in ("00000020", "00000030"):
+        (tmp_path / name / "manifest.json").rename(tmp_path / name / "manifest.json.new")
+    (tmp_path / "00000040").mkdir()
+    shutil.copy(tmp_path / "00000010/begun.json", tmp_path / "00000040")
+    for name in ("00000050", "00000060"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "00000060/begun.json").touch()  # which was being written
+    note(tmp_path, *(f"000000{n}0" for n in range(1, 7)))
+    run, step = resumed(tmp_path)
+    run.close()
+    assert step == 10
+    assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock", "00000010"}
+    owner = run._folder.owner()
+    assert owner is not None
+    assert owner.unfinished == ()
+
+
+def test_a_step_that_lost_its_manifest_is_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 30)
+    run.close()
+    (tmp_path / "00000030/manifest.json").unlink()
+    with pytest.raises(CorruptionError, match="step 30: .*/00000030 has no manifest.json"):
+        Run(tmp_path, every=10).resume(state_of(0), damaged="raise")
+    run, step = resumed(tmp_path)
+    assert step == 20
+    place = tmp_path / "00000030.damaged-1"
+    assert any(f"set aside as {place}: " in message for message in caplog.messages)
+    assert [*place.glob("data-*/*/c*")]
+    train(run, 20, 30)
+    run.close()
+    assert resumed(tmp_path)[1] == 30
+
+
+def test_a_run_whose_steps_all_lost_their_manifests_does_not_begin_anew(tmp_path: Path) -> None:
     run, _ = resumed(tmp_path)
     train(run, 0, 20)
     run.close()
-    for name in ("00000010", "00000020"):
-        (tmp_path / name / "manifest.json").rename(tmp_path / name / "manifest.json.new")
-    (tmp_path / "00000030").mkdir()
-    shutil.copy(tmp_path / "00000010/begun.json", tmp_path / "00000030")
-    (tmp_path / "00000040").mkdir()
-    for name in ("00000050", "00000060"):  # whose first file is not whole
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "begun.json").touch()
-    (tmp_path / "00000060/data").touch()  # not the first file alone
-    assert resumed(tmp_path)[1] == 0
-    assert {each.name for each in tmp_path.iterdir()} == {"run.json", ".lock", "00000060"}
+    for manifest in tmp_path.glob("*/manifest.json"):
+        manifest.unlink()
+    with pytest.raises(CorruptionError, match="has no step that can be read"):
+        resumed(tmp_path)
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "some"])
+def test_a_step_that_is_being_copied_in_stays(
+    tmp_path: Path, is_empty: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, _ = resumed(tmp_path / "a", keep=2)
+    train(run, 0, 10)
+    run.wait()
+    shutil.copytree(tmp_path / "a", tmp_path / "backup")
+    train(run, 10, 40)
+    run.close()
+    copy = tmp_path / "a/00000010"
+    copy.mkdir()
+    if not is_empty:
+        for name in (".lock", "begun.json"):
+            shutil.copy(tmp_path / "backup/00000010" / name, copy)
+    assert resumed(tmp_path / "a")[1] == 40
+    shutil.copytree(tmp_path / "backup/00000010", copy, dirs_exist_ok=True)
+    assert run.steps() == [10, 30, 40]
+    named = [each for each in caplog.messages if each.startswith("00000010 of")]
+    assert len(named) == (not is_empty)
+
+
+def test_a_save_sets_the_data_of_another_run_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b"):
+        run, _ = resumed(tmp_path / name)
+        train(run, 0, 10)
+        run.close()
+    run, _ = resumed(tmp_path / "b")
+    other = shutil.copytree(tmp_path / "a/00000010", tmp_path / "b/00000020")
+    (other / "manifest.json").unlink()
+    train(run, 10, 20)
+    run.close()
+    assert run.steps() == [10, 20]
+    assert [*(tmp_path / "b/00000020.damaged-1").glob("data-*/*/c*")]
+    assert any("set aside as" in message for message in caplog.messages)
 
 
 # Going back.
@@ -591,7 +671,7 @@ def test_a_damaged_record_of_the_run_is_an_error(tmp_path: Path) -> None:
     assert (tmp_path / "00000030").exists()
     flip_a_bit(tmp_path / "00000030/begun.json", b'"run"')
     assert resumed(tmp_path)[1] == 20
-    assert (tmp_path / "00000030").exists()
+    assert (tmp_path / "00000030.damaged-1").exists()
 
 
 def test_a_step_with_a_damaged_first_file_is_not_removed(
@@ -862,6 +942,7 @@ def test_a_full_disk_is_freed_of_what_a_killed_program_has_left(
     run, _ = resumed(tmp_path)
     train(run, 0, 20)
     run.close()
+    note(tmp_path, "00000020")
     (left / "manifest.json").unlink()
     monkeypatch.setattr(FileStore, "write", full)
     assert resumed(tmp_path)[1] == 10
