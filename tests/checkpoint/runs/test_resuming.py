@@ -281,3 +281,15 @@ def test_a_step_of_a_newer_gda_is_not_set_aside(tmp_path: Path) -> None:
         Run(tmp_path, every=100).resume(state_of(0))
     manifest.write_bytes(text)
     assert Run(tmp_path, every=100).resume(state_of(0))[1] == 300
+
+
+def test_a_manifest_that_is_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(tmp_path)
+    monkeypatch.setattr(FileStore, "is_local", False)
+    manifest = tmp_path / "00000300/manifest.json"
+    hidden = manifest.rename(tmp_path / "hidden")
+    threading.Timer(1, lambda: hidden.rename(manifest)).start()
+    assert Run(tmp_path, every=100).resume(state_of(0))[1] == 300
+    assert len([each for each in caplog.messages if "; waiting 60 s for it" in each]) == 1
