@@ -30,17 +30,6 @@ MANY = 40
 # The folder of which every test of `mesh` has both kinds of axes: its code reads the axes.
 ALL_AXES = Path(__file__).parent / "layout"
 
-# Folders and files that use JAX, and pass or fail alike on every version of it: formats, stores,
-# texts, the command line and the pytest plugin.
-ANY_JAX = (
-    *("checkpoint/test_chunks.py", "checkpoint/test_damage.py", "checkpoint/test_faults.py"),
-    *("checkpoint/test_formats.py", "checkpoint/test_memory.py", "checkpoint/test_object_store.py"),
-    *("checkpoint/test_races.py", "cli/test_convert.py", "cli/test_diff.py", "cli/test_plan.py"),
-    *("compiled/test_allocations.py", "compiled/test_changes.py", "compiled/test_hlo.py"),
-    *("exchange/test_two_programs.py", "planning", "show"),
-    *("storage", "testing/test_plugin.py", "testing/test_strategies.py", "trees/files"),
-)
-
 # Files without a group whose tests take longest: they start before those of other files without
 # one, so that none of them is left at the end.
 LONGEST = ("test_kills.py", "test_soak.py", "launch/test_launch.py")
@@ -64,8 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
     for item in items:
-        if _is_any_jax(item.path):
-            item.add_marker("any_jax")
         if is_marked(item):
             marker: Any = item.get_closest_marker("processes")
             given = {"timeout": POOL, **marker.kwargs}
@@ -87,11 +74,6 @@ def rank(item: pytest.Item) -> tuple[int, ...]:
     if item.get_closest_marker("xdist_group") is not None:
         return (1,)
     return (2 if item.path in _paths(LONGEST) else 3,)
-
-
-@functools.cache
-def _is_any_jax(path: Path) -> bool:
-    return not _paths(ANY_JAX).isdisjoint((path, *path.parents))
 
 
 @functools.cache

@@ -3,14 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import gda.launch.__main__
 
 ROOT = Path(__file__).parents[1]
 PUBLIC = (ROOT / "tests" / "public_api.txt").read_text()
-
-pytestmark = pytest.mark.no_jax
 
 
 def page(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.docs, pytest.mark.no_jax]
+pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -10,8 +10,6 @@ import pytest
 from gda.compiled.hlo.groups import Groups, Pairs
 from gda.compiled.torus import Torus
 
-pytestmark = pytest.mark.no_jax
-
 
 def torus(*shape: int, ring: tuple[bool, ...] | bool, per_chip: int = 1) -> Torus:
     chips = itertools.product(*map(range, shape))

@@ -11,8 +11,6 @@ import pytest
 import gda
 from gda.layout.distribution import DISTRIBUTION, install_command
 
-pytestmark = pytest.mark.no_jax
-
 ROOT = Path(gda.__file__).parents[1]
 
 

@@ -4,8 +4,6 @@ import pytest
 
 from gda.layout.dtype_names import as_dtype
 
-pytestmark = pytest.mark.no_jax
-
 
 @pytest.mark.parametrize(
     ("given", "dtype"),

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from gda.layout.numbering import Layout, layout_of
 from gda.layout.processes import Processes, check_process_of, turns_of, writing_of
 
-pytestmark = pytest.mark.no_jax
-
 XY = (("x", 4), ("y", 2))
 
 

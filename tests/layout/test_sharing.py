@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +19,6 @@ from gda.layout.sharing import (
     readers_of,
 )
 from gda.layout.spec import Shape
-
-pytestmark = pytest.mark.no_jax
 
 
 def test_the_holders_of_blocks_are_those_of_the_views() -> None:

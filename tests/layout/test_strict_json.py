@@ -7,8 +7,6 @@ import pytest
 from gda.layout import strict_json
 from gda.layout.strict_json import check_memory, parse_json
 
-pytestmark = pytest.mark.no_jax
-
 MIB = 2**20
 
 

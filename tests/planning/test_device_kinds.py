@@ -7,8 +7,6 @@ import pytest
 
 from gda.planning.device_kinds import KINDS, kind_named, kind_of_device, speeds_of_device
 
-pytestmark = pytest.mark.no_jax
-
 
 def test_a_kind_is_found_by_name_and_by_the_word_of_jax() -> None:
     assert kind_named("V6e ") is kind_of_device("TPU v6 lite")

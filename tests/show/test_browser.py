@@ -20,7 +20,7 @@ from gda import ShardGrid
 from gda.show.markup import html_of
 from gda.show.subject import Subject
 
-pytestmark = [pytest.mark.docs, pytest.mark.no_jax]
+pytestmark = pytest.mark.docs
 
 Rect = dict[str, float]
 

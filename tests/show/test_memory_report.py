@@ -1,10 +1,6 @@
 """The report of the memory."""
 
-import pytest
-
 from gda.show.memory_report import ArrayMemory, DeviceMemory, MemoryReport
-
-pytestmark = pytest.mark.no_jax
 
 GIB = 2**30
 PLACE = "P('data', 'model') on data=4,model=2"

@@ -6,8 +6,6 @@ import pytest
 
 from gda.storage.stores.checksums import crc32c
 
-pytestmark = pytest.mark.no_jax
-
 DATA = np.random.default_rng(0).integers(0, 256, 2**20 + 3, np.uint8)
 
 

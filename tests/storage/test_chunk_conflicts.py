@@ -4,13 +4,10 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.storage.chunk_conflicts import are_aligned, first_conflict
-
-pytestmark = pytest.mark.no_jax
 
 
 @st.composite

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gda.storage.read_boxes import box_shape_of, writers_of
 
-pytestmark = pytest.mark.no_jax
 MIB = 2**20
 
 

@@ -19,8 +19,6 @@ import gda
 from gda.storage.options import Options
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
-pytestmark = pytest.mark.no_jax
-
 
 @pytest.mark.parametrize("max_workers", [None, 1])
 def test_one_worker_is_the_thread_of_the_caller(max_workers: int | None) -> None:

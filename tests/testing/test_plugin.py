@@ -124,7 +124,7 @@ def test_failures_are_those_of_a_process(printed: pytest.LineMatcher) -> None:
             r"E   OSError: cannot tear down",
             r"process 1 of 2 skipped this test, but others did not: Skipped: only here",
             r"E   SystemExit: 4",
-            r"@pytest.mark.processes is not valid: .*argument 'device'; give the number of proces",
+            r"@pytest.mark.processes is not valid: .*argument 'device'.*; give the number of p",
             r"num_processes must be a positive integer, not 0",
             r"@given under @pytest.mark.processes would draw other examples in each process.",
             r".*process_pool is not for tests under @pytest.mark.processes, which run in process",

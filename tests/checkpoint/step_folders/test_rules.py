@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,8 +10,6 @@ from gda.checkpoint.step_folders.rules import best_first, is_due, kept, mileston
 
 STEPS = st.sets(st.integers(0, 400), max_size=12)
 EVERY = st.integers(1, 60)
-
-pytestmark = pytest.mark.no_jax
 
 
 @given(st.integers(0, 400), st.integers(0, 50), EVERY)

@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 from gda.planning.notation.name_ranges import with_ranges
 
-pytestmark = pytest.mark.no_jax
-
-
 NUMBERS = st.sampled_from(["", "0", "1", "2", "7", "07", "10", "11", "99"])
 NAMES = st.tuples(st.sampled_from(["a", "b", ""]), NUMBERS, st.sampled_from(".x"), NUMBERS)
 
