@@ -122,7 +122,8 @@ def test_one_of_several_items_is_opened_by_its_folder(runs: Path) -> None:
 
 
 def stored(path: Path) -> Any:
-    return gda.storage.open_orbax({"driver": "file", "path": f"{path}/"})
+    """Open a run through TensorStore, as in an object store."""
+    return gda.storage.open_orbax({"driver": "kvstack", "layers": [{"base": f"file://{path}/"}]})
 
 
 def test_a_run_in_an_object_store_is_read(runs: Path, run: Path) -> None:
