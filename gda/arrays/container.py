@@ -208,13 +208,12 @@ class Container:
         PaddedArray(shape=(10,), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
         from gda.arrays.construction import from_callbacks
-        from gda.storage.sources import source_of
 
         options = Options(max_workers, max_bytes, progress, retry, read_once)
         array = from_callbacks.array_from_source(
             source, mesh, spec, dtype, options, **cls._padding(fill)
         )
-        return cls._wrap(array, source_of(source).shape)
+        return cls._wrap(array, check_shape(source.shape))
 
     # Its layout.
 

@@ -62,12 +62,13 @@ else:
 class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A global array sharded over a mesh, held by the devices of one or many processes.
 
-    It is a thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``,
-    in ``.array``. Operators, indexing, ``jnp`` functions and all methods and properties of
-    ``jax.Array`` work on it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need
-    ``g.array``; their error is "Triggering __jax_array__() during abstractification", and
-    docs/limits.md has others. It is a pytree whose only leaf is that array, so ``jax.jit``,
-    ``jax.grad``, ``jax.device_put`` and optimisers take and return it.
+    It is a thin, immutable container over one ``jax.Array`` with a ``NamedSharding``, in
+    ``.array``. That is committed to its devices, unless ``from_array`` got one that is not.
+    Operators, indexing, ``jnp`` functions and all methods and properties of ``jax.Array`` work on
+    it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need ``g.array``; their error is
+    "Triggering __jax_array__() during abstractification", and docs/limits.md has others. It is a
+    pytree whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.device_put`` and
+    optimisers take and return it.
 
     A tree function puts its results into containers, which have no layout around something that is
     no array: ``jax.device_get(tree)`` has NumPy arrays in containers, ``gda.to_numpy(tree)`` has
@@ -77,8 +78,9 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
       global_shape, mesh, spec: as in ``from_callback``.
       device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, in the memory
         kind of the sharding, one per device of ``mesh.local_devices``, in that order. They become
-        the shards without a copy: deleting or donating one deletes the shard. On CPU, an array that
-        ``jax.device_put`` made without ``may_alias=False`` may share memory with a NumPy array.
+        the shards without a copy: deleting or donating one deletes the shard. Those of a weak type
+        are copied. On CPU, an array that ``jax.device_put`` made without ``may_alias=False`` may
+        share memory with a NumPy array.
       dtype: that of the buffers. Needed where no device of the mesh is, and no buffers.
 
     Raises:
@@ -222,8 +224,8 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
         cls,
         local_data: Any,
         mesh: MeshLike,
-        spec: SpecLike | Iterable[int] | None = None,
-        global_shape: Iterable[int] | None = None,
+        spec: SpecLike | Iterable[int | None] | None = None,
+        global_shape: Iterable[int | None] | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -240,9 +242,10 @@ class GlobalArray(Container, _LikeArray):  # pyright: ignore[reportIncompatibleM
             the shards of a ``jax.Array`` on accelerators are the blocks, on the right devices, they
             are used, and deleted or donated together. Any other is copied.
           mesh, spec, dtype: as in ``from_callback``.
-          global_shape: sizes of the whole array, by default inferred. If the local data has the
-            whole of a dimension, gda takes the blocks from it. A process without a device of the
-            mesh must pass ``global_shape`` and ``dtype``; its local data is ignored.
+          global_shape: sizes of the whole array, by default inferred, or ``None`` for those to
+            infer. If the local data has the whole of a dimension, gda takes the blocks from it. A
+            process without a device of the mesh must pass ``global_shape`` and ``dtype``; its local
+            data is ignored.
           copy: as in ``from_callback``. NumPy data is copied once, and with ``False`` not at all.
 
         Raises:

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.container import Container
+from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.arrays.weak_types import is_weak, weakly_typed
@@ -91,14 +92,15 @@ class PaddedArray(Container):
     def from_array(
         cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
     ) -> Self:
-        """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
+        """Pad an array that is in memory: NumPy's, or one of JAX that this process has whole.
 
         Raises the errors of ``from_source``; ``TypeError`` for a masked array with masked values.
         """
         if not isinstance(array, np.ndarray):
-            array = live(array, "give other sources to from_source")
+            array = live(array_here(array), "give other sources to from_source")
         check_unmasked(array)
-        made = cls.from_source(np.asarray(array_here(array)), mesh, spec, fill=fill)
+        data = array if is_extended(array.dtype) else np.asarray(array)
+        made = cls.from_source(data, mesh, spec, fill=fill)
         return cls(weakly_typed(made.array), made.shape) if is_weak(array) else made
 
     # Its layout.

@@ -277,8 +277,20 @@ class _TensorStore(AsyncSource):
         return self._tensorstore.array(out).write(block).commit
 
 
+def check_not_awaitable(value: Any) -> None:
+    """Raise ``TypeError`` for what an ``async`` function returns."""
+    if hasattr(value, "__await__") and not hasattr(value, "shape"):
+        if hasattr(value, "close"):
+            value.close()  # or Python warns that nothing waited for it
+        raise TypeError(
+            f"the callback returned a {type(value).__name__}, and gda waits for none; pass a "
+            "function that is not async. With max_workers=, several calls run at a time"
+        )
+
+
 def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
+    check_not_awaitable(value)
     if value is None:
         raise TypeError(
             f"the callback or source returned None for index {format_index(index)}; it must return "

@@ -21,17 +21,16 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import set_module
 from gda.layout.dtype_names import as_dtype, is_raw
-from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, mesh_of_all
+from gda.mesh import MeshLike, mesh_of_all
 from gda.multihost.agreement import communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, leaf_path
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.safetensors import SafetensorsTensor
-from gda.storage.sources import array_here, source_of
+from gda.storage.sources import source_of
 from gda.trees.leaves import (
     are_bare_keys,
     are_keys,
     as_dicts,
-    held_by,
     is_container,
     is_value,
     names_of,
@@ -143,9 +142,6 @@ class _LoadedLeaf(NamedTuple):
     def contained(self, array: Any, is_plain: bool) -> Any:
         """Return what is made of the source around its array, or around shape and dtype of it."""
         grid = self.build.plan.grid
-        if are_keys(self.source) and isinstance(array, jax.Array):
-            impl = jax.random.key_impl(held_by(self.source))
-            array = jax.random.wrap_key_data(array, impl=impl)
         if grid.is_padded:
             return PaddedArray(array, grid.global_shape[: array.ndim])
         return array if is_plain or are_bare_keys(self.source) else GlobalArray(array=array)
@@ -227,12 +223,8 @@ class _LoadingTree:
         dtype, is_named = given
         if not is_named:
             dtype = _dtype_of_floats(source, dtype)
-        over, data = mesh_and_spec_of(self.mesh, layout, source), source
-        if are_keys(source):
-            # That of their data has more dimensions.
-            mesh_grid(source.shape, *mesh_and_spec(*over)[:2], self.pad)
-            data, dtype = np.asarray(jax.random.key_data(array_here(held_by(source)))), None
-        build = pending_array_of_source(data, *over, dtype, self.options, note, pad=self.pad)
+        over = mesh_and_spec_of(self.mesh, layout, source)
+        build = pending_array_of_source(source, *over, dtype, self.options, note, pad=self.pad)
         if key is not None and (kind := RowsKind.of(build, self.options)) is not None:
             kinds[key] = kind
             build = TensorByRows(kind, source, note)

@@ -258,6 +258,11 @@ def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
                 mapped(p)
 
 
+def test_a_container_is_padded_as_its_array(mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_source(batch(16), mesh, P("x"))
+    np.testing.assert_array_equal(PaddedArray.from_array(g, mesh, P("x")), batch(16))
+
+
 def test_bad_arrays_fills_and_blocks_are_refused(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="not list; give other sources to from_source"):
         PaddedArray.from_array([1, 2], mesh, P("x"))

@@ -25,6 +25,7 @@ from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
 from gda.arrays.liveness import data_callbacks, deleted_error, traced_error
+from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import shape_at, start_of
@@ -33,7 +34,13 @@ from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 from gda.multihost.settings import own_settings
 from gda.storage.casts import Origin, cast_into, check_holds, holds_all
-from gda.storage.sources import array_here, as_numpy, held_by_several_error, settled
+from gda.storage.sources import (
+    array_here,
+    as_numpy,
+    check_not_awaitable,
+    held_by_several_error,
+    settled,
+)
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -100,12 +107,18 @@ class BlockReader:
         self.wanted_dtype = None if dtype is None else requested_dtype(dtype)
         self.dtype = None if self.wanted_dtype is None else jax_dtype(self.wanted_dtype)
         self.copy = copy
+        self._has_weak = self._has_strong = False  # blocks
         self._device = device
         self._count = count
         self._align = align and copy is None
         self._borrows = borrows and copy is None
         self._buffers: Buffers | None = None
         self._fill = fill
+
+    @property
+    def is_weak(self) -> bool:
+        """True if all blocks so far were of a weak type, and no dtype was asked for."""
+        return self._has_weak and not self._has_strong and self.wanted_dtype is None
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, each settled before the next call."""
@@ -163,6 +176,7 @@ class BlockReader:
         def filled(index: Index) -> np.ndarray[Any, Any]:
             out = self.empty(dtype, index)
             returned = callback(index, out)
+            check_not_awaitable(returned)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
             is_view = isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
             if is_data and not is_view:
@@ -180,6 +194,10 @@ class BlockReader:
         is_sole = references <= _ONE_REFERENCE
         if type(value) is not np.ndarray:
             value = settled(value)
+            if is_weak(value):
+                self._has_weak = True
+            else:
+                self._has_strong = True
             if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
                 is_sole = False
@@ -197,6 +215,7 @@ class BlockReader:
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
+        self._has_strong = True
         return self._from_numpy(index, value, is_sole and _owns_memory(value))
 
     def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:

@@ -19,12 +19,14 @@ from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import data_callbacks
+from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike, is_tracer
 from gda.multihost.agreement import checked, communicates, if_checked, together
 from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
+from gda.storage.sources import check_not_awaitable
 
 
 @checked("GlobalArray.from_callback")
@@ -50,7 +52,8 @@ def array_from_callback(
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
         reader = plan.reader(dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
-        return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
+        array = plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
+        return weakly_typed(array) if reader.is_weak else array
     reader = plan.reader(dtype, copy, fill=fill, borrows=True)
     read = partial(reader.fill if into else reader.read, data_callback)
     pending = PendingArray(plan, reader, read)
@@ -106,7 +109,8 @@ def array_from_batched_callback(
         del found  # of whose blocks the reader may be the only holder
         blocks = reader.read(lambda _: next(returned), plan.distinct)
         next(returned, None)  # looks at the last replicas
-    return plan.place(blocks, reader.dtype)
+    array = plan.place(blocks, reader.dtype)
+    return weakly_typed(array) if reader.is_weak else array
 
 
 @checked("GlobalArray.from_batched_callback_with_devices")
@@ -223,7 +227,8 @@ def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
             raise ValueError(
                 f"the callback returned one buffer for the indices {first} and {second}; a buffer "
                 "that is filled again and again holds only the last block. Return array.copy(), or "
-                "yield the blocks one by one: each is copied before the next"
+                "yield the blocks one by one: each is copied before the next. A constant may have "
+                "several: set flags.writeable = False of it, and of the array that it is a view of"
             )
 
 
@@ -235,15 +240,24 @@ def _memory_of(array: Any) -> int | None:
         if len(array.devices()) > 1 or not is_on_cpu(array):
             return None
         array = np.asarray(array)
-    if not isinstance(array, np.ndarray) or not array.size:
+    if not isinstance(array, np.ndarray) or not array.size or _is_constant(array):
         return None
     return array.__array_interface__["data"][0]
+
+
+def _is_constant(array: np.ndarray[Any, Any]) -> bool:
+    """Return True if nothing can write to the memory of an array, of which it may be a view."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not base.flags.writeable:
+        base = base.base
+    return base is None or isinstance(base, bytes)
 
 
 _PER_INDEX = "index, repeats included"
 
 
 def _iterable(returned: Any, count: int, per: str) -> Iterable[Any]:
+    check_not_awaitable(returned)
     is_one = isinstance(returned, np.ndarray | jax.Array | Mapping | str)
     if is_one or not isinstance(returned, Iterable):
         raise TypeError(

@@ -32,7 +32,7 @@ def array_from_process_local(
     local_data: Any,
     mesh: MeshLike,
     spec: Any = None,
-    global_shape: Iterable[int] | None = None,
+    global_shape: Iterable[int | None] | None = None,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
     *,
@@ -65,7 +65,8 @@ def array_from_process_local(
             raise reader.keys_error(whole.indices[0], local.dtype)
         return _from_key_data(local, mesh, spec, global_shape)
     array = _placed(local, plan, reader, batch)
-    return weakly_typed(array) if dtype is None and is_weak(local) else array
+    loses_weak = dtype is None and is_weak(local) and not is_weak(array)
+    return weakly_typed(array) if loses_weak else array
 
 
 def _placed(
@@ -232,7 +233,7 @@ def _from_pieces(
 
 
 def _from_key_data(
-    keys: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+    keys: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int | None] | None
 ) -> jax.Array:
     data = np.asarray(jax.random.key_data(keys))
     shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
@@ -242,11 +243,19 @@ def _from_key_data(
 
 
 def _plan_for(
-    local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+    local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int | None] | None
 ) -> _LocalPlan:
     shape = None
     if global_shape is not None:
-        shape = check_shape(global_shape)
+        given: Any = tuple(global_shape)
+        if None in given:  # as in JAX: a size to infer
+            over = hashable_over(mesh, spec, local.shape)
+            inferred = _cached_plan(local.shape, *over, None).whole.grid.global_shape
+            if len(given) == len(inferred):
+                given = [
+                    own if one is None else one for one, own in zip(given, inferred, strict=True)
+                ]
+        shape = check_shape(given)
     if isinstance(mesh, Mesh) and isinstance(spec, PartitionSpec):
         return _cached_plan(local.shape, mesh, spec, None, shape)
     over = hashable_over(mesh, spec, local.shape if shape is None else shape)

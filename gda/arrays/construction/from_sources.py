@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gda.arrays.construction.blocks import LARGE_BYTES, Block, BlockReader, BorrowedBlock
 from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_blocks_over
 from gda.arrays.construction.reading_by_boxes import BoxReads
-from gda.arrays.dtypes import narrowed_dtype
+from gda.arrays.dtypes import is_extended, narrowed_dtype
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.indices import bounded, shape_at
@@ -25,7 +25,7 @@ from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.storage.options import Options, shown
 from gda.storage.read_boxes import READ_BYTES
-from gda.storage.sources import AsyncSource, Source, source_of
+from gda.storage.sources import AsyncSource, Source, array_here, source_of
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 
@@ -40,6 +40,7 @@ class PendingArray:
       options: of the reads of a source.
       note: adds to an error which array it was.
       is_weak: True for an array of a weak type.
+      key_impl: of an array of PRNG keys, whose data the source has.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class PendingArray:
         note: Callable[[Exception], object] = lambda _: None,
         options: Options | None = None,
         is_weak: bool = False,
+        key_impl: Any = None,
     ) -> None:
         self.plan = plan
+        self._key_impl = key_impl
         self._is_weak = is_weak
         self.reader, self._read, self.source = reader, read, source
         self.dtype = dtype
@@ -121,7 +124,10 @@ class PendingArray:
         )
 
     def array(self) -> jax.Array:
-        return weakly_typed(self._array()) if self._is_weak else self._array()
+        array = self._array()
+        if self._key_impl is not None:
+            return jax.random.wrap_key_data(array, impl=self._key_impl)
+        return weakly_typed(array) if self._is_weak or self.reader.is_weak else array
 
     def _array(self) -> jax.Array:
         if self._whole is not None:
@@ -212,6 +218,18 @@ def pending_array_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
+    keys = array_here(source)
+    key_impl = None
+    if isinstance(keys, jax.Array) and is_extended(keys.dtype):
+        # Their data has more dimensions, which no spec may shard.
+        local_blocks_over(keys.shape, hashable_over(mesh, spec, keys.shape), pad)
+        if dtype is not None and dtype != keys.dtype:
+            raise TypeError(f"the source has dtype {keys.dtype}, of PRNG keys; omit dtype=")
+        source, key_impl, dtype = (
+            np.asarray(jax.random.key_data(keys)),
+            jax.random.key_impl(keys),
+            None,
+        )
     found = source_of(source)
     plan = local_blocks_over(found.shape, hashable_over(mesh, spec, found.shape), pad)
     reader = plan.reader(dtype, None, fill=fill, always_align=True, borrows=True)
@@ -230,6 +248,7 @@ def pending_array_of_source(
         options=options if is_read else None,
         # Of NumPy no type is weak.
         is_weak=wanted is None and not isinstance(source, np.ndarray) and is_weak(source),
+        key_impl=key_impl,
     )
 
 

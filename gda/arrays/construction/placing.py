@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.liveness import deleted_error, traced_error
+from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.grid import ShardGrid
 from gda.layout.indices import is_empty, start_of
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
@@ -207,7 +208,9 @@ class LocalBlocks:
             device: reader.settle_jax(index_of[device], array, is_sole=True)
             for device, array in given.items()
         }
-        return self.joined(arrays, reader.dtype)
+        array = self.joined(arrays, reader.dtype)
+        has_weak = reader.wanted_dtype is None and bool(given)
+        return weakly_typed(array) if has_weak and all(map(is_weak, given.values())) else array
 
 
 def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:

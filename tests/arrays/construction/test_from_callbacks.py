@@ -924,3 +924,89 @@ def test_one_array_of_jax_may_be_every_block(mesh: Mesh) -> None:
     zeros = jnp.zeros((2, 2))
     g = gda.GlobalArray.from_batched_callback((8, 2), mesh, P("x"), lambda i: [zeros] * len(i))
     assert not np.asarray(g).any()
+
+
+@pytest.mark.parametrize("form", [np.asarray, lambda block: block[:], np.atleast_3d])
+def test_a_constant_that_cannot_be_written_to_may_be_every_block(mesh: Mesh, form: Any) -> None:
+    sevens = np.full((2, 2, 1), 7.0, np.float32)
+    shape, block = (8, 2, 1), form(sevens)
+    build = gda.GlobalArray.from_batched_callback
+    with pytest.raises(ValueError, match="one buffer for the indices .* set flags.writeable = Fal"):
+        build(shape, mesh, P("x"), lambda i: [block[:]] * len(i))
+    block.flags.writeable = False
+    if block is not sevens:  # a view of what can be written to
+        with pytest.raises(ValueError, match="one buffer for the indices"):
+            build(shape, mesh, P("x"), lambda i: [block] * len(i))
+    sevens.flags.writeable = False
+    g = build(shape, mesh, P("x"), lambda i: [block] * len(i))
+    np.testing.assert_array_equal(g, np.full(shape, 7))
+
+
+# What JAX knows of a block beside its values.
+
+
+def test_blocks_of_a_weak_type_make_an_array_of_one(mesh: Mesh) -> None:
+    def weak(device: Device) -> jax.Array:
+        return jax.device_put(jnp.asarray(2.0), device)
+
+    def placed(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
+        return [weak(device) for _, devices in request for device in devices]
+
+    build, ones = gda.GlobalArray, np.ones(2, np.float32)
+    for g in (
+        build.from_callback((), mesh, P(), lambda _: jnp.asarray(2.0)),
+        build.from_callback((), mesh, P(), lambda _: jnp.asarray(2.0), max_workers=2),
+        build.from_batched_callback((), mesh, P(), lambda i: [jnp.asarray(2.0)] * len(i)),
+        build.from_batched_callback_with_devices((), mesh, P(), placed),
+        build((), mesh, P(), [weak(device) for device in mesh.local_devices]),
+    ):
+        assert g.weak_type
+        assert (g.array + jnp.ones((), jnp.bfloat16)).dtype == jnp.bfloat16
+        assert float(g) == 2
+    for strong in (
+        build.from_callback((), mesh, P(), lambda _: jnp.asarray(2.0), dtype=np.float32),
+        build.from_callback((), mesh, P(), lambda _: jnp.float32(2)),
+        build.from_callback(
+            (8,), mesh, P("x"), lambda i: jnp.full(2, 2.0) if i[0].start else DATA[:2, 0]
+        ),
+    ):
+        assert not strong.weak_type
+
+
+def test_an_array_that_is_not_committed_stays_so(mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_array(jnp.ones(3))
+    assert not g.committed
+    assert (g + jax.device_put(np.ones(3), NamedSharding(mesh, P()))).sharding.mesh == mesh
+
+
+async def a_block(*_: Any) -> np.ndarray:
+    return np.zeros(2)
+
+
+def test_an_async_callback_is_refused(mesh: Mesh) -> None:
+    build = gda.GlobalArray
+    for work in (
+        lambda: build.from_callback((8,), mesh, P("x"), a_block),
+        lambda: build.from_callback((8,), mesh, P("x"), a_block, dtype="f4", into=True),
+        lambda: build.from_batched_callback((8,), mesh, P("x"), a_block),
+        lambda: build.from_batched_callback((8,), mesh, P("x"), lambda i: map(a_block, i)),
+        lambda: build.from_batched_callback_with_devices((8,), mesh, P("x"), a_block),
+    ):
+        with pytest.raises(TypeError, match="returned a coroutine, and gda waits for none; pass a"):
+            work()
+
+
+@pytest.mark.parametrize("of", [lambda keys: keys, gda.GlobalArray.from_array])
+def test_keys_are_a_source(mesh: Mesh, of: Any) -> None:
+    keys = jax.random.split(jax.random.key(0), (8, 3))
+    g = gda.GlobalArray.from_source(of(keys), mesh, P("x"))
+    assert (g.shape, g.dtype, g.spec[0]) == (keys.shape, keys.dtype, "x")
+    np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
+    for build in (gda.PaddedArray.from_source, gda.PaddedArray.from_array):
+        p = build(of(keys[:5]), mesh, P("x"))
+        assert (p.shape, p.padded_shape) == ((5, 3), (8, 3))
+        assert p.fingerprint() == gda.fingerprint(keys[:5])
+    with pytest.raises(TypeError, match=r"dtype key<fry>, of PRNG keys; omit dtype="):
+        gda.GlobalArray.from_source(of(keys), mesh, P("x"), dtype="float32")
+    with pytest.raises(ValueError, match="3 entries, but global shape .* 2 dimensions"):
+        gda.GlobalArray.from_source(of(keys), mesh, P(None, None, "y"))

@@ -265,6 +265,19 @@ def test_blocks_that_form_no_regular_grid_are_shown() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
+def test_a_size_that_is_none_is_inferred() -> None:
+    mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
+    rows = batch(8, 4)[4 * jax.process_index() :][:4]
+    for sizes in [(None, 4), (8, None), (None, None), iter([8, None])]:
+        g = build(rows, mesh, P("x", "y"), sizes)
+        assert g.shape == (8, 4)
+        for shard in g.local_shards:
+            np.testing.assert_array_equal(shard.data, batch(8, 4)[shard.index])
+    with pytest.raises((TypeError, ValueError), match=r"None, None, None"):
+        build(rows, mesh, P("x"), (None, None, None))
+
+
+@pytest.mark.processes(2, devices=4)
 def test_a_process_without_a_device_says_shape_and_dtype() -> None:
     mesh = Mesh(np.array(jax.devices())[:4], ("x",))
     if jax.process_index() == 0:
