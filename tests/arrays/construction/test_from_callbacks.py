@@ -952,7 +952,7 @@ def test_blocks_of_a_weak_type_make_an_array_of_one(mesh: Mesh) -> None:
     def placed(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
         return [weak(device) for _, devices in request for device in devices]
 
-    build, ones = gda.GlobalArray, np.ones(2, np.float32)
+    build = gda.GlobalArray
     for g in (
         build.from_callback((), mesh, P(), lambda _: jnp.asarray(2.0)),
         build.from_callback((), mesh, P(), lambda _: jnp.asarray(2.0), max_workers=2),

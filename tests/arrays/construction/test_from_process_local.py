@@ -128,7 +128,7 @@ def test_bad_local_data(auto_mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="which JAX does not have"):
         build(np.array(["a"] * 4), auto_mesh, P("x"))
     with pytest.raises(TypeError, match="masked array"):
-        build(np.ma.masked_array(np.zeros(4)), auto_mesh, P("x"))
+        build(np.ma.masked_array(np.zeros(4), [1, 0, 0, 0]), auto_mesh, P("x"))
     with pytest.raises(TypeError, match="being traced"):
         jax.jit(lambda x: build(x, auto_mesh, P("x")))(np.zeros(4))
     with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
