@@ -16,8 +16,10 @@ from gda.exchange.catalog import Catalog
 from gda.exchange.connection import Address, Connection, Deadline, GivenUpError
 from gda.exchange.pieces import PulledPiece
 from gda.exchange.serving import ERRORS, MOST_PIECES
+from gda.layout.text import join_some
 from gda.multihost.background import in_thread
 from gda.trees.records.arrivals import Arrival
+from gda.trees.records.recorded_tree import format_path
 
 _MOST_CATALOG_BYTES = 2**26  # about 500,000 arrays
 _MOST_ANSWER_BYTES = 2**20
@@ -158,7 +160,13 @@ def _receive(connection: Connection, pieces: list[PiecesToPull]) -> None:
             f"{connection.peer} has {answer.get('nbytes')!r:.80} bytes for pieces of "
             f"{expected} bytes"
         )
-    connection.receive_blocks(blocks)
+    if differing := connection.receive_blocks(blocks):
+        records = [arrival.record for each in pieces for arrival in each.arrivals]
+        paths = join_some([format_path(records[number].path) for number in differing])
+        raise ConnectionError(
+            f"{connection.peer} sent elements of {paths}, and other bytes arrived: their CRC-32C "
+            "differs; pull again, and look for a faulty network card or memory if it comes back"
+        )
 
 
 def _raise_error(answer: dict[str, Any], peer: str) -> None:

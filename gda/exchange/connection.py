@@ -3,8 +3,10 @@
 Each side greets the other, and proves with an HMAC that it has the same token, which is never sent.
 After that a message is its length in four bytes, an HMAC of its number and its JSON, and the JSON.
 The key comes from the token and this connection: without a token the HMAC is a checksum. Blocks
-follow a message that says how many bytes they have; both sides know their shapes. A length that the
-other side says is compared with a bound, and memory is allocated as its bytes arrive.
+follow a message that says how many bytes they have, and the CRC-32C of each comes in a message
+after them: TCP's own checksum misses one damaged packet of some ten thousand. Both sides know the
+shapes. A length that the other side says is compared with a bound, and memory is allocated as its
+bytes arrive.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -27,15 +29,17 @@ import numpy as np
 
 from gda.layout.strict_json import parse_json
 from gda.multihost.background import in_thread
+from gda.storage.stores.checksums import crc32c, require_crc32c
 
 Elements = np.ndarray[Any, Any]
 BlockAs = tuple[Elements, np.dtype[Any]]  # a block, and the dtype in which it is sent
 Moved = TypeVar("Moved", int, bytes)  # bytes that were sent or received, or their number
 
 # With its version: programs of different versions of gda must not misunderstand each other.
-_GREETING = b"gda offer 3\n"
+_GREETING = b"gda offer 4\n"
 _NONCE_BYTES = 32  # as many as an HMAC
 _LENGTH_BYTES = 4
+_MOST_BYTES_OF_SUM = 16  # of a checksum in JSON
 _LOOK_EVERY = 0.25  # seconds
 _CONNECTING = 5.0  # seconds of an attempt, for packets that were lost to be sent again
 # A part of a block is still in the cache when it is copied the second time.
@@ -96,7 +100,8 @@ class Address(NamedTuple):
 
 
 def check_token(token: object) -> None:
-    """Raise ``TypeError`` unless a token is a text or ``None``."""
+    """Raise ``TypeError`` unless a token is a text or ``None``, ``ImportError`` without CRC-32C."""
+    require_crc32c()
     if token is not None and not isinstance(token, str):
         raise TypeError(f"token must be a text, not {type(token).__name__}")
 
@@ -274,26 +279,45 @@ class Connection:
 
     # Blocks.
 
-    def send_blocks(self, blocks: Iterable[BlockAs]) -> None:
-        """Send the elements of blocks in C order, each cast to a dtype."""
+    def send_blocks(self, blocks: Sequence[BlockAs]) -> None:
+        """Send the elements of blocks in C order, each cast to a dtype, and then their CRC-32C."""
+        sums = [0] * len(blocks)
         for parts in _sent_together(blocks):
-            if len(parts) == 1:
-                self._send(_bytes_of(np.ascontiguousarray(*parts[0])))
-            else:
-                self._send(b"".join([np.asarray(*part).tobytes() for part in parts]))
+            together = []
+            for number, part, dtype in parts:
+                data = _bytes_of(np.ascontiguousarray(part, dtype))
+                if len(parts) == 1:
+                    sums[number] = self._send(data, sums[number])
+                else:
+                    sums[number] = crc32c(data, sums[number])
+                    together.append(data)
+            self._send(b"".join(together))
+        self.send(sums)
 
-    def receive_blocks(self, blocks: Iterable[Elements]) -> None:
-        """Receive the elements of blocks in C order."""
-        for parts in _sent_together((block, block.dtype) for block in blocks):
-            part = parts[0][0]
+    def receive_blocks(self, blocks: Sequence[Elements]) -> list[int]:
+        """Receive the elements of blocks in C order; return the numbers of those that differ."""
+        sums = [0] * len(blocks)
+        for parts in _sent_together([(block, block.dtype) for block in blocks]):
+            number, part, _ = parts[0]
             if len(parts) == 1 and part.flags.c_contiguous:
-                self._fill(_bytes_of(part))
+                sums[number] = self._fill(_bytes_of(part), sums[number])
                 continue
-            data, offset = np.empty(sum([part.nbytes for part, _ in parts]), np.uint8), 0
-            self._fill(data.data)
-            for part, dtype in parts:
+            data, offset = np.empty(sum([part.nbytes for _, part, _ in parts]), np.uint8), 0
+            self._fill(data)
+            for number, part, dtype in parts:
+                sums[number] = crc32c(data[offset : offset + part.nbytes], sums[number])
                 np.copyto(part, np.ndarray(part.shape, dtype, data, offset))
                 offset += part.nbytes
+        text = self.text(_MOST_BYTES_OF_SUM * (1 + len(sums)))
+        try:
+            sent = parse_json(text)
+        except ValueError:
+            sent = None
+        if not isinstance(sent, list) or len(sent) != len(sums):
+            raise ConnectionError(f"{self.peer} sent {text!r:.80} for {len(sums)} checksums")
+        return [
+            number for number, sums in enumerate(zip(sent, sums, strict=True)) if len({*sums}) > 1
+        ]
 
     # Bytes.
 
@@ -304,16 +328,20 @@ class Connection:
             data += self._do(lambda most=most: self._socket.recv(most))
         return bytes(data)
 
-    def _fill(self, memory: memoryview) -> None:
-        while memory:
-            count = self._do(lambda memory=memory: self._socket.recv_into(memory))
-            memory = memory[count:]
+    def _fill(self, data: Elements, before: int = 0) -> int:
+        """Receive bytes; return their CRC-32C after that of those before, while they are cached."""
+        while len(data):
+            count = self._do(lambda data=data: self._socket.recv_into(data.data))
+            before, data = crc32c(data[:count], before), data[count:]
+        return before
 
-    def _send(self, data: bytes | bytearray | memoryview) -> None:
-        memory = memoryview(data)
-        while memory:
-            count = self._do(lambda memory=memory: self._socket.send(memory))
-            memory = memory[count:]
+    def _send(self, data: bytes | Elements, before: int = 0) -> int:
+        """Send bytes; return their CRC-32C after that of those before."""
+        data = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        while len(data):
+            count = self._do(lambda data=data: self._socket.send(data.data))
+            before, data = crc32c(data[:count], before), data[count:]
+        return before
 
     def _do(self, step: Callable[[], Moved]) -> Moved:
         """Return what a step sent or received, after as many attempts as the deadline allows."""
@@ -374,21 +402,29 @@ def _proof(token: str | None, role: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(key, b"\n".join([_GREETING, role, *nonces]), "sha256")
 
 
-def _bytes_of(block: Elements) -> memoryview:
-    return block.reshape(-1).view(np.uint8).data
+def _bytes_of(block: Elements) -> Elements:
+    return block.reshape(-1).view(np.uint8)
 
 
-def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[BlockAs]]:
+class _Part(NamedTuple):
+    """A part of a block, which has a number, and the dtype in which it is sent."""
+
+    number: int
+    elements: Elements
+    dtype: np.dtype[Any]
+
+
+def _sent_together(blocks: Iterable[BlockAs]) -> Iterator[list[_Part]]:
     """Yield parts of blocks in C order: one that is large, or several that are small."""
-    small: list[BlockAs] = []
+    small: list[_Part] = []
     nbytes = 0
-    for block, dtype in blocks:
+    for number, (block, dtype) in enumerate(blocks):
         is_small = 0 < block.nbytes <= _PART_BYTES
         for part in (block,) if is_small else _parts(block, block.dtype == dtype):
             if small and nbytes + part.nbytes > _PART_BYTES:
                 yield small
                 small, nbytes = [], 0
-            small.append((part, dtype))
+            small.append(_Part(number, part, dtype))
             nbytes += part.nbytes
     if small:
         yield small

@@ -19,7 +19,7 @@ import gda
 from gda.exchange import asking, serving
 from gda.exchange.connection import Address, Connection, Deadline
 
-GREETING = b"gda offer 3\n"
+GREETING = b"gda offer 4\n"
 SHORT = 1.0  # seconds
 
 Peer = Callable[[socket.socket], object]

@@ -30,6 +30,6 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
 @cache
 def require_crc32c() -> Any:
     """Return the package for checksums."""
-    with of_extra("checkpoints need fastcrc"):
+    with of_extra("checkpoints, offers and pulls need fastcrc"):
         from fastcrc import crc32
     return crc32
