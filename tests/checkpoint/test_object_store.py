@@ -375,9 +375,9 @@ def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
 
 
 class Busy(http.server.BaseHTTPRequestHandler):
-    """A server that answers the first request with 503."""
+    """A server that answers the first requests with 503, more often than TensorStore asks."""
 
-    status = iter([503])
+    status = iter([503] * 7)
 
     def do_GET(self) -> None:
         self.send_error(next(self.status, 404))
@@ -387,7 +387,7 @@ class Busy(http.server.BaseHTTPRequestHandler):
 
 def test_failures_that_pass_are_repeated_and_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = {"max_retries": 2, "initial_delay": "10ms", "max_delay": "10ms"}
-    monkeypatch.setattr(object_store, "RETRIES", {"http_request_retries": attempts})
+    monkeypatch.setattr(object_store, "_FEW_RETRIES", {"http_request_retries": attempts})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy) as busy:
         thread = threading.Thread(target=busy.serve_forever)
         thread.start()
@@ -398,8 +398,20 @@ def test_failures_that_pass_are_repeated_and_others_end(monkeypatch: pytest.Monk
         finally:
             busy.shutdown()
             thread.join()
+    for absent in (url, "http://no-such-host.invalid/ck"):
+        with pytest.raises(OSError, match="/ck/manifest.json: .*(Could not connect|resolve)"):
+            checkpoint.inspect(absent)
+    monkeypatch.setattr(object_store, "_SECONDS", 0.0)
     with pytest.raises(OSError, match="/ck/manifest.json: .*Could not connect to server"):
         checkpoint.inspect(url)
+
+
+def test_retries_of_a_spec_are_those_of_the_user() -> None:
+    attempts = {"max_retries": 1, "initial_delay": "10ms", "max_delay": "10ms"}
+    spec = {"driver": "http", "base_url": "http://127.0.0.1:9", "path": "/ck/"}
+    theirs = KvStore(spec | {"http_request_retries": attempts}, 60)
+    assert theirs.spec()["http_request_retries"] == attempts
+    assert "http_request_retries" not in KvStore(spec, 60).spec()
 
 
 def test_a_timeout_is_a_number_of_seconds(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import errno
 import io
 import itertools
 import os
+import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
@@ -27,10 +28,23 @@ from gda.storage.stores.errors import SaveError
 
 _MOST_AT_A_TIME = 32  # requests, as many as TensorStore sends
 
-# TensorStore repeats a request for some 40 seconds. By default it would do so for 15 minutes, also
-# where no server is.
-_ATTEMPTS = {"max_retries": 9, "initial_delay": "100ms", "max_delay": "16s"}
-RETRIES = {f"{driver}_request_retries": _ATTEMPTS for driver in ("http", "s3", "gcs")}
+_DRIVERS = ("http", "s3", "gcs")
+
+
+def _retries(attempts: int) -> dict[str, Any]:
+    """Return a context in which TensorStore repeats a request, each time after twice the delay."""
+    each = {"max_retries": attempts, "initial_delay": "100ms", "max_delay": "16s"}
+    return {f"{driver}_request_retries": each for driver in _DRIVERS}
+
+
+# A request is repeated for some 40 seconds. By default TensorStore would do so for 15 minutes.
+_SECONDS = 40.0
+RETRIES = _retries(9)
+# TensorStore gives up after 3 seconds, and a store repeats the request unless no server is there.
+_FEW_RETRIES = _retries(5)
+_GIVEN_UP = "retry attempts failed"
+# Of curl: no address of the host, and no connection to it.
+_NO_SERVER = ("[curl_code='6']", "[curl_code='7']")
 
 _TIMEOUT_AFTER_ONE = 10.0  # seconds
 
@@ -38,8 +52,9 @@ _TIMEOUT_AFTER_ONE = 10.0  # seconds
 class KvStore:
     """A prefix of an object store; ``FileStore`` describes the methods.
 
-    TensorStore sends a request with a temporary failure, such as 503, again: for some 40 seconds,
-    or as an open store or a spec says, such as ``{"driver": "s3", "bucket": "...", "path": "run/",
+    A request with a temporary failure, such as 503, is sent again for some 40 seconds. If no server
+    has answered yet, an unknown host or a refused connection ends it after 3. An open store or a
+    spec may say something else, such as ``{"driver": "s3", "bucket": "...", "path": "run/",
     "s3_request_retries": {"max_retries": 20, "initial_delay": "1s", "max_delay": "30s"}}``. A
     silent connection fails after 120 seconds, or after
     ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS``, an environment variable.
@@ -52,10 +67,12 @@ class KvStore:
         tensorstore = require_tensorstore("an object store")
         self._range = tensorstore.KvStore.KeyRange
         self._timeout = timeout
+        self._repeats = self._has_answered = False
         if not isinstance(where, tensorstore.KvStore):
-            # A number of retries in the spec itself takes precedence.
-            context = tensorstore.Context(RETRIES)
+            context = tensorstore.Context(_FEW_RETRIES)
             spec = tensorstore.KvStore.Spec(where)
+            # A number of retries in the spec itself takes precedence.
+            self._repeats = _FEW_RETRIES.keys().isdisjoint(spec.to_json())
             where = tensorstore.KvStore.open(spec, context=context).result(timeout)
         if where.transaction is not None:
             raise ValueError(
@@ -67,7 +84,10 @@ class KvStore:
         self.url = _url_of(self._kv)
 
     def spec(self) -> dict[str, Any]:
-        return self._kv.spec(unbind_context=True).to_json()  # with its context, as credentials
+        """Return the spec with its context, such as credentials, and the retries of the user."""
+        spec = self._kv.spec(unbind_context=True).to_json()
+        own = _FEW_RETRIES if self._repeats else {}
+        return {key: value for key, value in spec.items() if key not in own}
 
     def join(self, name: str) -> str:
         return self.url + name
@@ -200,9 +220,22 @@ class KvStore:
 
     def _wait(self, name: str, send: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Return the result of ``send(*args, **options)``; errors name the object."""
-        future = send(*args, **options)
+        begun = time.monotonic()
+        while True:
+            left = begun + self._timeout - time.monotonic()
+            try:
+                return self._sent(name, send(*args, **options), max(left, 0.001))
+            except OSError as error:
+                is_absent = not self._has_answered and any(no in str(error) for no in _NO_SERVER)
+                is_over = time.monotonic() - begun > _SECONDS or _GIVEN_UP not in str(error)
+                if is_absent or is_over or not self._repeats:
+                    raise
+
+    def _sent(self, name: str, future: Any, seconds: float) -> Any:
         try:
-            return future.result(self._timeout)
+            result = future.result(seconds)
+            self._has_answered = True
+            return result
         except TimeoutError:
             problem = f"no answer within {self._timeout:g} s, retries included"
             # Later requests, such as those to clean up, wait less for a store that is silent.
