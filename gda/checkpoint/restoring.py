@@ -31,6 +31,7 @@ from gda.checkpoint.reading.chunk_parts import (
     shared_reads,
     uses_of,
 )
+from gda.checkpoint.shared_folders import note_of_folder
 from gda.checkpoint.step_folders.folder import path_of
 from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import set_module
@@ -191,8 +192,9 @@ class _Restore:
         """Return the restored tree."""
         try:
             manifest = load_complete(self.store)
-        except CheckpointNotFoundError:
+        except CheckpointNotFoundError as error:
             if kind_at(self.store) is not FileKind.ORBAX:
+                note_of_folder(error, self.store)
                 raise
             manifest = None
         return self._tree_of_orbax() if manifest is None else self._tree_of(manifest)

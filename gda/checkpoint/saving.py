@@ -23,13 +23,21 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
+from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
 from gda.checkpoint.step_folders.folder import BEGUN
 from gda.checkpoint.writing.linking import Links
-from gda.checkpoint.writing.writer import Share, Writer
+from gda.checkpoint.writing.writer import Share, Writer, is_packed
 from gda.layout.boundary import set_module
 from gda.layout.distribution import DISTRIBUTION
 from gda.layout.text import join_some
-from gda.multihost.agreement import check_same_call, communicates, timeout_of_checks
+from gda.multihost.agreement import (
+    agreed_by_all,
+    call_fields,
+    communicates,
+    timeout_of_checks,
+    wait_for_arrays,
+)
+from gda.multihost.descriptions import Description
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike, Retry
@@ -42,8 +50,16 @@ from gda.storage.stores.errors import (
     SaveError,
 )
 from gda.storage.stores.opening import Store, open_store
-from gda.trees.records.recorded_tree import flatten
-from gda.trees.records.saved_leaves import check_same_values, saved_leaves, values_of
+from gda.trees.records.recorded_tree import ValueLeaf, flatten
+from gda.trees.records.saved_leaves import (
+    GivenLeaf,
+    SavedLeaf,
+    SavedPerProcess,
+    check_same_values,
+    given_leaves,
+    values_of,
+    with_blocks,
+)
 
 MAX_BYTES = 64 * 2**20
 # Files. Most wait for the disk, together: fsync of one waits for the data of others in the journal
@@ -53,6 +69,9 @@ _AT_A_TIME = 32
 _NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 # In place of a base that cannot be read: it has no array, and another name than a readable one.
 _EMPTY = Manifest(leaves=(), structure=None, data="", arrays=(), about={})
+
+# All processes raise these, because a caller may want to catch them.
+_SHARED = (FileExistsError, CheckpointNotFoundError, DisagreementError)
 
 
 @set_module("gda.checkpoint")
@@ -134,10 +153,9 @@ def save(
     agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, progress, retry)
     with Save("gda.checkpoint.save", path, agreed, options, timeout) as saving:
-        saving.check_same_call(tree)
         saving.begin(tree)
+        saving.take()
         saving.link()
-        saving.write()
         saving.commit()
 
 
@@ -185,28 +203,33 @@ def save_async(
     """
     agreed = {"overwrite": overwrite, "base": base}
     options = Options(max_workers, max_bytes, retry=retry)
-    return in_background(Save("gda.checkpoint.save_async", path, agreed, options, timeout), tree)
+    with contextlib.ExitStack() as stack:
+        saving = Save("gda.checkpoint.save_async", path, agreed, options, timeout)
+        stack.enter_context(saving).begin(tree)
+        return in_background(saving, stack)
 
 
 def in_background(
-    save: Save,
-    tree: Any,
+    saving: Save,
+    stack: contextlib.ExitStack,
     after: Callable[[], None] = lambda: None,
     failed: Callable[[], None] = lambda: None,
 ) -> Pending:
-    """Begin a save, whose thread calls ``after`` when the checkpoint is complete, or ``failed``."""
-    with contextlib.ExitStack() as stack:
-        saving = stack.enter_context(save)
-        saving.check_same_call(tree)
-        saving.begin(tree, keeps=True)
-        pending = Pending(saving.store.url)
-        save.held_until = time.monotonic()
-        # The thread leaves the context; after Ctrl-C, this one must not remove what it writes.
-        stack.pop_all()
+    """Go on with a save that has begun, in a thread, which leaves the ``stack`` with its context.
+
+    The thread calls ``after`` when the checkpoint is complete, or ``failed``.
+    """
+    saving.take(keeps=True)
+    pending = Pending(saving.store.url)
+    saving.held_until = time.monotonic()
+    # After Ctrl-C, this thread must not remove what the other one writes.
+    left = stack.pop_all()
 
     def finish() -> None:
         try:
-            saving.finish()
+            with left:
+                saving.link()
+                saving.commit()
         except BaseException:
             failed()
             raise
@@ -214,33 +237,37 @@ def in_background(
 
     # Threads of this name communicate.
     pending._start(finish, f"gda-save-{saving.claim.data}")
+    if saving.failure is not None and not isinstance(saving.failure, Exception):
+        raise saving.failure  # Ctrl-C, here and now; the thread tells the others
     return pending
 
 
 class Save:
     """One save, in this process. Its methods stand in the order of its steps.
 
-    Each of ``check_same_call``, ``begin``, ``link``, ``write`` and ``commit`` is a step that all
-    processes do together: all succeed, or all raise. The context keeps other saves out, and after
-    an error it removes the new data.
+    ``begin`` and ``commit`` are one meeting each: all processes succeed, or all raise. So is
+    ``take`` if something is left to compare, and ``link`` if something may be linked. An error of
+    this process between two meetings is told in the next one. The context keeps other saves out,
+    and after an error it removes the new data.
 
     Args:
       name: of the public function.
       agreed: the options that must be the same in all processes.
       before_commit: called in process 0 when all is written; if it raises, nothing is committed.
-      needs_base: False to write everything if a process cannot read the manifest of the base. On
-        CPU, the caller does not wait for the read then.
     """
 
     claim: _Claim  # after begin(): the new directory
-    _writer: Writer
-    nbytes_linked: int = 0  # after link(): by all processes
-    _share: Share
-    _structure: Any  # of the tree, as JSON
-    _parts: Sequence[dict[str, Any]]  # after write(), in process 0: those of all processes
+    failure: BaseException | None = None  # of this process, which the others have not heard of
+    nbytes_linked: int  # after commit(), in process 0: by all processes
     held_until: float  # of a save in the background: when its caller goes on
-    seconds: Sequence[float]  # after write(), in process 0: that each process wrote
+    seconds: Sequence[float]  # after commit(), in process 0: that each process wrote
     nbytes: int  # after commit(), in process 0: of all chunks, written and linked
+    _structure: Any  # of the tree, as JSON
+    _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves
+    _writer: Writer  # after begin()
+    _looks: bool  # after begin(): True to look if all processes see the folder
+    _compares: bool  # after begin(): True to compare arrays that devices may still compute
+    _share: Share  # after take()
 
     def __init__(
         self,
@@ -250,18 +277,14 @@ class Save:
         options: Options,
         timeout: float,
         before_commit: Callable[[], None] = lambda: None,
-        needs_base: bool = True,
     ) -> None:
         checksums.require_crc32c()
         base = agreed.get("base")
         self.store = open_store(path, timeout)
         self._base = None if base is None else open_store(base, timeout)
-        self._linkable = None  # an object store has no links
-        if isinstance(self.store, FileStore) and isinstance(self._base, FileStore):
-            self._linkable = self.store, self._base
         self._name, self._agreed, self._timeout = name, agreed, timeout
         self._options, self._before_commit = options, before_commit
-        self._needs_base = needs_base
+        self._needs_base = base is not None
         self._lock = contextlib.ExitStack()
         self._has_begun = self._has_linked = False
         self._base_manifest: Manifest | None = None
@@ -270,67 +293,167 @@ class Save:
     def __enter__(self) -> Self:
         return self
 
-    def check_same_call(self, tree: Any) -> None:
-        """Check that all processes save the same tree; the first step, with nothing slow before."""
+    def begin(
+        self,
+        tree: Any,
+        *,
+        timeout: float | None = None,
+        brings: Any = None,
+        decide: Callable[[list[Any]], tuple[bool, Any]] = lambda _: (True, None),
+        shared: tuple[type[Exception], ...] = _SHARED,
+    ) -> Any:
+        """Compare the calls of all processes; process 0 claims the path, and names the directory.
+
+        Nothing slow comes before, and no array is waited for.
+
+        Args:
+          timeout: seconds to wait for the others; by default as long as a check waits.
+          brings: a value of JSON for ``decide``.
+          decide: called in process 0 with what all bring, if they agree and before it claims the
+            path. Returns False to begin nothing, and a value of JSON for all, which this returns.
+          shared: as for ``all_do``.
+        """
         base = None if self._base is None else self._base.url
         arguments = {"path": self.store.url, **self._agreed, "base": base}
-        seconds = min(self._timeout, timeout_of_checks())
+
+        def work() -> None:
+            self._structure, leaves = flatten(tree)
+            self._given = given_leaves(leaves, self._options)
+
+        def outcome(_: None) -> Description:
+            values = values_of(self._given)
+            return call_fields(tree, arguments) | {(p, "value"): text for p, text in values.items()}
+
+        def share(_: None) -> dict[str, Any]:
+            compares = any(isinstance(x, GivenLeaf) and x.is_on_own_device for x in self._given)
+            looks = isinstance(self.store, FileStore) and not is_known(self.store.url)
+            return {"brings": brings, "compares": compares, "looks": looks}
+
+        def begin(parts: dict[int, Any]) -> dict[str, Any]:
+            all_parts = [*parts.values()]
+            begins, told = decide([part["brings"] for part in all_parts])
+            has_others = len(parts) > 1
+            looks, compares = [
+                has_others and any(part[what] for part in all_parts)
+                for what in ("looks", "compares")
+            ]
+            data = self._claim(looks) if begins else None
+            return {"data": data, "told": told, "looks": looks, "compares": compares}
+
         try:
-            check_same_call(self._name, tree, arguments, timeout=seconds)
+            decision = agreed_by_all(
+                work,
+                outcome,
+                self._name,
+                timeout=timeout or min(self._timeout, timeout_of_checks()),
+                share=share,
+                decide=begin,
+                deciding=self._timeout,
+                failed=SaveError,
+                shared=shared,
+            ).decision
         except LateProcessError as error:
             error.add_note("gda: every process of the program must call save, not process 0 alone")
             raise
+        if (data := decision["data"]) is not None:
+            self._looks, self._compares = decision["looks"], decision["compares"]
+            if jax.process_index() != 0:
+                self.claim = _Claim(data, ())
+            self._writer = Writer(
+                store=self.store,
+                data=data,
+                options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
+            )
+        return decision["told"]
 
-    def begin(self, tree: Any, keeps: bool = False) -> None:
-        """Take the values; process 0 claims the path and names the new directory.
+    def _claim(self, looks: bool) -> str:
+        """Claim the path in process 0; return the name of the new directory."""
+        if self._base is not None:
+            self._base_manifest = load_complete(self._base)
+        self.claim = self._lock.enter_context(_claimed(self.store, self._agreed["overwrite"]))
+        self._has_begun = True
+        if looks and isinstance(self.store, FileStore):
+            self.store.make(self.claim.data)
+        return self.claim.data
 
-        With ``keeps``, the caller may do anything with the arrays afterwards.
+    def link_to(self, base: Any) -> None:
+        """Set the base, the same in all processes; one that cannot be read links nothing."""
+        self._base = open_store(base, self._timeout)
+
+    def take(self, keeps: bool = False) -> None:
+        """Take the values. With ``keeps``, the caller may do anything with the arrays afterwards.
+
+        A meeting if this folder is new to the program, or if the tree has arrays that every process
+        has on a device of its own: they are compared before anything is written.
         """
         # An accelerator then copies only what is written. On CPU nothing is copied, and the sums
         # need not hold the caller.
-        links_first = self._linkable is not None and jax.default_backend() != "cpu"
-        begin = partial(self._begin, tree, keeps and not links_first)
-        data = self._together("beginning", begin, _check_begun).decision
-        if jax.process_index() != 0:
-            self.claim = _Claim(data, ())
-        self._writer = Writer(
-            store=self.store,
-            data=data,
-            options=replace(self._options, max_workers=self._options.max_workers or _AT_A_TIME),
-        )
-        self._has_begun = True
-        if keeps and links_first:
+        links_first = keeps and self._linkable() is not None and jax.default_backend() != "cpu"
+        take = partial(self._take, keeps and not links_first)
+
+        def decide(parts: dict[int, Any]) -> list[int]:
+            if blind := [process for process, part in parts.items() if not part["sees"]]:
+                return blind
+            check_same_values([part["values"] for part in parts.values()])
+            return []
+
+        if self._looks or self._compares:
+            seconds = self._timeout + LATE_SECONDS
+            blind = self._together("beginning", take, decide, seconds).decision
+            if self._looks:
+                check_all_see(self.store.url, blind)
+        else:
+            self._attempt(take)
+        if links_first:
             self.link(keeps=True)
 
-    def _begin(self, tree: Any, keeps: bool) -> dict[str, Any]:
-        """Return what process 0 compares, and from process 0 the new directory."""
-        if self._base is not None and self._needs_base:
-            self._base_manifest = load_complete(self._base)
-        self._structure, leaves = flatten(tree)
-        self._share = Share(saved_leaves(leaves, self._options))
-        values = values_of(self._share.leaves) if jax.process_count() > 1 else {}
-        data = None
-        if jax.process_index() == 0:
-            claim = _claimed(self.store, self._agreed["overwrite"])
-            self.claim = self._lock.enter_context(claim)
-            data = self.claim.data
+    def _take(self, keeps: bool) -> dict[str, Any]:
+        """Return what process 0 compares."""
+        if self._looks and not sees(self._sees_claim):
+            return {"sees": False}
+        # Only now: a process that waits for arrays, which it computes with others, cannot meet.
+        arrays = [each.array for each in self._given if isinstance(each, GivenLeaf)]
+        wait_for_arrays(self._name, arrays)
+        self._share = Share(with_blocks(self._given))
+        values = {}
+        if self._compares:
+            leaves = [each for each in self._share.leaves if isinstance(each, SavedLeaf)]
+            values = values_of([each for each in leaves if isinstance(each.own, jax.Array)])
         if keeps:
             self._share = self._share.kept()
-        return {"values": values, "data": data}
+        return {"sees": True, "values": values}
+
+    def _sees_claim(self) -> bool:
+        try:
+            self.store.entries(self.claim.data)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def _linkable(self) -> tuple[FileStore, FileStore] | None:
+        """Return this store and that of the base, if an array may be linked; equal in all."""
+        if not isinstance(self.store, FileStore) or not isinstance(self._base, FileStore):
+            return None  # an object store has no links
+        has_large = any(
+            isinstance(each, GivenLeaf) and not is_packed(each.record) for each in self._given
+        )
+        return (self.store, self._base) if has_large else None
 
     def _read_base(self, base: Store) -> Manifest:
         try:
             return load_complete(base)
         except (OSError, ValueError) as error:
+            if self._needs_base:
+                raise
             logging.getLogger("gda").warning("nothing is linked to %s: %s", base.url, error)
             return _EMPTY
 
     def link(self, keeps: bool = False) -> None:
         """Link the arrays that are those of the base; then no block of them is left to write.
 
-        ``keeps`` is that of ``begin``. Does nothing without a base, and when it is called again.
+        ``keeps`` is that of ``take``. Does nothing without a base, and when it is called again.
         """
-        linkable = self._linkable
+        linkable = self._linkable()
         if linkable is None or self._has_linked:
             return
         self._has_linked = True
@@ -346,43 +469,35 @@ class Save:
         def decide(parts: dict[int, dict[str, Any]]) -> list[int]:
             return links.unchanged(self._share, [*parts.values()])
 
-        def link() -> int:
+        def link() -> None:
             self._share = links.linked(self._share, unchanged)
             if keeps:
                 self._share = self._share.kept()
-            return sum(each.nbytes for each in self._share.linked)
 
         unchanged = self._together("comparing", compare, decide).decision
-        done = self._together("linking", link, lambda parts: sum(parts.values()))
-        self.nbytes_linked = done.decision
-
-    def finish(self) -> None:
-        """Do the rest of the steps, and leave the context."""
-        with self:
-            self.link()
-            self.write()
-            self.commit()
-
-    def write(self) -> None:
-        """Write the chunks of this process."""
-        self._parts = self._together("writing", self._write).parts
-        self.seconds = [part.pop("seconds") for part in self._parts]
-
-    def _write(self) -> dict[str, Any]:
-        begun = time.monotonic()
-        return {**self._writer.write(self._share), "seconds": time.monotonic() - begun}
+        self._attempt(link)
 
     def commit(self) -> None:
-        """Process 0 writes the manifest; when every process knows, it removes the old data."""
-        self._together("committing", self._commit)
+        """Write the chunks of this process; when all are written, process 0 writes the manifest.
+
+        Then it removes the old data.
+        """
+        self._together("writing", self._write, self._commit)
         for name in self.claim.replaced:
             _remove(self.store, name)
 
-    def _commit(self) -> None:
-        if jax.process_index() != 0:
-            return
+    def _write(self) -> dict[str, Any]:
+        begun = time.monotonic()
+        written = self._writer.write(self._share)
+        linked = sum(each.nbytes for each in self._share.linked)
+        return {"written": written, "linked": linked, "seconds": time.monotonic() - begun}
+
+    def _commit(self, parts: dict[int, Any]) -> None:
         self._before_commit()
-        arrays, leaves = self._writer.records(self._share, self._parts)
+        self.seconds = [part["seconds"] for part in parts.values()]
+        self.nbytes_linked = sum(part["linked"] for part in parts.values())
+        written = [part["written"] for part in parts.values()]
+        arrays, leaves = self._writer.records(self._share, written)
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
@@ -404,35 +519,44 @@ class Save:
         self,
         step: str,
         work: Callable[[], Any],
-        decide: Callable[[dict[int, Any]], Any] = lambda parts: None,
+        decide: Callable[[dict[int, Any]], Any],
+        timeout: float = 0,
     ) -> Done[Any]:
         """Do a step of all processes; ``decide`` gets the results of ``work`` in process 0."""
+
+        def checked() -> Any:
+            if self.failure is not None:
+                raise self.failure
+            return work()
+
         return all_do(
-            work,
+            checked,
             decide=decide,
             what=f"{step} the checkpoint {self.store.url}",
-            timeout=self._timeout,
-            # All processes raise the same error if a caller may want to catch it.
+            timeout=timeout or self._timeout,
+            deciding=self._timeout,
             failed=SaveError,
-            shared=(FileExistsError, CheckpointNotFoundError, DisagreementError),
+            shared=_SHARED,
         )
+
+    def _attempt(self, work: Callable[[], Any]) -> None:
+        """Do the part of this process; the others hear of an error at the next step of all."""
+        try:
+            work()
+        except BaseException as error:
+            if jax.process_count() == 1:
+                raise
+            self.failure = error
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         with self._lock:
-            is_first = jax.process_index() == 0
-            if error is None or not self._has_begun or not is_first or self._may_be_committed:
+            if error is None or not self._has_begun or self._may_be_committed:
                 return
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
             error.add_note(
                 f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
             )
-
-
-def _check_begun(parts: dict[int, dict[str, Any]]) -> str:
-    """Check that processes have the same values; return the directory that process 0 names."""
-    check_same_values([part["values"] for part in parts.values()])
-    return parts[0]["data"]
 
 
 # The path of a save.

@@ -11,13 +11,13 @@ import jax
 
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.reading.checked_files import MissingFileError
+from gda.checkpoint.shared_folders import LATE_SECONDS
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.layout.text import join_some
 from gda.multihost.places import one_line
 from gda.multihost.steps import all_do
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 
-LATE_SECONDS = 60.0  # that another process may take to see a file which process 0 has named
 _BETWEEN_LOOKS = 0.5
 
 log = logging.getLogger("gda")

@@ -12,7 +12,7 @@ import operator
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial as bind  # resume has an argument of the other name
 from typing import Any, Literal, NamedTuple, Self
 
@@ -22,8 +22,9 @@ from gda.checkpoint.pending import Pending
 from gda.checkpoint.restoring import restore
 from gda.checkpoint.runs.keeper import Keeper, StepSave, begun_to_fetch, fetched
 from gda.checkpoint.runs.keeping import Keep, Keeping
-from gda.checkpoint.runs.resuming import LATE_SECONDS, read_newest
+from gda.checkpoint.runs.resuming import read_newest
 from gda.checkpoint.saving import MAX_BYTES, Save, in_background
+from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, sees
 from gda.checkpoint.step_folders import rules
 from gda.checkpoint.step_folders.folder import (
     RunFolder,
@@ -37,7 +38,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.text import format_processes
 from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.ending import Ending
-from gda.multihost.meeting import DisagreementError
+from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import all_do
 from gda.storage.options import Options, Retry, check_count
 from gda.storage.stores.checksums import require_crc32c
@@ -249,7 +250,7 @@ class Run:
         log.info("resumed %s at step %d, in %.1f s%s", url, found.step, seconds, damage)
         return found.state, found.step
 
-    @communicates("gda.checkpoint.Run.save")
+    @communicates("gda.checkpoint.Run.save of step {step}")
     def save(
         self,
         step: int,
@@ -535,27 +536,18 @@ class Run:
             return
         mine = self._keeper.owner
         program = self._told("the owner", lambda: mine and mine.program)
-        limit = time.monotonic() + LATE_SECONDS
 
-        def sees() -> bool:
-            while (owner := self._folder.owner()) is None or owner.program != program:
-                if time.monotonic() > limit:
-                    return False
-                time.sleep(0.2)
-            return True
+        def look() -> bool:
+            owner = self._folder.owner()
+            return owner is not None and owner.program == program
 
         blind = all_do(
-            sees,
+            lambda: sees(look),
             decide=lambda parts: [process for process, sees_it in parts.items() if not sees_it],
             what=f"a look at {self._folder.url}",
-            timeout=self._timeout,
+            timeout=self._timeout + LATE_SECONDS,
         ).decision
-        if blind:
-            raise OSError(
-                f"{self._folder.url} is not one folder for all processes: "
-                f"{format_processes(blind)} cannot see what process 0 wrote there. Use a file "
-                "system that all share, or an object store"
-            )
+        check_all_see(self._folder.url, blind)
 
     def _is_at(self, previous: int, newest: int | None) -> None:
         """Go on from a step."""
@@ -579,11 +571,11 @@ class Run:
     ) -> bool:
         """Save a step; if the program is being ended, wait until it is complete."""
         begun = time.monotonic()
-        # When the program ends, the last state is worth more than the error of the save before.
-        self._finish(logs_errors=logs_errors or self.is_ending)
+        failure = self._failure_of_running()
         step = StepSave(number, metrics or {}, begun, time.monotonic() - begun)
         try:
-            is_begun = self._begin(step, state)
+            # When the program ends, the last state is worth more than the error of the one before.
+            is_begun = self._begin(step, state, failure, logs_errors or self.is_ending)
             if self.is_ending:
                 self._finish()
         except (TakenOverError, DisagreementError):
@@ -596,48 +588,75 @@ class Run:
         self._is_asked = False
         return is_begun
 
-    def _begin(self, step: StepSave, state: Any) -> bool:
-        number, before = step.number, self._newest
+    def _begin(
+        self, step: StepSave, state: Any, failure: Exception | None, logs_errors: bool
+    ) -> bool:
+        """Begin a save, and hear in the same meeting if the one before has failed."""
+        number, running = step.number, self._running
         left = self._hears().since + self._grace - time.monotonic()
-        what = f"save of step {number}"
-        base = self._told(what, lambda: self._keeper.begin(step, before, left))
-        if base is None:
-            return False
+
+        def decide(have_failed: list[bool]) -> tuple[bool, Any]:
+            failed = running and self._failed_in(dict(enumerate(have_failed)), running.number)
+            if failed and not logs_errors:
+                return False, {"failed": failed}
+            before = running.before if running and failed and not failed[1] else self._newest
+            base = self._keeper.begin(step, before, left)
+            return base is not None, {"failed": failed, "base": base}
+
+        is_first = jax.process_index() == 0
         save = Save(
-            "gda.checkpoint.Run.save",
+            f"gda.checkpoint.Run.save of step {number}",
             below(self._folder.path, name_of(number)),
-            {"overwrite": False, "base": below(self._folder.path, base) if base else None},
+            {"overwrite": False, "step": number},
             self._options,
             self._timeout,
             before_commit=bind(self._keeper.before_commit, step),
-            needs_base=False,
         )
-        is_first = jax.process_index() == 0
         after = bind(self._keeper.completed, step, save) if is_first else lambda: None
         # The next call of save that all make raises the error.
         failed = (lambda: None) if self._logs_errors else self._hears().ask
         try:
-            pending = in_background(save, state, after, failed)
-        except Exception:
+            with ExitStack() as stack:
+                told = stack.enter_context(save).begin(
+                    state,
+                    timeout=self._timeout,
+                    brings=failure is not None,
+                    decide=decide,
+                    shared=(*_SHARED, DisagreementError),
+                )
+                self._hear_end(told["failed"], failure, logs_errors)
+                if told["base"] is None:
+                    return False
+                if told["base"]:
+                    save.link_to(below(self._folder.path, told["base"]))
+                pending = in_background(save, stack, after, failed)
+        except Exception as error:
             if is_first:
                 with suppress(Exception):
                     self._keeper.failed(number)
+            # If all failed in one meeting, they have not heard of the save before.
+            if not isinstance(error, DisagreementError | LateProcessError | ConnectionError):
+                self._finish(logs_errors)
             raise
-        self._running = _Running(number, pending, before)
+        self._running = _Running(number, pending, self._newest)
         self._newest, self._reached = number, max(number, self._reached)
         self._done.add(number)
         return True
+
+    def _failure_of_running(self) -> Exception | None:
+        """Wait for the save in flight; return its error in this process."""
+        try:
+            if self._running is not None:
+                self._running.pending.result()
+        except Exception as error:
+            return error
+        return None
 
     def _finish(self, logs_errors: bool = False) -> None:
         """Wait for the save in flight; if it failed in any process, all raise, or log."""
         if (running := self._running) is None:
             return
-        failure: Exception | None = None
-        try:
-            running.pending.result()
-        except Exception as error:
-            failure = error
-        self._running = None  # only now: Ctrl-C in the wait does not end the save
+        failure = self._failure_of_running()
         has_failed = all_do(
             lambda: failure is not None,
             decide=lambda parts: self._failed_in(parts, running.number),
@@ -646,7 +665,17 @@ class Run:
             failed=SaveError,
             shared=_SHARED,
         ).decision
-        if not has_failed:
+        self._hear_end(has_failed, failure, logs_errors)
+
+    def _hear_end(
+        self,
+        has_failed: tuple[list[int], bool] | None,
+        failure: Exception | None,
+        logs_errors: bool,
+    ) -> None:
+        """Go on after the save in flight; if it failed in some processes, raise, or log."""
+        running, self._running = self._running, None
+        if running is None or not has_failed:
             return
         failed, is_complete = has_failed
         if not is_complete:

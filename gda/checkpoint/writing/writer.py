@@ -33,7 +33,14 @@ from gda.storage.options import Options, counting
 from gda.storage.stores.checksums import size_and_crc
 from gda.storage.stores.errors import SaveError
 from gda.storage.stores.opening import Store
-from gda.trees.records.recorded_tree import Leaf, Path, Piece, ValueLeaf, saved_type
+from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
+    Leaf,
+    Path,
+    Piece,
+    ValueLeaf,
+    saved_type,
+)
 from gda.trees.records.saved_leaves import (
     Block,
     Keyed,
@@ -51,6 +58,10 @@ PACK_BYTES = 4 * 2**20  # of a chunk
 _CHECKED = 64  # files at a time: to start a thread takes longer than to ask for the size of some
 
 
+def is_packed(record: ArrayLeaf) -> bool:
+    return record.nbytes < PACKED_BELOW
+
+
 @dataclass(frozen=True)
 class Share:
     """The part of this process in the save of a tree: every leaf, and sums that are begun."""
@@ -61,12 +72,12 @@ class Share:
 
     @cached_property
     def small(self) -> list[SavedLeaf]:
-        return [each for each in self._arrays if each.record.nbytes < PACKED_BELOW]
+        return [each for each in self._arrays if is_packed(each.record)]
 
     @cached_property
     def large(self) -> list[SavedLeaf]:
         """The arrays that are not packed: each is an array on disk."""
-        return [each for each in self._arrays if each.record.nbytes >= PACKED_BELOW]
+        return [each for each in self._arrays if not is_packed(each.record)]
 
     @property
     def _arrays(self) -> list[SavedLeaf]:

@@ -83,6 +83,10 @@ class FileStore:
             _write_all(handle, crc.to_bytes(CRC_BYTES, "little"))
         return crc
 
+    def make(self, name: str) -> None:
+        """Make a directory, if it is not there."""
+        self._make_directory(self._inside(name))
+
     def link(self, name: str, base: FileStore, source: str, nbytes: int, before: str) -> bool:
         """Make a new file a hard link to ``source`` of another store; return False if that fails.
 

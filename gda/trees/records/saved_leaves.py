@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
@@ -104,6 +104,26 @@ class SavedLeaf(NamedTuple):
         return begin_blocks(blocks, self.grid)
 
 
+class GivenLeaf(NamedTuple):
+    """An array of the tree: its record, and the data with its blocks; of keys, their numbers."""
+
+    record: ArrayLeaf
+    array: jax.Array | np.ndarray[Any, Any] | SourceArray
+    grid: ShardGrid | None
+
+    @property
+    def own(self) -> Any:
+        """The data, if every process has the whole array on the host; or the source."""
+        return None if isinstance(self.array, jax.Array) else self.array
+
+    @property
+    def is_on_own_device(self) -> bool:
+        """True if every process has the whole array, on a device of its own."""
+        return isinstance(self.array, jax.Array) and not isinstance(
+            self.array.sharding, NamedSharding
+        )
+
+
 class SavedPerProcess(NamedTuple):
     """A ``PerProcess`` of the tree, and the bytes of its value in this process."""
 
@@ -119,7 +139,14 @@ def saved_leaves(
     On CPU, the blocks keep the values that they have: no donation and no deletion changes them.
     ``are_held`` is that of ``written_arrays``.
     """
-    given: list[_Given | ValueLeaf | SavedPerProcess] = []
+    return with_blocks(given_leaves(leaves, options), are_held=are_held)
+
+
+def given_leaves(
+    leaves: Iterable[tuple[Path, Any]], options: Options
+) -> list[GivenLeaf | ValueLeaf | SavedPerProcess]:
+    """Return every leaf of a tree with its record; waits for no array."""
+    given: list[GivenLeaf | ValueLeaf | SavedPerProcess] = []
     reading = None
     for path, leaf in leaves:
         with noting_path(path):
@@ -128,7 +155,14 @@ def saved_leaves(
                 given.append(_of_source(path, leaf, options, reading))
             else:
                 given.append(_given(path, leaf))
-    arrays = [each for each in given if isinstance(each, _Given)]
+    return given
+
+
+def with_blocks(
+    given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess], *, are_held: bool = False
+) -> list[SavedLeaf | ValueLeaf | SavedPerProcess]:
+    """Return leaves with the blocks that this process writes; waits for arrays on CPU devices."""
+    arrays = [each for each in given if isinstance(each, GivenLeaf)]
     written = iter(
         written_arrays(
             [each.array for each in arrays],
@@ -138,7 +172,7 @@ def saved_leaves(
         )
     )
     return [
-        _saved(number, each.record, next(written)) if isinstance(each, _Given) else each
+        _saved(number, each.record, next(written)) if isinstance(each, GivenLeaf) else each
         for number, each in enumerate(given)
     ]
 
@@ -184,7 +218,9 @@ def _kept(block: Block) -> BlockData:
     return np.asarray(apart(data)) if copy is None else copy
 
 
-def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict[str, str]:
+def values_of(
+    leaves: Iterable[GivenLeaf | SavedLeaf | ValueLeaf | SavedPerProcess],
+) -> dict[str, str]:
     """Return, by path, text or checksum of what must be the same in all processes.
 
     Of a source, shape, dtype and blocks; not the values, of which each process reads some.
@@ -197,7 +233,7 @@ def values_of(leaves: Iterable[SavedLeaf | ValueLeaf | SavedPerProcess]) -> dict
             values[format_path(leaf.path)] = text[:200] + crc
         elif isinstance(leaf, SavedPerProcess):
             continue
-        elif leaf.is_source:
+        elif isinstance(leaf.own, SourceArray):
             values[format_path(leaf.record.path)] = str(leaf.own)
         elif leaf.own is not None:
             crc = crc32c(np.asarray(leaf.own, order="C"))
@@ -218,15 +254,7 @@ def check_same_values(values: list[dict[str, str]]) -> None:
         )
 
 
-class _Given(NamedTuple):
-    """An array of the tree: its record, and the data with its blocks; of keys, their numbers."""
-
-    record: ArrayLeaf
-    array: jax.Array | np.ndarray[Any, Any] | SourceArray
-    grid: ShardGrid | None
-
-
-def _given(path: Path, given: Any) -> _Given | ValueLeaf | SavedPerProcess:
+def _given(path: Path, given: Any) -> GivenLeaf | ValueLeaf | SavedPerProcess:
     leaf = held_by(given)
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
@@ -248,18 +276,18 @@ def _given(path: Path, given: Any) -> _Given | ValueLeaf | SavedPerProcess:
     )
 
 
-def _of_source(path: Path, leaf: Any, options: Options, reading: Any) -> _Given:
+def _of_source(path: Path, leaf: Any, options: Options, reading: Any) -> GivenLeaf:
     name = format_path(path) if path else ""
     array = SourceArray.of(leaf, name, options.max_bytes or MAX_BYTES, reading)
     _check_dtype(array.dtype)
-    return _Given(ArrayLeaf(path, "numpy", array.shape, array.dtype), array, None)
+    return GivenLeaf(ArrayLeaf(path, "numpy", array.shape, array.dtype), array, None)
 
 
-def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> _Given:
+def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> GivenLeaf:
     dtype = native(data.dtype)
     _check_dtype(dtype)
     data = np.asarray(data, dtype, order="C")
-    return _Given(ArrayLeaf(path, kind, data.shape, dtype), data, None)
+    return GivenLeaf(ArrayLeaf(path, kind, data.shape, dtype), data, None)
 
 
 def _check_dtype(dtype: np.dtype[Any]) -> None:
@@ -268,7 +296,7 @@ def _check_dtype(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"an array of dtype {dtype} cannot be saved; convert it to a dtype of JAX")
 
 
-def _of_jax(path: Path, given: Any) -> _Given:
+def _of_jax(path: Path, given: Any) -> GivenLeaf:
     array = array_of(given)
     is_padded = isinstance(given, PaddedArray)
     kind = type(given).__name__ if is_container(given) else "jax.Array"
@@ -299,7 +327,7 @@ def _of_jax(path: Path, given: Any) -> _Given:
         mesh=mesh,
         weak_type=array.weak_type,
     )
-    return _Given(record, array, grid)
+    return GivenLeaf(record, array, grid)
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,10 +12,11 @@ import pytest
 from training import DATA, check, state_of, train
 
 import gda
-from gda.checkpoint import CorruptionError, Run, saving
+from gda.checkpoint import CorruptionError, Run, saving, shared_folders
 from gda.checkpoint.runs import resuming
 from gda.checkpoint.runs import run as run_module
 from gda.checkpoint.step_folders import folder
+from gda.multihost import steps
 from gda.storage.stores.directory import FileStore
 
 
@@ -183,13 +184,21 @@ def test_a_file_of_a_local_disk_is_not_waited_for(
 def test_folders_of_each_process_are_refused(
     tmp_path: Path, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(shared_tmp_path, every=100)
-    monkeypatch.setattr(run_module, "LATE_SECONDS", 0.1)
+    run = Run(shared_tmp_path, every=100, timeout=20)
+    timeouts: list[float] = []
+
+    def all_do(*args: Any, timeout: float, **more: Any) -> Any:
+        timeouts.append(timeout)
+        return steps.all_do(*args, timeout=timeout, **more)
+
+    monkeypatch.setattr(run_module, "all_do", all_do)
+    monkeypatch.setattr(shared_folders, "LATE_SECONDS", 0.1)
     mine = tmp_path if jax.process_index() == 1 else shared_tmp_path
     monkeypatch.setattr(folder, "open_store", lambda path, timeout: FileStore(str(mine)))
     with pytest.raises(OSError, match="is not one folder for all processes: ") as error:
         run.resume(state_of(0))
     assert "process 1 cannot see" in str(error.value)
+    assert timeouts[-1] > run_module.LATE_SECONDS  # or the others would give up first
 
 
 @pytest.mark.processes(2, devices=4)
@@ -251,11 +260,15 @@ def test_a_training_may_go_on_in_all_processes_after_any_error_of_one(
     assert not run.save(100, state_of(100), metrics=metrics)  # a TypeError
     with monkeypatch.context() as patch:
         if jax.process_index() == 1:
-            patch.setattr(saving, "saved_leaves", lambda *_: 1 / 0)
+            patch.setattr(saving, "given_leaves", lambda *_: 1 / 0)
         assert not run.save(200, state_of(200))
-    run.save(300, state_of(300))
+    with monkeypatch.context() as patch:
+        if jax.process_index() == 1:
+            patch.setattr(saving, "with_blocks", lambda *_: 1 / 0)
+        run.save(300, state_of(300))  # the others hear of it when they have written
+    assert run.save(400, state_of(400))
     run.close()
-    assert run.steps() == [300]
+    assert run.steps() == [400]
 
 
 @pytest.mark.processes(2, devices=4)

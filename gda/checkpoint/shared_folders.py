@@ -1,0 +1,60 @@
+"""A folder that must be the same for all processes: what one makes there, the others see.
+
+A network file system may show it late.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+
+import jax
+
+from gda.layout.text import format_processes
+from gda.storage.stores.opening import Store
+
+LATE_SECONDS = 60.0  # that another process may take to see what process 0 has made
+_BETWEEN_LOOKS = 0.2
+
+_INSTEAD = "Use a file system that all share, or an object store"
+_known: set[str] = set()
+
+
+def is_known(url: str) -> bool:
+    """Return True if all processes have seen this folder, or one beside it."""
+    return not _known.isdisjoint(_with_parent(url))
+
+
+def sees(look: Callable[[], bool]) -> bool:
+    """Return True as soon as ``look`` does; False after the time that a file may be late."""
+    limit = time.monotonic() + LATE_SECONDS
+    while not look():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(_BETWEEN_LOOKS)
+    return True
+
+
+def check_all_see(url: str, blind: Collection[int]) -> None:
+    """Raise ``OSError`` if some processes do not see what process 0 has made in a folder."""
+    if blind:
+        raise OSError(
+            f"{url} is not one folder for all processes: {format_processes(blind)} cannot see what "
+            f"process 0 wrote there. {_INSTEAD}"
+        )
+    _known.update(_with_parent(url))
+
+
+def note_of_folder(error: Exception, store: Store) -> None:
+    """Note a likely reason why this process, of several, does not find a checkpoint."""
+    if jax.process_count() > 1 and not store.is_remote:
+        error.add_note(
+            f"gda: this is process {jax.process_index()}. If others find it, {store.url} is not "
+            f"one folder for all processes. {_INSTEAD}"
+        )
+
+
+def _with_parent(url: str) -> tuple[str, str]:
+    path = os.path.abspath(url)
+    return path, os.path.dirname(path)
