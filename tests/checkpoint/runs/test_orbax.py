@@ -257,18 +257,33 @@ def test_a_folder_of_the_user_is_no_step(tmp_path: Path) -> None:
     assert RunFolder(tmp_path, 10).newest_of_orbax() == {7: "run_7"}
 
 
-def resumed(path: str) -> int:
-    """Resume in this process, and return the step; the state is right."""
+def resumed(path: str) -> tuple[int, Any]:
+    """Resume in this process, and return the step and this process's data; the state is right."""
     mesh, spec = mesh_of({"x": jax.device_count()}), P("x")
     shapes = {"params": {"w": cut(DATA, mesh, spec)}, "n": 0}
-    state, step = Run(path, every=1).resume(shapes, partial=True, read_once=True)
-    for shard in state["params"]["w"].local_shards:
+    like = {"default": shapes, "data": PerProcess(None)}
+    found, step = Run(path, every=1).resume(like, partial=True, read_once=True)
+    for shard in found["default"]["params"]["w"].local_shards:
         np.testing.assert_array_equal(shard.data, (DATA + step)[shard.index])
-    return step
+    return step, found["data"].value
 
 
 def test_processes_go_on_together_from_a_step_of_orbax(folder: Path, process_pool: Any) -> None:
-    assert process_pool(2, devices=4).run(resumed, str(folder)) == [10, 10]
+    (folder / "10/data").mkdir()
+    for process in (0, 1):  # as a grain iterator in two processes
+        text = json.dumps({"next_index": process})
+        (folder / f"10/data/process_{process}-of-2.json").write_text(text)
+    found = process_pool(2, devices=4).run(resumed, str(folder))
+    assert found == [(10, {"next_index": 0}), (10, {"next_index": 1})]
+
+
+def test_metrics_and_items_of_a_run_in_an_object_store_are_read(folder: Path) -> None:
+    store: Any = {"driver": "kvstack", "layers": [{"base": f"file://{folder}/"}]}
+    for path in (folder / "10", store | {"path": "10/"}):
+        like = {"default": state_of(0, mesh_of({"z": 2}), P("z")), "metrics": {"loss": 0.0}}
+        found = gda.checkpoint.restore(path, like)
+        assert_same(found["default"], state_of(10, mesh_of({"z": 2}), P("z")))
+        assert found["metrics"] == {"loss": 0.5}
 
 
 def test_a_step_of_orbax_on_an_object_store_is_complete_with_its_mark() -> None:
