@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from os.path import commonprefix
 
 MOST_NAMED = 8  # the most differences that a message names
@@ -62,7 +62,15 @@ def shortened(text: str, most: int) -> str:
 
 
 def where_they_differ(texts: Sequence[str], most: int) -> list[str]:
-    """Return texts that differ, each with at most ``most`` characters from about where they do."""
+    """Return texts that differ, each with at most ``most`` characters from about where they do.
+
+    Of texts of several lines it is the first line that differs, with its number.
+    """
+    if any("\n" in text for text in texts):
+        lines = [text.split("\n") for text in texts]
+        at = next(i for i, each in enumerate(zip_longest(*lines)) if len({*each}) > 1)
+        found = [of[at].strip() if at < len(of) else "the end" for of in lines]
+        return [f"line {at + 1:,}: {each}" for each in where_they_differ(found, most)]
     if max(map(len, texts)) <= most:
         return [*texts]
     start = max(len(commonprefix(texts)) - most // 3, 0)  # noqa: RUF071

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.stages import Compiled, Lowered
 
 from gda.layout.boundary import FunctionT, frame_of_caller, hide_own_frames, set_module
 from gda.layout.text import (
@@ -133,20 +134,28 @@ def check_processes_agree(  # pyright: ignore[reportOverlappingOverload]
 ) -> AbstractContextManager[None]: ...
 @overload
 def check_processes_agree(
-    tree: Any, *, name: str = "tree", timeout: float | None = None
+    tree: Any = ...,
+    *,
+    program: Lowered | Compiled | None = None,
+    name: str = "tree",
+    timeout: float | None = None,
 ) -> None: ...
 @set_module("gda")
-@communicates("check {name!r}", lambda given: None if given["tree"] is _NO_TREE else ())
+@communicates("check {name!r}", lambda given: None if _is_context(**given) else ())
 def check_processes_agree(
-    tree: Any = _NO_TREE, *, name: str = "tree", timeout: float | None = None
+    tree: Any = _NO_TREE,
+    *,
+    program: Lowered | Compiled | None = None,
+    name: str = "tree",
+    timeout: float | None = None,
 ) -> AbstractContextManager[None] | None:
-    """Check that every process has the same tree.
+    """Check that every process has the same tree, and the same program.
 
-    It compares structure, shapes, dtypes, meshes and specs, and no values. It communicates through
-    JAX's coordination service, so that a disagreement never hangs, in a few milliseconds. Every
-    process must call it, in the same order of checks.
+    Of the tree it compares structure, shapes, dtypes, meshes and specs, and no values. It
+    communicates through JAX's coordination service, so that a disagreement never hangs, in a few
+    milliseconds. Every process must call it, in the same order of checks.
 
-    Without a tree it is a context: inside ``with gda.check_processes_agree():`` every
+    With neither it is a context: inside ``with gda.check_processes_agree():`` every
     constructor checks. One with a callback compares shape, dtype, mesh and spec over the processes
     of the mesh before it reads. After building, all constructors but ``from_array`` compare their
     results, so that all processes hear of a failure in one at once. Functions that communicate
@@ -158,29 +167,49 @@ def check_processes_agree(
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
         shardings, meshes, specs and scalars. Meshes are compared with their order of devices.
+      program: a lowered or compiled function, such as ``jax.jit(step).lower(*args)``, whose text is
+        compared, with every number that a step has taken from outside, such as a learning rate.
       name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes, slow reads included; by default the
         environment variable ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
-      DisagreementError: the processes differ. It names the processes in the minority, and the
-        first paths and fields.
+      DisagreementError: the processes differ. It names the processes in the minority, the first
+        paths and fields, and of programs the first line.
       LateProcessError: a process did not come in time. It names that process, its last check and
         the check where the others wait.
       ConnectionError: process 0, which runs the service, has ended.
+      TypeError: ``program`` is neither lowered nor compiled.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax, numpy as np
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
+    >>> step = jax.jit(lambda w: w - 0.1 * w).lower(np.ones(8))
+    >>> gda.check_processes_agree(program=step)
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> with gda.check_processes_agree(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    if tree is _NO_TREE:
+    if _is_context(tree, program):
         return checking_agreement(timeout=timeout)
+    if not isinstance(program, Lowered | Compiled | None):
+        raise TypeError(
+            f"program is a {type(program).__name__}; pass a lowered function, as "
+            "program=jax.jit(step).lower(*args)"
+        )
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
-    done_by_all(lambda: None, lambda _: describe(tree), "check", timeout=seconds, label=repr(name))
+
+    def described(_: None) -> Description:
+        fields = {} if tree is _NO_TREE else describe(tree)
+        text = "" if program is None else program.as_text() or ""
+        return fields | ({("program", "text"): text} if text else {})
+
+    done_by_all(lambda: None, described, "check", timeout=seconds, label=repr(name))
     return None
+
+
+def _is_context(tree: Any, program: Any, **_: Any) -> bool:
+    return tree is _NO_TREE and program is None
 
 
 def checking_agreement(

@@ -136,6 +136,32 @@ def test_a_message_has_some_1000_characters_at_most() -> None:
         assert len(message) < 1000
 
 
+# Programs.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_another_number_in_a_program_is_found_before_it_runs() -> None:
+    w = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8)).array
+
+    def lowered(rate: float) -> Any:
+        def step(w: jax.Array) -> jax.Array:
+            jax.debug.callback(lambda w: None, w.sum())
+            return w * 0.5 - rate * w
+
+        return jax.jit(step).lower(w)
+
+    gda.check_processes_agree({"w": w}, program=lowered(0.1), timeout=50)
+    number = r"line \d+: %\w+ = stablehlo\.constant dense<{}> : tensor<f32>"
+    assert re.search(
+        rf"agree: at program, process 0: text {number.format('1.250000e-01')}, process 1: "
+        + number.format("2.500000e-01"),
+        refused(program=lowered(0.25 if is_me() else 0.125)),
+    )
+    gda.check_processes_agree(program=lowered(0.1).compile(), timeout=50)
+    compiled = lowered(0.25 if is_me() else 0.125).compile()
+    assert "agree: at program, process 0: text line" in refused(program=compiled)
+
+
 # Inside constructors.
 
 
@@ -217,6 +243,10 @@ def test_one_process_agrees_with_itself_and_checks_its_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gda.check_processes_agree({"w": shaped(3), "x": object()})
+    step: Any = jax.jit(lambda x: x)
+    gda.check_processes_agree(program=step.lower(1.0))
+    with pytest.raises(TypeError, match=r"pass a lowered function, as program=jax.jit\(step\).low"):
+        gda.check_processes_agree(program=step)
     with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
         gda.check_processes_agree(timeout=0).__enter__()
     monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
