@@ -180,10 +180,12 @@ def array_here(value: Any) -> Any:
     Raises ``ValueError`` for an array that this process cannot read without the others.
     """
     value = settled(value)
+    if is_tracer(value):  # which has a method __jax_array__ that is None
+        return value
     kind = type(value)
     if hasattr(kind, "__jax_array__") and hasattr(kind, "is_fully_addressable"):
         value = value.__jax_array__()
-    if not isinstance(value, jax.Array) or is_tracer(value):
+    if not isinstance(value, jax.Array):
         return value
     check_reduced(getattr(value.sharding, "spec", ()))
     if value.is_fully_addressable:

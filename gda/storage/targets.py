@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.storage.sources import chunks_of, is_a, is_future
+from gda.storage.sources import check_unmasked, chunks_of, is_a, is_future
 
 
 class Target(NamedTuple):
@@ -37,6 +37,7 @@ def target_of(target: Any) -> Target:
     if isinstance(target, jax.Array):
         raise TypeError("the target is a jax.Array, which is immutable; pass a NumPy array")
     if isinstance(target, np.ndarray):
+        check_unmasked(target)
         _check_writeable(target)
         return Target(target, target.shape, target.dtype)
     if getattr(target, "read_only", False):

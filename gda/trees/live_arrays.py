@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from operator import attrgetter
 from typing import Any
@@ -79,7 +80,9 @@ def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
                     raise traced_error(leaf_path(path, tree))
                 is_key[kind] = is_extended(array.dtype) if isinstance(array, jax.Array) else None
             if (of_keys := is_key[kind]) is not None:
-                yield tree, path, jax.random.key_data(array) if of_keys else array
+                # JAX has no data of keys with reduced axes; their buffers stay without a name.
+                with suppress(ValueError):
+                    yield tree, path, jax.random.key_data(array) if of_keys else array
 
 
 def _report(leaves: Sequence[_Leaf]) -> MemoryReport:

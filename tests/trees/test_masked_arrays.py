@@ -32,6 +32,11 @@ def offered(array: Any) -> Any:
         return gda.pull(offer.address)["w"]
 
 
+def stored(target: Any) -> Any:
+    gda.store(gda.GlobalArray.from_source(DATA, MESH, P("x")), target)
+    return target
+
+
 def compared(array: Any, path: Path) -> Any:
     gda.checkpoint.save(path, {"w": DATA}, overwrite=True)
     return DATA if gda.checkpoint.diff(path, {"w": array}).are_equal else None
@@ -42,6 +47,7 @@ FUNCTIONS: dict[str, Callable[[Any, Path], Any]] = {
     "save of a view": lambda array, path: saved(gda.storage.lazy(array), path / "s"),
     "save of PerProcess": lambda array, path: saved(PerProcess(array), path / "s").value,
     "save_safetensors": lambda array, path: in_a_file(array, path / "w.safetensors"),
+    "store": lambda array, _: stored(array.copy()),
     "offer": lambda array, _: offered(array),
     "diff": lambda array, path: compared(array, path / "s"),
     "load_tree": lambda array, _: gda.load_tree({"w": array}, MESH, P("x"))["w"],

@@ -104,6 +104,13 @@ def test_two_reduced_axes_are_written_in_one_order() -> None:
     assert "P(reduced={'a', 'b', 'c'})" in repr(array)
 
 
+def test_keys_with_reduced_axes_are_looked_at() -> None:
+    numbers = jax.device_put(np.zeros((8, 2), np.uint32), SHARDING)
+    keys = jax.random.wrap_key_data(numbers)  # whose sharding and data JAX cannot tell
+    assert "dtype=key" in repr(gda.GlobalArray(array=keys))
+    assert "uint32[8,2]" in str(gda.memory(tree={"keys": keys}))
+
+
 # Partial sums.
 
 

@@ -69,6 +69,7 @@ TAKING: dict[str, Callable[[Any, Path], Any]] = {
     "load_tree": lambda ref, _: gda.load_tree({"r": ref}, MESH, P("y"))["r"],
     "from_source": lambda ref, _: gda.GlobalArray.from_source(ref, MESH, P("y")),
     "from_callback": lambda ref, _: gda.GlobalArray.from_callback((8, 8), MESH, P(), lambda _: ref),
+    "padded": lambda ref, _: gda.PaddedArray.from_array(ref, MESH, P("x")),
     "to_numpy": lambda ref, _: gda.to_numpy({"r": ref})["r"],
     "offer": lambda ref, _: offered(ref),
     "store": lambda ref, _: stored(ref),
@@ -94,7 +95,6 @@ def test_a_layout_of_a_ref_is_that_of_its_array() -> None:
         lambda ref: gda.fingerprint({"r": ref}),
         lambda ref: gda.check_replicas_agree({"r": ref}),
         lambda ref: gda.GlobalArray.from_process_local(ref, MESH, P("x")),
-        lambda ref: gda.PaddedArray.from_array(ref, MESH, P("x")),
         lambda ref: next(gda.prefetch([{"r": ref}], MESH, P("x"))),
     ],
 )
