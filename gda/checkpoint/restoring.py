@@ -136,9 +136,9 @@ def restore(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint; it is a ``FileNotFoundError``.
       CorruptionError: a file is damaged or missing; the message names array, chunk and file.
-      ValueError: the checkpoint does not fit ``like`` or ``specs``, or ``plain`` is given with
-        ``pad`` or a ``PaddedArray`` in ``like``; nothing was read.
-      TypeError: a dtype differs, or a leaf is of another kind.
+      ValueError: the checkpoint does not fit ``like`` or ``specs``, such as a leaf of another
+        shape, dtype or kind; or ``plain`` is given with ``pad`` or a ``PaddedArray`` in ``like``;
+        nothing was read.
       DoesNotFitError: with ``cast``, a value does not fit its new dtype.
       KeyError: there is nothing at ``at``.
       ImportError: fastcrc is not installed, or rich for ``progress=True``.

@@ -101,7 +101,7 @@ def pull(
       TimeoutError: the offer, or one of its processes, did not answer or send in time.
       PermissionError: the token is not that of the offer.
       LookupError: the offer has another name, or there is nothing at ``at``.
-      ValueError, TypeError: the offered tree does not fit ``like``, ``specs`` or ``dtype``.
+      ValueError: the offered tree does not fit ``like``, ``specs`` or ``dtype``.
       DisagreementError, LateProcessError: a process asks for something else, or is late.
 
     >>> import gda, jax, numpy as np

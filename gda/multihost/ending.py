@@ -39,7 +39,7 @@ from gda.multihost.meeting import LateProcessError
 _FOLDER = "gda/multihost/ending"
 _LATE_SECONDS = 300.0  # a process may make its first call minutes after the others
 _MORE_SECONDS = 30.0
-_LONG_SECONDS = 1e6
+_LOOK_SECONDS = 60.0  # after which the thread of a closed object ends
 _ACTION_BYTES = 256  # more than a ``struct sigaction`` has
 
 _log = logging.getLogger("gda")
@@ -143,6 +143,8 @@ class Ending:
         """Restore the former handlers; in another thread, at the next signal. Works twice."""
         while self._handled:
             _handlers[self._handled.pop()].leave(self._came)
+        if (listener := self.__dict__.get("_listener")) is not None:
+            listener.is_closed = True
 
     @cached_property
     def _listener(self) -> _Listener | None:
@@ -172,6 +174,7 @@ class _Listener:
         self._round, self._announced = 0, -1
         self._due: dict[int, list[_Notice]] = {}  # by the number of the call
         self._may_call = threading.Lock()
+        self.is_closed = False  # True lets the thread end
         self._thread: Future[None] = in_thread("gda-ending", self._listen)
 
     def call(self, came: Collection[Any]) -> list[_Notice]:
@@ -190,11 +193,11 @@ class _Listener:
     def _listen(self) -> None:
         while True:
             try:
-                by = self._get("by", _LONG_SECONDS)
+                by = self._get("by", _LOOK_SECONDS)
             except TimeoutError as error:
-                if "DEADLINE" in str(error):
+                if "DEADLINE" in str(error) and not self.is_closed:
                     continue
-                return  # JAX has stopped its service
+                return  # or JAX has stopped its service
             with self._may_call:
                 if self._agree(by):
                     return
@@ -270,6 +273,17 @@ class _Handler:
         self._first_action, self._action = _Action(number), _Action(number)
         self._first = self._former = signal.signal(number, self._handle)
         self._address = self._action.read()  # of the code in C that calls any handler in Python
+        # JAX has a handler of SIGTERM, in C, from the start of its service on.
+        is_python = self._first_action.address == self._address
+        is_of_jax = number == signal.SIGTERM and getattr(
+            jax.config, "jax_enable_preemption_service", True
+        )
+        if is_python and is_of_jax and service() is not None:
+            _log.warning(
+                "%s has replaced JAX's handler of %s. A signal that came before this call may be "
+                "lost; from now on gda hears it, and calls that handler too",
+                *(_place(self._first), signal_name(number)),
+            )
 
     def keep(self) -> None:
         """Take the signal again if other code has taken it; warn once."""
@@ -348,10 +362,14 @@ class _Action:
         self._address = ctypes.c_void_p.from_buffer(self._record)  # the first field
         self.read()
 
+    @property
+    def address(self) -> int | None:
+        return self._address.value
+
     def read(self) -> int | None:
         """Return the address of the handler that is there now."""
         _libc.sigaction(self._number, None, self._record)
-        return self._address.value
+        return self.address
 
     def write(self) -> None:
         """Install the handler that was there when the record was read."""

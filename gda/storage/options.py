@@ -107,6 +107,11 @@ def check_count(value: Any, name: str) -> None:
         raise ValueError(f"{name} must be a whole number, at least 1, not {value!r}")
 
 
+def check_seconds(value: Any, name: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        raise ValueError(f"{name} must be a number of seconds, at least 0, not {value!r}")
+
+
 @contextmanager
 def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
     """Give the function ``(done, total)``, in bytes, that shows the progress."""

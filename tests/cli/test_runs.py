@@ -76,4 +76,25 @@ def test_rollback_removes_the_later_steps(folder: Path, capsys: pytest.CaptureFi
     assert main(["rollback", str(folder), "10"]) == 0
     assert capsys.readouterr().out == "nothing to do: step 10 is the newest\n"
     assert Run(folder, every=10).steps() == [10]
+    assert main(["rollback", f"{folder}/none", "5"]) == 2
+    assert not (folder / "none").exists()
+    assert main(["hold", f"{folder}/none", "5"]) == 2
+    assert not (folder / "none").exists()
     assert main(["rollback", str(folder), "5"]) == 2
+
+
+def test_a_rollback_of_nothing_leaves_the_folder_to_the_training(tmp_path: Path) -> None:
+    with Run(tmp_path, every=10) as run:
+        run.save(10, {"w": np.zeros(4)})
+        run.wait()
+        assert main(["rollback", str(tmp_path), "10"]) == 0
+        assert run.save(20, {"w": np.zeros(4)})
+    assert run.steps() == [10, 20]
+
+
+def test_a_rollback_is_done_as_often_as_it_is_called(folder: Path) -> None:
+    for _ in range(2):
+        assert main(["rollback", str(folder), "20"]) == 0
+        with Run(folder, every=10) as run:
+            assert run.resume({"w": np.zeros(4, int)})[1] == 20
+            run.save(30, {"w": np.zeros(4, int)})

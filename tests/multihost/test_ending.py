@@ -159,6 +159,43 @@ def test_a_process_without_a_call_is_named(process_pool: Pools) -> None:
     )
 
 
+def end_of_a_thread() -> bool:
+    """Return True if the thread of an object ends after its ``close``."""
+    ending._LOOK_SECONDS = 0.2
+    try:
+        waits = Ending()
+        waits.check()
+        assert waits._listener is not None
+        waits.close()
+        waits._listener._thread.result(50)
+        return True
+    finally:
+        ending._LOOK_SECONDS = 60
+
+
+def test_the_thread_of_a_closed_object_ends(process_pool: Pools) -> None:
+    assert process_pool(2).run(end_of_a_thread) == [True, True]
+
+
+def replaced_before() -> list[str]:
+    action = ending._Action(TERM)  # of JAX, in C
+    signal.signal(TERM, lambda *_: None)
+    try:
+        with logged() as messages:
+            Ending().close()
+        return messages
+    finally:
+        action.write()
+
+
+def test_a_handler_that_has_replaced_that_of_jax_before_is_named(process_pool: Pools) -> None:
+    for messages in process_pool(2).run(replaced_before):
+        assert len(messages) == 1
+        assert (
+            "replaced_before.<locals>.<lambda> has replaced JAX's handler of SIGTERM" in messages[0]
+        )
+
+
 # The launcher passes SIGTERM on to both. JAX replaces the handler, in process 0 the program too.
 PROGRAM = """
 import signal, sys, time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from gda.checkpoint.step_folders.folder import RunFolder
 from gda.layout.boundary import public, set_module
 from gda.multihost.steps import all_do
+from gda.storage.options import check_seconds
 
 _BETWEEN_LOOKS = 1.0  # seconds
-_LONG_SECONDS = 1e6
+_AT_A_TIME = 30.0  # seconds that process 0 looks while the others wait
 
 
 @set_module("gda.checkpoint")
@@ -37,6 +39,8 @@ def follow(path: Any, *, timeout: float | None = None) -> Iterator[int]:
     20 0.0
     30 0.0
     """
+    if timeout is not None:
+        check_seconds(timeout, "timeout")
     return _steps(RunFolder(path, 600), timeout)
 
 
@@ -48,21 +52,25 @@ def _steps(folder: RunFolder, timeout: float | None) -> Iterator[int]:
 
 def _next(folder: RunFolder, seen: set[int], timeout: float | None) -> int | None:
     """Return the next step that was not seen; communicates."""
-    limit = None if timeout is None else time.monotonic() + timeout
+    limit = math.inf if timeout is None else time.monotonic() + timeout
 
-    def decide(_: object) -> int | None:
+    def decide(_: object) -> tuple[int | None, bool]:
+        """Return the step, and True if this was the last look."""
+        until = min(limit, time.monotonic() + _AT_A_TIME)
         while True:
             steps = folder.complete()
             seen.intersection_update(steps)  # a step that was rolled back may come again
             if new := [step for step in steps if step not in seen]:
                 seen.add(new[0])
-                return new[0]
-            left = _BETWEEN_LOOKS if limit is None else limit - time.monotonic()
-            if left <= 0:
-                return None
+                return new[0], True
+            if (left := until - time.monotonic()) <= 0:
+                return None, until == limit
             time.sleep(min(left, _BETWEEN_LOOKS))
 
-    # The others wait for process 0 as long as it looks.
-    seconds = _LONG_SECONDS if timeout is None else timeout + 600
     what = f"the next step of {folder.url}"
-    return all_do(lambda: None, decide=decide, what=what, timeout=seconds).decision
+    while True:  # so that a process that has ended is named, and one that waits is not
+        step, is_last = all_do(
+            lambda: None, decide=decide, what=what, timeout=folder.timeout, deciding=_AT_A_TIME
+        ).decision
+        if is_last:
+            return step

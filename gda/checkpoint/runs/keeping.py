@@ -31,13 +31,14 @@ class Keeping(NamedTuple):
         if best is None:
             return cls(keep, every, 0, None)
         parts = [*best, "min"] if isinstance(best, tuple | list) and len(best) == 2 else best
-        if not (isinstance(parts, tuple | list) and len(parts) == 3 and parts[2] in ("min", "max")):
+        is_rule = isinstance(parts, tuple | list) and len(parts) == 3 and isinstance(parts[1], str)
+        if not is_rule or parts[2] not in ("min", "max"):
             raise ValueError(
                 "keep_best must be a number of steps and a metric, such as (2, 'loss'), or "
                 f"(2, 'accuracy', 'max') if the highest is best, not {best!r}"
             )
         check_count(parts[0], "the number of keep_best")
-        return cls(keep, every, operator.index(parts[0]), (str(parts[1]), parts[2] == "max"))
+        return cls(keep, every, operator.index(parts[0]), (parts[1], parts[2] == "max"))
 
     def compared(self) -> dict[str, Any]:
         """Return what must be equal in all processes, beside ``keep``."""

@@ -40,7 +40,7 @@ from gda.multihost.agreement import check_same_call, communicates
 from gda.multihost.ending import Ending
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import all_do
-from gda.storage.options import Options, Retry, check_count
+from gda.storage.options import Options, Retry, check_count, check_seconds
 from gda.storage.stores.checksums import require_crc32c
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, SaveError
 
@@ -130,6 +130,11 @@ class Run:
         require_crc32c()
         _check_signals("signals", signals)
         _check_signals("save_on", save_on)
+        check_seconds(grace, "grace")
+        if on_complete is not None and not callable(on_complete):
+            raise ValueError(
+                f"on_complete must be a function of step and path, not {on_complete!r}"
+            )
         keeping = Keeping.of(keep, keep_every, keep_best)
         self._every, self._grace, self._timeout = operator.index(every), grace, timeout
         self._signals, self._logs_errors = (signals, save_on), on_error == "log"
@@ -196,7 +201,8 @@ class Run:
         Raises:
           CorruptionError: steps were saved, and no one can be read; or one is damaged, with
             ``damaged='raise'``.
-          ValueError: the state does not fit, or there are later steps than ``step``.
+          ValueError: the state does not fit, such as a leaf of another shape, dtype or kind; or
+            there are later steps than ``step``.
           CheckpointNotFoundError: the run has no step ``step``.
           OSError: reading or writing failed, or the folder is not the same for all processes.
           SaveError: it failed in another process.
@@ -745,7 +751,8 @@ def _check_one_of(name: str, value: Any, known: tuple[str, str]) -> None:
 
 
 def _check_signals(name: str, numbers: Any) -> None:
-    if isinstance(numbers, int) or {signal.SIGKILL, signal.SIGSTOP}.intersection(numbers):
+    can_be_heard = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    if not isinstance(numbers, Sequence) or not can_be_heard.issuperset(numbers):
         raise ValueError(
             f"{name} must be a list of signals that a program can hear, such as (signal.SIGTERM,), "
             f"not {numbers!r}"

@@ -255,7 +255,6 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
         raise ValueError(f"{tree.what} does not fit {name}: {surplus[0]}")
     results: list[Arrival | Any] = []
     problems: list[tuple[Path, str]] = []
-    are_dtypes = True
     for path, (_, like) in zip(paths, wanted, strict=True):
         try:
             if path not in recorded:
@@ -263,11 +262,9 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
                 continue
             results.append(_leaf_like(request, tree, recorded[path], like, places.get(at + path)))
         except (ValueError, TypeError) as error:
-            are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
     if problems:
-        kind = TypeError if are_dtypes else ValueError
-        raise kind(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
+        raise ValueError(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
     return results, definition
 
 

@@ -1,6 +1,7 @@
 """The steps of a run for a program beside it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training import check, state_of, train
@@ -8,6 +9,7 @@ from training import check, state_of, train
 import gda
 from gda.checkpoint import Run
 from gda.checkpoint.runs import follow as module
+from gda.multihost.steps import all_do
 
 
 def test_each_complete_step_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +28,32 @@ def test_each_complete_step_comes_once(tmp_path: Path, monkeypatch: pytest.Monke
     train(run, 40, 60, 10)
     run.wait()
     assert [*steps] == [60]
+
+
+def test_a_wrong_timeout_is_refused(tmp_path: Path) -> None:
+    for timeout in ("x", -1, float("nan")):
+        with pytest.raises(
+            ValueError, match="timeout must be a number of seconds, at least 0, not"
+        ):
+            gda.checkpoint.follow(tmp_path, timeout=timeout)  # pyright: ignore
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_meet_again_and_again_while_no_step_comes(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meetings: list[float] = []
+
+    def counted(*args: Any, timeout: float, **options: Any) -> Any:
+        meetings.append(timeout)
+        return all_do(*args, timeout=timeout, **options)
+
+    monkeypatch.setattr(module, "all_do", counted)
+    monkeypatch.setattr(module, "_AT_A_TIME", 0.05)
+    monkeypatch.setattr(module, "_BETWEEN_LOOKS", 0.01)
+    assert [*gda.checkpoint.follow(shared_tmp_path, timeout=0.3)] == []
+    assert len(meetings) > 1
+    assert {*meetings} == {600}
 
 
 @pytest.mark.processes(2, devices=4)

@@ -174,7 +174,12 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path: Path) ->
         {"keep_best": (2, "loss", "lowest")},
         {"on_error": "ignore"},
         {"unchanged": "copy"},
+        {"keep_best": (2, 3)},
+        {"grace": "x"},
+        {"grace": -1},
+        {"on_complete": 3},
         {"signals": signal.SIGTERM},
+        {"signals": ["SIGTERM"]},
         {"save_on": [signal.SIGKILL]},
     ]
     for options in wrong:
@@ -238,6 +243,8 @@ def test_metrics_may_come_from_the_device_and_later(tmp_path: Path) -> None:
     with Run(tmp_path, every=1, keep=1, keep_best=(1, "loss")) as run:
         run.save(1, state_of(1), metrics={"loss": jnp.float32(3), "rate": np.float64(0.5)})
         run.save(2, state_of(2), metrics={"loss": jnp.ones((1,))})
+        for value in (np.array([0.5]), jax.device_get(jnp.bfloat16(0.5)), np.True_):
+            assert keeper.fetched(keeper.begun_to_fetch({"loss": value}))["loss"] in (0.5, 1)
         run.save(3, state_of(3), metrics={"loss": 2})
         run.wait()
         assert run.steps() == [2, 3]
@@ -427,6 +434,34 @@ def test_a_save_sets_the_data_of_another_run_aside(
     assert run.steps() == [10, 20]
     assert [*(tmp_path / "b/00000020.damaged-1").glob("data-*/*/c*")]
     assert any("set aside as" in message for message in caplog.messages)
+
+
+def test_leftovers_are_removed_while_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = resumed(tmp_path)
+    train(run, 0, 20)
+    run.close()
+    (tmp_path / "00000010/manifest.json").unlink()
+    folder = RunFolder(tmp_path, 10)
+    owner = folder.owner()
+    assert owner is not None
+    folder.note(owner, begun=["00000010"])  # and was killed
+    remove, may_remove = RunFolder.remove_rest, threading.Event()
+
+    def slowly(self: RunFolder, name: str) -> None:
+        may_remove.wait(60)
+        remove(self, name)
+
+    monkeypatch.setattr(RunFolder, "remove_rest", slowly)
+    run = Run(tmp_path, every=10)
+    assert run.resume(state_of(0))[1] == 20
+    train(run, 20, 30, 10)
+    run.wait()
+    assert (tmp_path / "00000010").exists()
+    may_remove.set()
+    run.close()
+    assert not (tmp_path / "00000010").exists()
 
 
 # Going back.
@@ -1110,6 +1145,12 @@ def test_a_step_is_not_removed_while_a_function_uses_it(
     assert not any("failed" in message for message in caplog.messages)
 
 
+def test_a_name_with_an_at_is_no_step_of_a_run(tmp_path: Path) -> None:
+    for place in (f"{tmp_path}/exp@2024", f"file://{tmp_path}/url@2024"):
+        gda.checkpoint.save(place, {"n": 1})
+        assert gda.checkpoint.restore(place)["n"] == 1
+
+
 # Beginning with another run.
 
 
@@ -1142,9 +1183,11 @@ def test_a_run_resumes_at_the_newest_step_alone(tmp_path: Path) -> None:
 def test_a_state_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     with Run(tmp_path, every=10) as run:
         train(run, 0, 20)
-    with pytest.raises(ValueError, match="n") as error:
-        Run(tmp_path, every=10).resume(state_of(0) | {"m": 1})
-    assert not isinstance(error.value, CorruptionError)
+    state, other = state_of(0), state_of(0)["w"]
+    for misfit in ({"m": 1}, {"w": other[:4]}, {"w": other.astype(jnp.int32)}, {"n": other}):
+        with pytest.raises(ValueError, match="does not (match|fit) like") as error:
+            Run(tmp_path, every=10).resume(state | misfit)
+        assert not isinstance(error.value, CorruptionError)
     assert run.steps() == [10, 20]
     state, step = Run(tmp_path, every=10).resume({"n": 0}, partial=True)
     assert (state, step) == ({"n": 20}, 20)
