@@ -5,12 +5,14 @@ The transfers were asked for, and gda's own programs do not follow the rules of 
 
 import copy
 import pickle
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from test_plain_page import CALLS, called
@@ -19,6 +21,8 @@ import gda
 
 MESH = mesh_of({"x": 4, "y": 2})
 DATA, ODD = batch(8, 4), batch(5, 4)
+WEAK = jnp.asarray(2.0)
+NIBBLES = cut(batch(8, 4, dtype=np.int8), MESH, P("x")).astype(jnp.int4)
 KEYS = gda.GlobalArray.from_array(jax.random.split(jax.random.key(0), 8))
 
 # Others, of arrays on the host, and of containers.
@@ -42,14 +46,25 @@ MORE: list[Callable[[gda.GlobalArray, gda.PaddedArray], object]] = [
     lambda g, p: gda.compat.host_local_array_to_global_array(DATA, MESH, P("x")),
     lambda g, p: gda.check_replicas_agree({"g": g, "p": p, "large": large()}),
     lambda g, p: gda.fingerprint({"p": p, "large": large()}),
+    lambda g, p: (np.asarray(gda.storage.lazy(g).T[1:]), np.asarray(gda.storage.lazy(g.array))),
+    lambda g, p: saved({"nibbles": NIBBLES, "keys": KEYS, "p": p}),
+    lambda g, p: gda.GlobalArray.from_source(KEYS, MESH, P("y")),
+    lambda g, p: gda.GlobalArray.from_callback((), MESH, P(), lambda _: WEAK),
 ]
+
+
+def saved(tree: Any) -> object:
+    with tempfile.TemporaryDirectory() as folder:
+        gda.checkpoint.save(folder, tree)
+        return gda.checkpoint.restore(folder, mesh=MESH, specs=P())
 
 
 def large() -> gda.GlobalArray:
     return gda.GlobalArray.from_process_local(np.ones((512, 64), np.float16), MESH, P("x"))
 
 
-def test_no_function_is_stopped_by_settings_of_the_user() -> None:
+@pytest.mark.parametrize("guard", ["disallow", "disallow_explicit"])
+def test_no_function_is_stopped_by_settings_of_the_user(guard: str) -> None:
     g = cut(DATA, MESH, P("x"))
     p = gda.PaddedArray.from_array(ODD, MESH, P("x"))
     key = jax.random.split(jax.random.key(0), 8)
@@ -64,7 +79,7 @@ def test_no_function_is_stopped_by_settings_of_the_user() -> None:
     ]
     for name, way in ways:
         try:
-            with jax.transfer_guard("disallow"), jax.numpy_rank_promotion("raise"):
+            with jax.transfer_guard(guard), jax.numpy_rank_promotion("raise"):
                 jax.block_until_ready(way())
         except Exception as error:
             if "isallow" in str(error) or "rank_promotion" in str(error):

@@ -33,6 +33,7 @@ from gda.mesh import (
     sharding_of,
 )
 from gda.multihost.agreement import communicates, if_checked
+from gda.multihost.settings import own_settings
 from gda.storage.options import Options, ProgressLike, Retry
 
 AnyNDArray = np.ndarray[Any, Any]
@@ -458,7 +459,8 @@ class Container:
             return self.__copy__()  # in a trace nothing can be written to
         array = self._live()
         # `array.copy()` is jitted, and that loses the layout of arrays without elements.
-        return self._with_array(jax.device_put(array, array.sharding, may_alias=False))
+        with own_settings():
+            return self._with_array(jax.device_put(array, array.sharding, may_alias=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the data without padding, which is 0 in a restored array, and the layout."""

@@ -188,9 +188,10 @@ def _verified(store: Store, manifest: Manifest, options: Options) -> Contents:
 
 
 def _contents(store: Store, manifest: Manifest) -> Contents:
+    data = store.join(manifest.data)
     return Contents(
         path=store.url,
-        data=store.join(manifest.data),
+        data=os.path.abspath(data) if isinstance(store, FileStore) else data,
         leaves=manifest.leaves,
         arrays=manifest.arrays,
         nbytes=sum(leaf.nbytes for leaf in manifest.array_leaves),

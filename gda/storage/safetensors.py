@@ -66,9 +66,10 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     ['w'] 24
     (3, 2) float32 [[2.0], [4.0]]
     """
+    # Absolute: the program may change its directory before it reads a tensor.
     if not isinstance(path_or_paths, str | os.PathLike):
-        return _of_files([Path(path) for path in path_or_paths])
-    paths = [Path(path_or_paths)]
+        return _of_files([Path(path).absolute() for path in path_or_paths])
+    paths = [Path(path_or_paths).absolute()]
     if paths[0].is_dir():
         paths = _files_of_folder(paths[0])
     return _of_index(paths[0]) if paths[0].suffix == ".json" else _of_files(paths)

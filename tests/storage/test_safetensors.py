@@ -273,6 +273,21 @@ def test_a_tensor_without_a_name_is_saved_again(tmp_path: Path) -> None:
     assert np.array_equal(load_file(tmp_path / "b.safetensors")[""], DATA)
 
 
+@pytest.mark.parametrize("given", ["model.safetensors", ["model.safetensors"], "."])
+def test_a_relative_path_is_that_of_the_call(
+    given: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": np.arange(4.0)}, "model.safetensors")
+    gda.checkpoint.save("run", {"w": np.arange(4.0)})
+    tensors, tree = open_safetensors(given), gda.checkpoint.open("run")
+    contents = gda.checkpoint.inspect("run")
+    monkeypatch.chdir("/")
+    np.testing.assert_array_equal(tensors["w"][...], np.arange(4.0))
+    np.testing.assert_array_equal(tree["w"], np.arange(4.0))
+    assert Path(contents.data).is_dir()
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no .safetensors file and no index"):
         open_safetensors(tmp_path)

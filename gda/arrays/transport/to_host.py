@@ -60,7 +60,8 @@ class HostBlock(Generic[K]):
             if isinstance(self._data, SourceBlock):
                 self._data = self._data.read()
             self.begin()
-            return np.asarray(self._data if self._copy is None else self._copy)
+            with jax.transfer_guard_device_to_host("allow"):  # the user asked for it
+                return np.asarray(self._data if self._copy is None else self._copy)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
@@ -141,7 +142,8 @@ def _copy_begun(data: jax.Array) -> jax.Array:
     if data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
         return copy
     own = apart(data)
-    own.copy_to_host_async()
+    with jax.transfer_guard_device_to_host("allow"):
+        own.copy_to_host_async()
     return own
 
 

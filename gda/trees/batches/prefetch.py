@@ -172,12 +172,16 @@ class Prefetched(Iterator[Any]):
     def close(self) -> None:
         """End the thread, and call ``close()`` of the iterator if it has one.
 
-        Waits for the batch that is being made. There are no more batches afterwards.
+        Waits for the batch that is being made, unless the iterator calls this. There are no more
+        batches afterwards.
         """
         thread, self._thread = self._thread, None
         if self._is_closed:
             return
         self._is_closed = True
+        if thread is threading.current_thread():  # the iterator, which cannot close itself now
+            thread.stop(closes=True)
+            return
         if thread is not None:
             thread.stop()
             thread.join()

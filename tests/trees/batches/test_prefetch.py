@@ -266,6 +266,27 @@ def test_ctrl_c_while_waiting_loses_no_batch_and_a_program_may_end_in_the_middle
 # The state of the iterator.
 
 
+def test_the_iterator_may_close_what_prefetches_it(auto_mesh: Mesh) -> None:
+    made: list[gda.Prefetched] = []
+    may_close, is_closed = threading.Event(), threading.Event()
+
+    def batches() -> Iterator[np.ndarray]:
+        try:
+            yield np.zeros(8)
+            assert may_close.wait(60)
+            made[0].close()
+            yield np.ones(8)
+            yield np.zeros(8)
+        finally:
+            is_closed.set()
+
+    made.append(gda.prefetch(batches(), auto_mesh, P("x")))
+    assert float(next(made[0]).sum()) == 0
+    may_close.set()
+    assert is_closed.wait(60)
+    assert list(made[0]) == []
+
+
 def test_a_state_is_a_copy_and_ends_with_close(auto_mesh: Mesh) -> None:
     source = Counter(stop=6)
     with gda.prefetch(source, auto_mesh, P("x"), size=4) as batches:
