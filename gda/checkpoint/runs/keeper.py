@@ -231,7 +231,7 @@ class Keeper:
             )
             return None
         self._removals.wait_for(name_of(number))
-        folders = self.folder.listed()
+        folders = self.folder.listed({number, number if before is None else before})
         there = folders.get(number)
         if there is not None and (there.is_complete or there.name == name_of(number)):
             self._make_way(there, owner)
@@ -320,7 +320,7 @@ class Keeper:
 
     def failed(self, number: int) -> bool:
         """Remove what a failed save has left; return True if the step is complete nevertheless."""
-        there = self.folder.listed().get(number)
+        there = self.folder.listed({number}).get(number)
         if there is None or self.owner is None:
             return False
         now = self.folder.check_owner(self.owner)

@@ -185,13 +185,13 @@ class RunFolder:
 
     # Steps.
 
-    def listed(self) -> dict[int, StepFolder]:
-        """Return the folders of steps, complete or not, by ascending number.
+    def listed(self, numbers: Collection[int] | None = None) -> dict[int, StepFolder]:
+        """Return the folders of steps, complete or not, by ascending number: all, or some.
 
         Raises ``ValueError`` if two of them are complete and have the same number.
         """
         found: dict[int, StepFolder] = {}
-        for name, files in self.store().numbered(self.known).items():
+        for name, files in self.store().numbered(self.known, numbers).items():
             folder, number = StepFolder(name, frozenset(files)), int(name)
             other = found.get(number, folder)
             if other is not folder and other.is_complete and folder.is_complete:
@@ -200,7 +200,8 @@ class RunFolder:
                     "them elsewhere"
                 )
             found[number] = max(other, folder, key=lambda each: (each.is_complete, each.is_begun))
-        self.known = {each.name for each in found.values() if each.is_complete}
+        before = set() if numbers is None else self.known
+        self.known = before | {each.name for each in found.values() if each.is_complete}
         return dict(sorted(found.items()))
 
     def complete(self) -> dict[int, StepFolder]:

@@ -208,14 +208,18 @@ class FileStore:
         """
         return sorted(os.listdir(self._inside(directory) if directory else self._root))
 
-    def numbered(self, known: Collection[str] = ()) -> dict[str, list[str]]:
-        """Return the names in each directory of the top level whose name is a number.
+    def numbered(
+        self, known: Collection[str] = (), numbers: Collection[int] | None = None
+    ) -> dict[str, list[str]]:
+        """Return the names in each directory of the top level whose name is a number, or of some.
 
         Without those of the data in ``known`` checkpoints, in an object store.
         """
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for name in filter(str.isdecimal, self.entries()):
+                if numbers is not None and int(name) not in numbers:
+                    continue
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                     found[name] = self.entries(name)
         return found

@@ -179,11 +179,13 @@ class KvStore:
         tasks.run(each, Options(max_workers=_MOST_AT_A_TIME))
         return list(map(_text, itertools.chain(*found)))
 
-    def numbered(self, known: Collection[str] = ()) -> dict[str, list[str]]:
+    def numbered(
+        self, known: Collection[str] = (), numbers: Collection[int] | None = None
+    ) -> dict[str, list[str]]:
         found: dict[str, set[str]] = {}
         for key in self._listed("", "0", ":", known):  # ":" follows "9"
             name, slash, below = key.partition("/")
-            if slash and name.isdecimal():
+            if slash and name.isdecimal() and (numbers is None or int(name) in numbers):
                 found.setdefault(name, set()).add(below.partition("/")[0])
         return {name: sorted(names) for name, names in found.items()}
 
