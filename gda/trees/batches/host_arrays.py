@@ -101,8 +101,8 @@ def host_to_global_device_array(
     ...     full = gda.compat.host_to_global_device_array(batch)
     >>> full['tokens']
     GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P(('data', 'seq')))
-    >>> gda.compat.host_to_global_device_array(batch, kinds.BATCH, mesh=mesh)['tokens'].spec
-    PartitionSpec('data', 'seq')
+    >>> tuple(gda.compat.host_to_global_device_array(batch, kinds.BATCH, mesh=mesh)['tokens'].spec)
+    ('data', 'seq')
     """
     _check_partition(partition)
     over = current_mesh() if mesh is None else mesh
