@@ -7,6 +7,7 @@ that device. In a trace, JAX knows the sharding of an array over Explicit axes a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, Protocol
 
@@ -224,9 +225,23 @@ def mesh_on(device: Device) -> Mesh:
     return Mesh(np.array([device]), ("device",))
 
 
+def computing_on(array: jax.Array) -> AbstractContextManager[object]:
+    """Return the context to compute in: the mesh that the user may have set has other devices."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    mesh: Any = sharding_of(array).mesh
+    try:
+        return jax.set_mesh(mesh)
+    except ValueError:  # in a trace, which has its mesh
+        return nullcontext()
+
+
 def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
-    """Return a mesh of some devices, in the order of their ids; ``None`` of none."""
-    in_order = sorted(set(devices), key=lambda device: device.id)
+    """Return a mesh of some devices, in the order of their ids; ``None`` of none.
+
+    Devices of different platforms may have the same id.
+    """
+    in_order = sorted(set(devices), key=lambda device: (device.platform, device.id))
     return Mesh(np.array(in_order), ("device",)) if in_order else None
 
 

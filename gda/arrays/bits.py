@@ -7,7 +7,6 @@ makes one NaN of all. So these move as unsigned integers.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from gda.arrays.buffers import aligned_empty
 from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import mesh_on
+from gda.mesh import computing_on
 from gda.multihost.settings import own_settings
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
@@ -49,7 +48,7 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
     is_key = jax.numpy.issubdtype(block.dtype, jax.dtypes.extended)
     # Of 4 bits JAX would keep NumPy's copy, of 8 bits an element, with the block.
     has_view = device.platform == "cpu" and not is_key and width_of(block.dtype)[0] >= 8
-    with own_settings(), _mesh_of(block):
+    with own_settings(), computing_on(block):
         if has_view and not is_weak(block):
             # XLA would compile a program for each device and shape, which takes longer.
             data = aligned_empty(shape, block.dtype)
@@ -65,20 +64,12 @@ def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
 def padded(block: jax.Array, shape: Shape, fill: Any) -> jax.Array:
     """Return a block of a larger shape, whose first elements are those of the given one."""
     start = [0] * block.ndim
-    with own_settings(), _mesh_of(block):
+    with own_settings(), computing_on(block):
         whole = lax.full(shape, fill, block.dtype)
         if not is_narrow(block.dtype):
             return lax.dynamic_update_slice(whole, block, start)
         bits = lax.dynamic_update_slice(as_unsigned(whole), as_unsigned(block), start)
         return lax.bitcast_convert_type(bits, block.dtype)
-
-
-def _mesh_of(block: jax.Array) -> AbstractContextManager[object]:
-    """Return the context to compute in: the mesh that the user may have set has other devices."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return nullcontext()
-    (device,) = block.devices()
-    return jax.set_mesh(mesh_on(device))
 
 
 # One program: each step by itself would copy the block.

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import jax
 import numpy as np
 from jax.errors import UnexpectedTracerError
-from jax.sharding import AxisType, NamedSharding
 
 from gda.layout.dtype_names import dtype_named, native
-from gda.layout.indices import bounded, sizes_of
+from gda.layout.indices import bounded, common_box, sizes_of, start_of, within
 from gda.layout.spec import Index, Shape, check_reduced
 from gda.layout.text import format_index, format_processes
-from gda.mesh import is_tracer, memory_kind_of
+from gda.mesh import computing_on, is_tracer, memory_kind_of
 
 if TYPE_CHECKING:
     from gda.storage.tasks import Future
@@ -78,6 +78,9 @@ def source_of(value: Any) -> Source:
         raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     if is_a(value, "tensorstore", "TensorStore"):
         return _TensorStore(value)
+    value = array_here(value)
+    if isinstance(value, jax.Array):
+        return _Shards(value)
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
 
 
@@ -210,11 +213,11 @@ class _Slicing(Source):
     """A source that returns a new array, or a view of one, for slices."""
 
     def __init__(self, value: Any) -> None:
-        value = self._value = array_here(value)
+        self._value = value
         self.shape: Shape = _shape_of(value, value.shape)
         self.dtype = _dtype_of(value, value.dtype)
         self.chunks = chunks_of(value, "chunks")
-        self.is_in_memory = isinstance(value, np.ndarray | jax.Array)
+        self.is_in_memory = isinstance(value, np.ndarray)
         if isinstance(value, np.memmap):
             self.read_bytes = 64 * 2**20  # of which it makes no copy
             # A file that is mapped may be larger than memory. Without C order, rows of the array
@@ -224,10 +227,65 @@ class _Slicing(Source):
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         index = bounded(index, self.shape)
-        if isinstance(self._value, jax.Array):
-            with jax.transfer_guard("allow"):  # of the index too
-                return _sliceable(self._value)[index]
         return self._value[index]
+
+
+class _Shards(Source):
+    """An array of JAX, read from its blocks.
+
+    XLA would change or fail to slice it. On CPU, it adds up what several devices have of a slice,
+    which loses denormals and changes NaNs, and it aborts the process for integers of less than a
+    byte. Under the mesh of the user it refuses other devices.
+    """
+
+    is_in_memory = True
+
+    def __init__(self, array: jax.Array) -> None:
+        self._array, self.shape = array, array.shape
+        self.dtype = _dtype_of(array, array.dtype)
+        self.chunks = None
+
+    @cached_property
+    def _blocks(self) -> list[tuple[Index, jax.Array]]:
+        distinct: dict[Shape, tuple[Index, jax.Array]] = {}
+        for shard in self._array.addressable_shards:
+            box = bounded(shard.index, self.shape)
+            distinct.setdefault(start_of(box), (box, shard.data))
+        return [*distinct.values()]
+
+    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
+        index = bounded(index, self.shape)
+        parts = [
+            (common, _elements(data, within(common, start_of(box))))
+            for box, data in self._blocks
+            if (common := common_box(index, box)) is not None
+        ]
+        if len(parts) == 1:
+            return parts[0][1]
+        out = empty(self.dtype)
+        for box, part in parts:
+            out[within(box, start_of(index))] = part
+        return out
+
+
+def _elements(block: jax.Array, index: Index) -> Any:
+    """Return elements of a block, which stay on their device if that is an accelerator."""
+    (device,) = block.devices()
+    if device.platform == "cpu" or memory_kind_of(block.sharding) is not None:
+        return np.asarray(apart(block))[(*index, ...)]  # with the dots, also of a scalar a view
+    if sizes_of(index) == block.shape:
+        return block
+    with computing_on(block), jax.transfer_guard("allow"), jax.enable_x64(True):  # for the index
+        return block[index]
+
+
+def apart(data: jax.Array) -> jax.Array:
+    """Return the buffer of a single-device array as another array, which takes some microseconds.
+
+    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
+    long as the whole: without this, all that was ever copied would stay on the host.
+    """
+    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
 
 
 class _Filling(_Slicing):
@@ -325,26 +383,6 @@ def checked_block(
             "libraries that scale their data; choose one with gda.storage.lazy(source).astype"
         )
     return found
-
-
-def _sliceable(source: Any) -> Any:
-    """Return NumPy's view of a ``jax.Array`` that XLA would change or fail to slice.
-
-    XLA aborts the process where it slices integers of less than a byte that are sharded on CPU, and
-    JAX slices nothing that is in host memory or sharded over Explicit axes.
-    """
-    is_array = isinstance(source, jax.Array) and not is_tracer(source)
-    if not is_array or source.is_deleted():
-        return source
-    sharding: Any = source.sharding
-    kinds = sharding.mesh.axis_types if isinstance(sharding, NamedSharding) else ()
-    is_explicit = AxisType.Explicit in kinds and not source.is_fully_replicated
-    if is_explicit or memory_kind_of(sharding) is not None:
-        return np.asarray(source)
-    if source.dtype.itemsize >= 4:
-        return source
-    on_cpu = all(device.platform == "cpu" for device in source.devices())
-    return np.asarray(source) if on_cpu else source
 
 
 def chunks_of(value: Any, name: str) -> Shape | None:

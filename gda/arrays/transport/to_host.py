@@ -14,6 +14,7 @@ import numpy as np
 
 from gda.arrays.transport.source_blocks import SourceBlock
 from gda.multihost.settings import own_settings
+from gda.storage.sources import apart
 
 K = TypeVar("K")
 BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any] | SourceBlock
@@ -145,12 +146,3 @@ def _copy_begun(data: jax.Array) -> jax.Array:
     with jax.transfer_guard_device_to_host("allow"):
         own.copy_to_host_async()
     return own
-
-
-def apart(data: jax.Array) -> jax.Array:
-    """Return the buffer of a single-device array as another array, which takes some microseconds.
-
-    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
-    long as the whole: without this, all that was ever copied would stay on the host.
-    """
-    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])

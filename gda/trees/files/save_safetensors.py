@@ -16,7 +16,6 @@ import numpy as np
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.arrays.transport.source_blocks import SourceArray, one_at_a_time
-from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
@@ -27,7 +26,7 @@ from gda.storage import new_files
 from gda.storage.options import Options, ProgressLike, Retry, check_count, counting
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
-from gda.storage.sources import check_unmasked
+from gda.storage.sources import apart, check_unmasked
 from gda.trees.files.rows import groups_in_rows, in_rows, is_scattered
 from gda.trees.files.stripes import nbytes_of, options_for_files, sync_files, write_leaves
 from gda.trees.leaves import (

@@ -20,7 +20,6 @@ from gda.arrays.transport.to_host import (
     MAX_BYTES,
     BlockData,
     HostBlock,
-    apart,
     host_blocks,
     pinned,
 )
@@ -32,7 +31,7 @@ from gda.multihost.agreement import first_differences
 from gda.multihost.meeting import DisagreementError
 from gda.multihost.settings import own_settings
 from gda.storage.options import Options
-from gda.storage.sources import check_unmasked
+from gda.storage.sources import apart, check_unmasked
 from gda.storage.stores.checksums import crc32c, size_and_crc
 from gda.storage.stores.errors import repr_of
 from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, is_source
