@@ -7,9 +7,9 @@ place in the whole array determines; ``gda/arrays/fingerprints/formula.py`` says
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache, partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, sharding_of
 from gda.multihost.settings import own_settings
+
+Made = TypeVar("Made")  # a tree of arrays
 
 # The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
 # columns then stay in the cache.
@@ -205,7 +207,26 @@ def _line_of(devices: tuple[Device, ...]) -> Mesh:
     return Mesh(np.array(devices), ("block",))
 
 
-@lru_cache(maxsize=256)  # they take a thousandth of the memory of a block
+def cache_of_arrays(maxsize: int) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+    """Cache what a function makes on devices, until the user deletes ``jax.live_arrays()``."""
+
+    def decorate(function: Callable[..., Made]) -> Callable[..., Made]:
+        cached = lru_cache(maxsize)(function)
+
+        @wraps(function)
+        def made(*arguments: Hashable) -> Made:
+            arrays = cached(*arguments)
+            if any(array.is_deleted() for array in jax.tree.leaves(arrays)):
+                cached.cache_clear()
+                arrays = cached(*arguments)
+            return arrays
+
+        return made
+
+    return decorate
+
+
+@cache_of_arrays(256)  # they take a thousandth of the memory of a block
 def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
     """Return the keys of each block on its device: uint32 ``[LANES * blocks, ...]``."""
     of_blocks = [_keys_of(folding, start) for start in starts]

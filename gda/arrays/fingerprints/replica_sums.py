@@ -22,6 +22,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import LANES, ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
     RowFolding,
+    cache_of_arrays,
     folding_of,
     is_near,
     mixed,
@@ -141,7 +142,7 @@ def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec,
 # the keys of the elements of a one-dimensional array of 32 bits.
 
 
-@lru_cache(maxsize=64)
+@cache_of_arrays(64)
 def _keys_of_rows(mesh: Mesh, count: int) -> tuple[jax.Array, jax.Array]:
     """Return the keys of rows and those of columns: uint32 ``[LANES, ...]`` on every device."""
     constants = constants_of(0)
