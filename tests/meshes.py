@@ -110,6 +110,18 @@ def random_bits(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return values.view(dtype).reshape(shape)
 
 
+def rare_floats(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Return float32 numbers that computing changes: denormals, NaNs with any payload, and -0.0."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(2**32, size=shape, dtype=np.uint32)
+    kind = rng.integers(4, size=shape)
+    denormals, nans, zero = bits & 0x807FFFFF, bits | 0x7F800001, np.uint32(1 << 31)
+    chosen = np.select(
+        [kind == 0, kind == 1, kind == 2], [denormals, nans, nans & 0xFFBFFFFF], zero
+    )
+    return chosen.astype(np.uint32).view(np.float32)
+
+
 def normal(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     """Return an array of a normal distribution, as weights have it."""
     return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
 
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
+from gda.arrays.bits import as_unsigned, is_narrow
 from gda.arrays.container import Container
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import live
@@ -23,7 +25,7 @@ from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, check_shape, format_spec, partitions_of
-from gda.mesh import MeshLike, grid_of, is_tracer, named_sharding
+from gda.mesh import MeshLike, computing_on, grid_of, is_tracer, named_sharding
 from gda.multihost.agreement import communicates, if_checked
 from gda.multihost.settings import own_settings
 from gda.storage.sources import array_here, check_unmasked
@@ -160,12 +162,21 @@ class PaddedArray(Container):
         is_explicit = AxisType.Explicit in mesh.axis_types
         if is_tracer(self.array):
             return _mask(shape, sizes, sharding if is_explicit else None)
-        return _mask_maker(shape, sizes, sharding, is_explicit)()
+        with computing_on(self.array):
+            return _mask_maker(shape, sizes, sharding, is_explicit)()
 
     def filled(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max."""
-        with own_settings():
-            return jax.numpy.where(self.mask(), self.array, value)
+        array = self.array
+        is_traced = is_tracer(array) or is_tracer(value)
+        with own_settings(), nullcontext() if is_traced else computing_on(array):
+            mask, dtype = self.mask(), jax.numpy.result_type(array, value)
+            if is_traced or dtype != array.dtype or not is_narrow(dtype):
+                return jax.numpy.where(mask, array, value)
+            # XLA changes narrow NaNs on CPU. Bits have no gradients, so not in a trace.
+            value = as_unsigned(jax.numpy.asarray(value, dtype))
+            bits = jax.numpy.where(mask, as_unsigned(array), value)
+            return jax.lax.bitcast_convert_type(bits, dtype)
 
     # As a Python object.
 
