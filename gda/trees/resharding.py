@@ -17,7 +17,8 @@ from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import set_module
 from gda.mesh import MeshLike, mesh_and_spec, sharding_of
 from gda.multihost.agreement import checking_agreement, communicates
-from gda.trees.leaves import array_of, held_by, is_container, is_value, names_of, with_paths
+from gda.multihost.descriptions import leaf_path
+from gda.trees.leaves import array_of, held_by, is_container, is_value, with_paths
 from gda.trees.matching import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
@@ -73,7 +74,7 @@ def reshard_tree(
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     found = specs_per_leaf(tree, mesh, specs, _shaped)
-    paths = ["/".join(names_of(pair.keys)) for pair in found.pairs]
+    paths = [leaf_path(pair.keys) for pair in found.pairs]
 
     def relayout(leaf: Any, found: Any, path: str) -> Relayout | None:
         if is_value(leaf):

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import DTYPES, bits, normal, random_bits
@@ -128,6 +129,26 @@ def test_arrays_move_between_the_card_and_cpu_devices(
         assert moved["a"].devices() == {*mesh.devices.flat}
     g = gda.GlobalArray.from_array(tree["a"]).reshard(cpu_mesh, P("x"))
     assert bits(g) == expected["a"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, jnp.int4])
+def test_donated_and_padded_arrays_move_between_the_card_and_cpu_devices(
+    one_mesh: Mesh, cpu_mesh: Mesh, dtype: Any
+) -> None:
+    # Devices of two platforms have the same ids.
+    odd, even = random_bits((63, 95), dtype), random_bits(SHAPE, dtype)
+    for donate in (False, True):
+        tree = {
+            "odd": gda.PaddedArray.from_array(odd, one_mesh, P("x")),
+            "even": gda.load_tree(even, one_mesh, P("x")),
+        }
+        there = gda.reshard_tree(tree, cpu_mesh, P("y", "x"), donate=donate)
+        assert tree["odd"].is_deleted() == tree["even"].is_deleted() == donate
+        back = gda.reshard_tree(there, one_mesh, P("x"), donate=donate)
+        assert {name: bits(each) for name, each in back.items()} == {
+            "odd": odd.tobytes(),
+            "even": even.tobytes(),
+        }
 
 
 def test_arrays_in_every_memory_of_the_card(one_mesh: Mesh, card: Any, tmp_path: Path) -> None:

@@ -220,3 +220,29 @@ def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPat
         return len(rounds)
 
     assert 0 < rounds_for({"layer0": data["layer0"]}) == rounds_for(data)
+
+
+def test_a_sharding_comes_back_as_it_was_asked_for(mesh: Mesh) -> None:
+    asked = NamedSharding(mesh, P("x", None))
+    for before in (P("x", None), P("x"), P("y")):
+        x = jax.device_put(batch(8, 4), NamedSharding(mesh, before))
+        moved = gda.reshard_tree({"x": x}, asked)["x"]
+        assert moved.sharding == asked
+        assert tuple(moved.sharding.spec) == ("x", None)
+        assert (moved is x) == (before == asked.spec)
+    few = ordered_mesh([5, 2], {"z": 2}, mesh.axis_types[0])
+    assert tuple(gda.reshard_tree([x], few, P("z", None))[0].sharding.spec) == ("z", None)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_paths_with_the_same_text_are_compared_apart() -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    rows = 16 if jax.process_index() else 8
+    make, sharding = (
+        jax.make_array_from_callback,
+        NamedSharding(mesh, P("x")),
+    )  # which check nothing
+    x, y = (make((n,), sharding, batch(n).__getitem__) for n in (rows, 8))
+    tree = {"a/b": x, "a": {"b": y}, "": y}
+    with pytest.raises(gda.DisagreementError, match=r"'a/b'.*\(16,\)"):
+        gda.reshard_tree(tree, mesh, P())

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
+from gda.arrays.process_local import data_by_device
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.rounds import MovedPiece, Packets, Relocation, Round, Routes, Streams
@@ -29,6 +30,7 @@ from gda.mesh import (
     devices_of,
     grid_of,
     local_positions,
+    memory_kind_of,
     mesh_of_all,
     mesh_on,
     named_sharding,
@@ -100,7 +102,7 @@ class Relayout:
 
     @cached_property
     def sharding(self) -> NamedSharding:
-        kind = self.over.memory_kind or sharding_of(self.array).memory_kind
+        kind = self.over.memory_kind or memory_kind_of(sharding_of(self.array))
         return named_sharding(self.target.padded_shape, self.over.mesh, self._wanted, kind)
 
     def described(self) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_Mov
     """
     alike: defaultdict[Any, list[_MovingArray]] = defaultdict(list)
     for leaf in leaves:
-        alike[leaf.dtype, leaf.key].append(leaf)
+        alike[leaf.dtype, leaf.mesh, leaf.key].append(leaf)
     for group in alike.values():
         yield from groups_within(group, [leaf.nbytes for leaf in group], max_bytes)
 
@@ -160,22 +162,24 @@ def _waves(leaves: Iterable[_MovingArray], max_bytes: int) -> Iterator[list[_Mov
 class _MovingArray:
     """One array: the blocks that this process has of it, and those that it is to have.
 
-    ``new`` are the new blocks that are complete, by the ids of their devices; those of ``kept`` are
-    also blocks of the array before. PRNG keys move as the numbers that they consist of.
+    ``numbers`` are the places of devices in ``mesh``, which has those of both layouts. ``new`` are
+    the new blocks that are complete; those of ``kept`` are also blocks of the array before. PRNG
+    keys move as the numbers that they consist of.
     """
 
     def __init__(self, number: int, relayout: Relayout) -> None:
         self.number, self.relayout = number, relayout
         source: Any = sharding_of(relayout.array).mesh
         target: Any = relayout.sharding.mesh
+        self.mesh, self.numbers = _mesh_of_both(source, target)
         self._devices = devices_of(source), devices_of(target)
         self.new_devices = list(local_positions(target))
         self._is_keys = is_extended(relayout.array.dtype)
         one = jax.ShapeDtypeStruct((), relayout.array.dtype)
         numbers: Any = jax.eval_shape(jax.random.key_data, one) if self._is_keys else one
         self.dtype, self._key_shape = numbers.dtype, numbers.shape
-        self.new: dict[int, jax.Array] = {}
-        self.kept: set[int] = set()
+        self.new: dict[Device, jax.Array] = {}
+        self.kept: list[Device] = []
 
     @property
     def block_shape(self) -> Shape:
@@ -185,18 +189,13 @@ class _MovingArray:
     def nbytes(self) -> int:
         return math.prod(self.block_shape) * self.dtype.itemsize
 
-    @property
-    def mesh(self) -> Any:
-        """A mesh of the devices of both layouts, in the order of their ids."""
-        return mesh_of_all(self.relayout.devices)
-
     @cached_property
     def relocation(self) -> Relocation | None:
         """The pieces; ``None`` of an array without elements."""
         source, target = self.relayout.source, self.relayout.target
         if 0 in source.global_shape:
             return None
-        before, after = ([device.id for device in of] for of in self._devices)
+        before, after = ([self.numbers[device] for device in of] for of in self._devices)
         return Relocation(self.number, (source, target), (before, after), self._key_shape)
 
     @property
@@ -204,7 +203,7 @@ class _MovingArray:
         return None if self.relocation is None else self.relocation.key
 
     def blocks(self) -> dict[int, jax.Array]:
-        """Return the blocks of this process by the ids of their devices, in the default memory."""
+        """Return the blocks of this process by the numbers of devices, in the default memory."""
         if not isinstance(self.relayout.array, jax.Array):
             return {}
         blocks = {}
@@ -215,18 +214,18 @@ class _MovingArray:
                     block = jax.random.key_data(block)
             if block.sharding.memory_kind != device.default_memory().kind:
                 block = jax.device_put(block, SingleDeviceSharding(device))
-            blocks[device.id] = block
+            blocks[self.numbers[device]] = block
         return blocks
 
     def result(self) -> jax.Array:
-        kind = self.relayout.sharding.memory_kind
+        kind = memory_kind_of(self.relayout.sharding)
         blocks = []
         for device in self.new_devices:
-            block = self.new[device.id]
+            block = self.new[device]
             if self._is_keys:
                 with jax.set_mesh(mesh_on(device)):
                     block = jax.random.wrap_key_data(block, impl=self._impl)
-            if block.sharding.memory_kind != kind:
+            if kind is not None:
                 block = jax.device_put(block, SingleDeviceSharding(device, memory_kind=kind))
             blocks.append(block)
         shape, dtype = self.relayout.target.padded_shape, self.relayout.array.dtype
@@ -236,10 +235,10 @@ class _MovingArray:
 
     def copy_kept(self) -> list[jax.Array]:
         """Take copies, not waited for, of the blocks that are in both arrays; return them."""
-        for number in self.kept:
-            block = self.new[number]
-            self.new[number] = jax.device_put(block, block.sharding, may_alias=False)
-        return [self.new[number] for number in self.kept]
+        for device in self.kept:
+            block = self.new[device]
+            self.new[device] = jax.device_put(block, block.sharding, may_alias=False)
+        return [self.new[device] for device in self.kept]
 
     @property
     def _impl(self) -> Any:
@@ -249,18 +248,30 @@ class _MovingArray:
         return found[0]
 
 
+@lru_cache(maxsize=256)
+def _mesh_of_both(source: Mesh, target: Mesh) -> tuple[Mesh, dict[Device, int]]:
+    """Return a mesh of the devices of two, in the order of their ids, and the place of each.
+
+    The ids alone are no names of devices: those of another platform have them too.
+    """
+    mesh: Any = mesh_of_all([*devices_of(source), *devices_of(target)])
+    return mesh, {device: number for number, device in enumerate(devices_of(mesh))}
+
+
 class _Wave:
     """Some arrays of one dtype and move, whose pieces travel together."""
 
     def __init__(self, leaves: Sequence[_MovingArray], max_bytes: int, watch: FailureWatch) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
-        self._new: dict[tuple[int, int], Any] = {}
+        self._new: dict[tuple[int, Device], Any] = {}
         self._watch, self._mesh = watch, leaves[0].mesh
-        devices = devices_of(self._mesh)
-        self._mine = {device.id: device for device in self._mesh.local_devices}
+        mine = {*self._mesh.local_devices}
+        self._mine = {
+            number: device for device, number in leaves[0].numbers.items() if device in mine
+        }
         dtype = leaves[0].dtype
-        is_cpu = devices[0].platform == "cpu"
+        is_cpu = all(device.platform == "cpu" for device in devices_of(self._mesh))
         self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
         nbytes = max_bytes // BUFFERS
         nbytes = min(nbytes, ROUND_BYTES_ON_CPU) if is_cpu else nbytes
@@ -273,9 +284,9 @@ class _Wave:
             self._carry(moves)
         for leaf in self._leaves.values():
             for device in leaf.new_devices:
-                if device.id not in leaf.new:
+                if device not in leaf.new:
                     new = self._new_block(leaf, device)
-                    leaf.new[device.id] = self._staging.placed(new, device)
+                    leaf.new[device] = self._staging.placed(new, device)
 
     def _carry(self, moves: Sequence[Relocation]) -> None:
         exchange = exchange_of(self._mesh, moves[0])
@@ -289,7 +300,7 @@ class _Wave:
             self._watch.in_turn(works, partial(self._unpack, streams))
 
     def _new_block(self, leaf: _MovingArray, device: Device) -> Any:
-        key = leaf.number, device.id
+        key = leaf.number, device
         if key not in self._new:
             has_padding = leaf.relayout.target.is_padded
             self._new[key] = self._staging.block(leaf.block_shape, device, zero=has_padding)
@@ -302,15 +313,15 @@ class _Wave:
         block = self._blocks[piece.leaf][piece.source]
         if piece.sizes == block.shape == leaf.block_shape:
             if piece.source == piece.target:
-                leaf.kept.add(device.id)
+                leaf.kept.append(device)
             else:
                 block = jax.device_put(block, device)
-            leaf.new[device.id] = block
+            leaf.new[device] = block
             return
         source = self._staging.given(block)
         for part in piece.parts(self._most):
             into = self._new_block(leaf, device)
-            self._new[part.leaf, device.id] = self._staging.copy(
+            self._new[part.leaf, device] = self._staging.copy(
                 into, part.target_starts, source, part.source_starts, part.sizes
             )
 
@@ -369,16 +380,17 @@ class _Wave:
         for flat, device in sent.buffers:
             self._staging.take_back(flat, device)
         for number, array in enumerate(arrived):
-            for shard in array.addressable_shards:
-                packets = streams.received.get((shard.device.id, number))
+            data_on = data_by_device(array)
+            for place, device in self._mine.items():
+                packets = streams.received.get((place, number))
                 if not packets:
                     continue
-                flat = self._staging.given(shard.data)
+                flat = self._staging.given(data_on[device])
                 for slot, packet in packets.items():
-                    for place, box in packet.boxes(sent.round):
-                        into = self._new_block(self._leaves[box.leaf], shard.device)
-                        at = (slot * sent.round.length + place,)
-                        self._new[box.leaf, shard.device.id] = self._staging.copy(
+                    for begin, box in packet.boxes(sent.round):
+                        into = self._new_block(self._leaves[box.leaf], device)
+                        at = (slot * sent.round.length + begin,)
+                        self._new[box.leaf, device] = self._staging.copy(
                             into, box.target_starts, flat, at, box.sizes
                         )
 

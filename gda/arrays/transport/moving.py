@@ -28,6 +28,7 @@ from gda.mesh import (
     MeshLike,
     devices_of,
     grid_of_array,
+    memory_kind_of,
     mesh_and_spec,
     mesh_of_all,
     processes_of,
@@ -72,9 +73,8 @@ def reshard_all(
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts.
 
-    JAX moves an array whose blocks stay whole on the same devices, and within this process a small
-    one. ``carry`` moves the others. Every process has a value of ``copies``, which do not move:
-    the processes compare them.
+    JAX moves those of ``_is_for_jax``, and ``carry`` the others. Every process has a value of
+    ``copies``, which do not move: the processes compare them.
     """
     between = [each for each in relayouts if not each.is_local]
     devices = [device for each in between for device in each.devices]
@@ -107,7 +107,12 @@ def reshard_all(
 
 
 def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
-    """Return True if JAX moves it as well: by whole blocks, or a small one within this process."""
+    """Return True if JAX may move it, and moves it as well: the only place that decides this.
+
+    The devices stay, in their order, and so does the kind of memory: between some other orders XLA
+    ends the process, and with another kind JAX raises. The blocks stay whole, or the array is small
+    and within this process.
+    """
     if not isinstance(each.array, jax.Array) or not each.sharding.addressable_devices:
         return False
     if each.source.is_padded or each.target.is_padded:  # whose new padding is to be 0
@@ -116,15 +121,17 @@ def _is_for_jax(each: Relayout, max_bytes: int) -> bool:
         return False
     if each.devices[0].platform == "cpu" and is_narrow(each.array.dtype):  # XLA changes NaNs
         return False
-    is_same_set = each.array.sharding.device_set == each.sharding.device_set
-    are_blocks_whole = each.source.shard_shape == each.target.shard_shape
-    if is_same_set and are_blocks_whole:
+    before, after = sharding_of(each.array), each.sharding
+    meshes: Any = before.mesh, after.mesh
+    if devices_of(meshes[0]) != devices_of(meshes[1]):
+        return False
+    if memory_kind_of(before) != memory_kind_of(after):
+        return False
+    if each.source.shard_shape == each.target.shard_shape:
         return True
-    # XLA, or the host between sets of devices, may hold all of the array for each device.
+    # XLA may hold all of the array for each device.
     is_small = each.array.nbytes <= min(max_bytes, _SMALL_BYTES)
-    has_all = is_same_set and each.source.num_shards == 1
-    has_many_platforms = len({device.platform for device in each.devices}) > 1
-    return each.is_local and (is_small or has_all or has_many_platforms)
+    return each.is_local and (is_small or each.source.num_shards == 1)
 
 
 def _moved_by_jax(each: Relayout, name: str) -> jax.Array:

@@ -76,7 +76,10 @@ class HostStaging:
 
 
 class DeviceStaging:
-    """The memory of any devices, with the methods of ``HostStaging``."""
+    """The memory of any devices, also of two platforms, with the methods of ``HostStaging``.
+
+    On CPU, where XLA changes narrow floats, they are the unsigned integers of their bits.
+    """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -84,7 +87,8 @@ class DeviceStaging:
         self._plain = _plain(dtype) if bits >= 8 else dtype
 
     def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
-        return jax.numpy.zeros(shape, self._dtype, device=device)
+        dtype = self._plain if device.platform == "cpu" else self._dtype
+        return jax.numpy.zeros(shape, dtype, device=device)
 
     def flat(self, size: int, device: Device) -> Any:
         return jax.numpy.zeros(size, self._plain, device=device)
@@ -96,7 +100,7 @@ class DeviceStaging:
         return None
 
     def given(self, array: jax.Array) -> Any:
-        return array
+        return self._viewed(array, self._plain)
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         (here,), (there,) = into.devices(), source.devices()
@@ -112,7 +116,13 @@ class DeviceStaging:
         return into
 
     def placed(self, block: Any, device: Device) -> jax.Array:
-        return block
+        return self._viewed(block, self._dtype)
+
+    def _viewed(self, array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+        (device,) = array.devices()
+        if array.dtype == dtype or device.platform != "cpu":
+            return array
+        return jax.device_put(np.asarray(array).view(dtype), device)
 
     def sent(self, flat: Any, device: Device) -> jax.Array:
         return flat

@@ -95,7 +95,7 @@ class FarPiece(NamedTuple):
 
 
 class Relocation:
-    """The pieces of one array between two grids with processes; devices are known by their ids.
+    """The pieces of one array between two grids with processes; ``ids`` are those of their devices.
 
     ``beside`` is the shape of one element, such as that of a PRNG key.
     """
