@@ -408,6 +408,7 @@ FAILING = {
     "a write": (OSError, "[Errno 28] No space left on device: "),
     "the commit": (OSError, "[Errno 28] No space left on device: "),
     "Ctrl-C": (KeyboardInterrupt, "now"),
+    "Ctrl-C at the commit": (KeyboardInterrupt, "now"),
 }
 
 
@@ -418,10 +419,11 @@ def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPa
         raise MemoryError("too much")
 
     def fails(is_first: bool, name: str, arguments: Arguments) -> None:
-        if what == "Ctrl-C" and name == "writev":
+        if name != ("replace" if what.endswith("commit") else "writev"):
+            return
+        if what.startswith("Ctrl-C"):
             raise KeyboardInterrupt("now")
-        if name == ("replace" if what == "the commit" else "writev"):
-            fail(errno.ENOSPC, arguments)
+        fail(errno.ENOSPC, arguments)
 
     if what == "an array that was deleted":
         tree["weights"].delete()
@@ -439,6 +441,7 @@ def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPa
         (1, "a write", True),
         (0, "the commit", False),
         (1, "Ctrl-C", False),
+        (0, "Ctrl-C at the commit", False),
     ],
 )
 def test_failure_in_one_process_fails_in_all(
