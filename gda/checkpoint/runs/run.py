@@ -216,10 +216,11 @@ class Run:
         self._unfinished = "resume"
         _check_one_of("damaged", damaged, ("set aside", "raise"))
         wanted = None if step is None else checked_step(step)
-        self._finish()
-        self._own(wanted, resumes=True)
         options: dict[str, Any] = {"at": tuple(at), "partial": partial, "missing": missing}
-        options |= {"cast": cast, "read_once": read_once, "merge": merge, "timeout": self._timeout}
+        options |= {"cast": cast, "read_once": read_once}
+        self._finish()
+        self._own(wanted, {**options, "damaged": damaged, "start_from": _text_of(start_from)})
+        options |= {"merge": merge, "timeout": self._timeout}
         begun, url = time.monotonic(), self._folder.url
         if not self._names:
             if start_from is None:
@@ -523,13 +524,18 @@ class Run:
                 "run.resume(state) has succeeded; call it"
             )
         if not self._is_owned:
-            self._own(None, resumes=False)
+            self._own(None)
 
-    def _own(self, only: int | None, *, resumes: bool) -> None:
-        """Become the owner of the folder, list its steps, and hear signals from now on."""
+    def _own(self, only: int | None, options: Mapping[str, Any] | None = None) -> None:
+        """Become the owner of the folder, list its steps, and hear signals from now on.
+
+        ``options`` are those of ``resume``, which all processes must give alike.
+        """
+        resumes = options is not None
         if self._is_closed:
             self._ending, self._is_closed = self._ending if self.is_ending else None, False
-        check_same_call("gda.checkpoint.Run", (), self._compared, timeout=self._timeout)
+        agreed = self._compared | {**(options or {}), "resumes": resumes}
+        check_same_call("gda.checkpoint.Run", (), agreed, timeout=self._timeout)
         what = "the first save" if not resumes else f"resume at step {only}" if only else "resume"
         self._names = dict(self._told(what, lambda: self._keeper.own(only, resumes)))
         self._check_is_one_folder()

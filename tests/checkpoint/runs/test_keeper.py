@@ -20,6 +20,7 @@ from gda.checkpoint import Run, SaveError
 from gda.checkpoint.runs import keeper
 from gda.checkpoint.step_folders import folder
 from gda.multihost import meeting
+from gda.storage.stores.directory import FileStore
 from gda.storage.stores.object_store import KvStore
 
 
@@ -211,3 +212,31 @@ def test_processes_that_name_different_rollbacks_do_none(shared_tmp_path: Path) 
     with pytest.raises(gda.DisagreementError, match="if the newest is 20"):
         run.rollback(10, newest=[30, 20][jax.process_index()])
     assert run.steps() == [10, 20, 30]
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_resume_that_fails_in_one_process_has_failed_in_all(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Run(shared_tmp_path, every=10) as run:
+        train(run, 0, 20, 10)
+    run = Run(shared_tmp_path, every=10)
+    me = jax.process_index()
+    with pytest.raises(gda.DisagreementError, match="process 1: .*'set aside'|process 1: .*raise"):
+        run.resume(state_of(0), damaged=("set aside", "raise")[me])
+    with monkeypatch.context() as patch:
+        if me == 1:
+            patch.setattr(FileStore, "read_into", refuse)
+        with pytest.raises(PermissionError):
+            run.resume(state_of(0))
+    for step in (10, 30):
+        with pytest.raises(ValueError, match=r"after resume\(\), nothing is saved"):
+            run.save(step, state_of(step))
+    assert run.steps() == [10, 20]
+    assert run.resume(state_of(0))[1] == 20
+    run.close(30, state_of(30))
+    assert run.steps() == [10, 20, 30]
+
+
+def refuse(*_: Any) -> Any:
+    raise PermissionError(13, "Permission denied")
