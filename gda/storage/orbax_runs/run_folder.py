@@ -24,9 +24,9 @@ MARKS = (METADATA, "_CHECKPOINT_METADATA", "orbax.checkpoint")  # files of a run
 OCDBT = "manifest.ocdbt"
 COMMITTED, PARTIAL = "commit_success.txt", ".orbax-checkpoint-tmp"
 _OF_RUN = ("_CHECKPOINT_METADATA", "orbax.checkpoint", COMMITTED)  # also of a run with items
-# Of JsonSave, of the metrics of CheckpointManager, and of a grain iterator in each process.
+# Of JsonSave and of v1, of the metrics of CheckpointManager, and of a grain iterator in a process.
 OF_PROCESS = "process_"
-_JSON = re.compile(r"metadata|metrics|.*\.json")
+_JSON = re.compile(r"metadata|data\.json|metrics|process_\d+-of-\d+\.json")
 STEP = re.compile(r"(.*[_-])?(\d+)")  # the name of the run of a step
 
 _TIMEOUT = 600.0  # seconds for each answer of an object store

@@ -230,6 +230,14 @@ def test_items_of_another_number_of_processes_are_merged(tmp_path: Path) -> None
         gda.storage.open_orbax(tmp_path / "5/iter")
 
 
+def test_files_of_the_user_beside_the_items_are_no_item(folder: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (folder / "10" / name).write_text("{}")
+    assert gda.storage.open_orbax(folder / "10")["n"] == 10
+    (folder / "10/metrics/notes.json").write_text("{}")
+    assert gda.storage.open_orbax(folder / "10/metrics") == {"loss": 0.5}
+
+
 def test_a_step_of_orbax_is_a_checkpoint_to_start_from(folder: Path, tmp_path: Path) -> None:
     mesh, spec = mesh_of({"z": 2}), P("z")
     like = state_of(0, mesh, spec)
