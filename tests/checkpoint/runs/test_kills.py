@@ -33,11 +33,13 @@ class Training:
     Attributes:
       durable: steps that a program knew to be complete, and 0.
       reached: the newest step that may be complete.
+      rolled: the rollbacks that were done, or may be.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "run"
         self.durable, self.reached = {0}, 0
+        self.rolled: list[list[int]] = []
         self._losses, self._w = [0], first()
         self._programs = 0
 
@@ -123,9 +125,12 @@ class Program:
         found = self._launcher.wait(LIMIT)
         wait_until_gone([int(pid) for _, pid in self._said("is")])
         assert code in (None, found), f"exit code {found}"
-        rolled = [is_done for _, is_done in self._said("rolls")]
-        if self._back:
+        rolled = {is_done for _, is_done in self._said("rolls")}
+        if rolled == {"False"}:  # because it was done before, and the newest step is another one
+            assert self._back in training.rolled
+        elif self._back:
             to, _ = self._back
+            training.rolled.append(self._back)
             training.forget_after(to)
             if rolled:
                 training.reached = to
