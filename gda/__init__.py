@@ -138,7 +138,10 @@ def __getattr__(name: str) -> Any:
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version(DISTRIBUTION)
     if name not in _MODULE_OF:
-        hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
+        from gda.layout.text import near_name
+
+        successor = _SUCCESSOR_OF.get(name)
+        hint = f"; its successor is gda.{successor}" if successor else near_name(name, _MODULE_OF)
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")
     module = import_module(_MODULE_OF[name])
     value = module if name in _MODULES else getattr(module, name)

@@ -31,7 +31,7 @@ from gda.cli.commands import DAMAGED, ERRORS, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
-from gda.layout.text import printable
+from gda.layout.text import printable, unknown_options
 from gda.planning.notation.mistakes import MistakesError
 
 _COMMANDS = (
@@ -89,7 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     parser = _parser()
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        options.parser.error(unknown_options(unknown, options.parser.format_help()))
     if options.version:
         import gda
 
@@ -132,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)

@@ -15,7 +15,7 @@ from gda.compiled.hlo import (
     format_source,
     summed,
 )
-from gda.layout.text import counted, did_you_mean, nearest
+from gda.layout.text import counted, near_name
 
 AxesRule = str | Axes
 Allowed = (
@@ -64,7 +64,7 @@ def rules_of(allow: Allowed) -> list[Rule]:
 def _rule(key: Any, value: Any) -> Rule:
     kind, over = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
     if kind not in KINDS:
-        hint = did_you_mean([*map(repr, nearest(str(kind), KINDS))])
+        hint = near_name(kind, KINDS)
         known = f"the kinds of collectives are {', '.join(KINDS)}"
         raise ValueError(f"allow names {kind!r}, but {known}{hint}")
     if isinstance(value, str | tuple) and over is None:
@@ -86,7 +86,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
     """Raise ``ValueError`` if a rule names an axis that the mesh lacks."""
     for name in [name for rule in rules for name in rule.over or ()]:
         if name not in mesh_shape:
-            hint = did_you_mean([*map(repr, nearest(name, map(str, mesh_shape)))])
+            hint = near_name(name, mesh_shape)
             raise ValueError(
                 f"allow names the axis {name!r}, but the mesh has the axes {mesh_shape}{hint}"
             )

@@ -9,6 +9,7 @@ from contextlib import closing
 
 from gda.launch.children import Port, environment
 from gda.launch.launching import run
+from gda.layout.text import unknown_options
 
 _USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argument ...]"
 
@@ -85,7 +86,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
     parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(unknown_options(unknown, parser.format_help()))
     # A -- before the program ends the options; all words after it belong to the program.
     if options.command[:1] == ["--"]:
         del options.command[0]

@@ -8,11 +8,15 @@ its own. JAX's switch works for gda too: with ``JAX_TRACEBACK_FILTERING=off``, o
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Collection
 from types import FrameType, TracebackType
 from typing import Any, TypeVar, get_type_hints
+
+from gda.layout.text import nearest
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ObjectT = TypeVar("ObjectT")
@@ -29,7 +33,7 @@ def public(function: FunctionT) -> FunctionT:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            hide_own_frames(error, call_frames=1)
+            hide_own_frames(error, called=function)
             raise  # keeps __cause__ and __context__, and adds no frame
 
     return call  # pyright: ignore[reportReturnType]
@@ -51,23 +55,27 @@ def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
     return named
 
 
-def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
+def hide_own_frames(error: BaseException, *, called: Callable[..., Any] | None = None) -> None:
     """Remove gda's frames from a traceback, except the first after each frame of the caller.
 
     Args:
       error: an exception that is being handled; a bare ``raise`` then adds no frame.
-      call_frames: how many frames to drop at its beginning.
+      called: the function whose decorator handles it. Its frame is removed, and a keyword argument
+        that the function does not have gets the name that it is nearest to.
     """
+    entry = error.__traceback__
+    if called is not None and entry is not None and entry.tb_next is None:  # it did not begin
+        _name_near_keyword(error, called)
     if _shows_all_frames():
         return
     kept: list[TracebackType] = []
-    entry, is_inside = error.__traceback__, False
+    is_inside = False
+    if called is not None and entry is not None:
+        entry = entry.tb_next
     while entry is not None:
         package = _package_of(entry.tb_frame)
         from_caller = package not in _NOT_OF_CALLER
-        if call_frames > 0:
-            call_frames -= 1
-        elif from_caller or not is_inside:
+        if from_caller or not is_inside:
             kept.append(entry)
             is_inside = package == "gda"
         entry = entry.tb_next
@@ -75,6 +83,14 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     for entry in reversed(kept):
         shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     error.__traceback__ = shown
+
+
+def _name_near_keyword(error: BaseException, function: Callable[..., Any]) -> None:
+    """Add to the message of a ``TypeError`` as Python does from 3.13 on."""
+    mistaken = re.search(r"unexpected keyword argument '(\w+)'$", str(error))
+    if mistaken is not None:
+        near = nearest(mistaken[1], inspect.signature(function).parameters)
+        error.args = (f"{error}{''.join(f'. Did you mean {name!r}?' for name in near)}",)
 
 
 def frame_of_caller() -> tuple[FrameType | None, int]:

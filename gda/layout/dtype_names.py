@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from gda.layout.text import near_name
+
 if TYPE_CHECKING:  # each is imported when it is needed, as that takes time
     import numpy as np
 
@@ -57,7 +59,13 @@ def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     shown = repr(given) if isinstance(given, str | int) else f"a {type(given).__name__}"
     raise TypeError(
         f"{name}{shown} is not a dtype; a dtype is such as 'float32', np.int32 or jnp.bfloat16"
+        + (near_dtype(given) if is_text else "")
     )
+
+
+def near_dtype(name: str) -> str:
+    """Return a question about the dtype that a mistaken name is nearest to."""
+    return near_name(name, [*_OF_NUMPY, *_names_of_ml_dtypes()])
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:

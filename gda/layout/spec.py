@@ -13,7 +13,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gda.layout.text import counted, did_you_mean, format_mesh, nearest, printable
+from gda.layout.text import counted, format_mesh, near_name, printable
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -182,11 +182,9 @@ def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple
 def _unknown_axis_error(
     name: str, dimension: int, entries: Sequence[object], mesh_shape: Mapping[str, int]
 ) -> ValueError:
-    # A JAX mesh takes any hashable as the name of an axis.
-    near = nearest(name, [axis for axis in mesh_shape if type(axis) is str])
     return ValueError(
         f"spec {format_spec(entries)} shards dimension {dimension} by mesh axis {name!r}, but the "
-        f"mesh has the axes {dict(mesh_shape)}{did_you_mean([*map(repr, near)])}"
+        f"mesh has the axes {dict(mesh_shape)}{near_name(name, mesh_shape)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
@@ -97,6 +98,19 @@ def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
 def did_you_mean(words: Sequence[str]) -> str:
     """Return a question to end a message with; empty without words."""
     return f"; did you mean {' or '.join(words)}?" if words else ""
+
+
+def near_name(word: object, known: Iterable[object]) -> str:
+    """Return a question about the name that a mistaken one is nearest to; empty if none is near."""
+    return did_you_mean([*map(repr, nearest(str(word), map(str, known)))])
+
+
+def unknown_options(given: Sequence[str], help_text: str) -> str:
+    """Return a message about arguments of a command that its help does not have."""
+    known = re.findall(r"--[a-z][\w-]+", help_text)
+    options = [word.partition("=")[0] for word in given if word.startswith("--")]
+    near = [name for option in options for name in nearest(option, known)]
+    return f"unrecognized arguments: {' '.join(given)}{did_you_mean(near)}"
 
 
 # Parts of an array, and their places.

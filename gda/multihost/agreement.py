@@ -84,7 +84,7 @@ def communicates(
                     with suppress(Exception):  # the error of the call is the one to raise
                         given = _given(function, args, kwargs)
                         _tell_failure(error, name.format_map(given), among(given))
-                hide_own_frames(error, call_frames=1)
+                hide_own_frames(error, called=function)
                 raise
 
         return call  # pyright: ignore[reportReturnType]

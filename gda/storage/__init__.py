@@ -42,7 +42,9 @@ def __getattr__(name: str) -> Any:
     # Lazy, so that gda.Retry does not import JAX.
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gda.layout.text import near_name
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near_name(name, __all__)}")
 
 
 def __dir__() -> list[str]:

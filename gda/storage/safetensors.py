@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gda.layout.boundary import public, set_module
 from gda.layout.indices import sizes_of
 from gda.layout.spec import Index, Shape
-from gda.layout.text import counted, join_some
+from gda.layout.text import counted, join_some, near_name
 from gda.storage.new_files import axis_of_runs
 from gda.storage.read_boxes import READ_BYTES
 from gda.storage.safetensors_format import read_header, read_object, version_of
@@ -99,6 +99,8 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
 
     def __getitem__(self, name: str) -> SafetensorsTensor:
         """Return a tensor."""
+        if name not in self._tensors:
+            raise KeyError(f"the files have no tensor {name!r}{near_name(name, self._tensors)}")
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -126,7 +126,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
     [
         (["wrong"], ": invalid choice: 'wrong' ("),
         (["plan", "--shape", "8", "--mesh", "x=4"], "arguments are required: --dtype, --spec"),
-        (["verify", "a", "--timeou", "3"], "gda: error: unrecognized arguments: --timeou 3"),
+        (["verify", "a", "--timeou", "3"], "arguments: --timeou 3; did you mean --timeout?"),
         (
             ["rehearse", "a.py:f", "--topology", "cpu:2", "--mesh", "x=2", "--price", "-1"],
             "argument --price: '-1' is not a price above 0; write 2.5, say",

@@ -652,7 +652,10 @@ def test_a_collective_that_waited_in_vain_names_the_option(program: Program) -> 
         ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
         ("program.py", "the following arguments are required: -n/--num-processes"),
         ("-n 2", "no program was given; give a script, or -m and a module"),
-        ("-n 2 --devices_per_process=2 a.py", "unrecognized arguments: --devices_per_process=2"),
+        (
+            "-n 2 --devices_per_process=2 a.py",
+            "unrecognized arguments: --devices_per_process=2; did you mean --devices-per-process?",
+        ),
     ],
 )
 def test_a_wrong_command_has_a_reason(

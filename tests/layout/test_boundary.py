@@ -123,3 +123,27 @@ def test_every_public_function_hides_its_own_frames(module: Any) -> None:
     codes = [wrapper.__code__ for wrapper in wrappers]
     lacking = [name for name, function in functions.items() if function.__code__ not in codes]
     assert not lacking, f"these lack @public or @communicates: {', '.join(lacking)}"
+
+
+def test_a_mistaken_name_gets_the_one_that_it_is_nearest_to(mesh: Mesh, tmp_path: Path) -> None:
+    file = str(tmp_path / "m.safetensors")
+    gda.storage.save_safetensors(file, {"weights": DATA})
+    gda.checkpoint.save(tmp_path / "c", {"layers": [{"weights": DATA}]})
+    shape: Any = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)
+    restore = gda.checkpoint.restore
+    mistaken: dict[str, Callable[[], object]] = {
+        "'max_workers'": lambda: gda.load_tree({"w": DATA}, mesh, P(), max_worker=1),  # pyright: ignore
+        "'overwrite'": lambda: gda.checkpoint.save(tmp_path, {}, overwrit=True),  # pyright: ignore
+        "'x2'": lambda: gda.ShardGrid((8,), {"x1": 2, "x2": 4}, ["x_2"]),
+        "'bfloat16'": lambda: gda.load_tree({"w": DATA}, mesh, P(), dtype="bfloa16"),
+        "'weights'": lambda: gda.storage.open_safetensors(file)["wieghts"],
+        "'layers'": lambda: restore(tmp_path / "c", at=["layer"]),
+        "'layers/0/weights'": lambda: restore(tmp_path / "c", {"layers": [{"weight": shape}]}),
+        "'load_tree'": lambda: gda.load_tre,
+        "'open_orbax'": lambda: gda.storage.open_orbx,
+        "'all-gather'": lambda: gda.assert_collectives(len, allow={"all_gather"}),
+    }
+    for name, call in mistaken.items():
+        with pytest.raises((TypeError, ValueError, KeyError, AttributeError)) as raised:
+            call()
+        assert f"id you mean {name}?" in str(raised.value), name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.dtype_names import dtype_named
+from gda.layout.dtype_names import dtype_named, near_dtype
 from gda.planning.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     if (dtype := dtype_named(name)) is not None:
         return dtype
     expected = "the name of a dtype was expected, such as float32, bfloat16 or int8"
-    raise MisreadError(expected, text, len(text) - len(text.lstrip()))
+    raise MisreadError(expected + near_dtype(name), text, len(text) - len(text.lstrip()))
 
 
 def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:

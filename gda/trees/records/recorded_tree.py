@@ -21,7 +21,7 @@ from jax.tree_util import DictKey
 
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
-from gda.layout.text import join_some, path_text
+from gda.layout.text import join_some, near_name, path_text
 from gda.multihost.descriptions import leaf_path
 from gda.storage.stores.errors import CorruptionError
 from gda.trees.leaves import Keys, as_dicts, is_container, name_of
@@ -242,6 +242,7 @@ def path_in(structure: Any, at: Path) -> Path:
             there = join_some([repr(each) for each in children]) or "nothing"
             raise KeyError(
                 f"{format_path(at[: i + 1])} is not in the tree; {format_path(at[:i])} has {there}"
+                f"{near_name(key, children)}"
             )
         found = key if key in alike else alike[0]
         path, structure = (*path, found), children[found]

@@ -18,7 +18,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.weak_types import is_weak
-from gda.layout.text import join_some
+from gda.layout.text import join_some, near_name
 from gda.mesh import MeshAndSpec, memory_kind_of, mesh_and_spec
 from gda.multihost.descriptions import leaf_path
 from gda.storage.casts import Origin, cast
@@ -300,7 +300,8 @@ def _check_same_leaves(
     surplus = [format_path(at + path) for path in recorded if path not in expected]
     problems = []
     if missing:
-        problems.append(f"it has no {join_some(missing)}{tree.missing_argument}")
+        near = near_name(missing[0], surplus)
+        problems.append(f"it has no {join_some(missing)}{tree.missing_argument}{near}")
     if surplus and not request.partial:
         problems.append(f"like has no {join_some(surplus)} (partial=True omits them)")
     if problems:
