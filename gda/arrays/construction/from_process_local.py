@@ -20,10 +20,20 @@ from gda.arrays.construction.placing import LocalBlocks, hashable_over, local_bl
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, kind_error, traced_error
 from gda.arrays.process_local import local_sharding
+from gda.arrays.transport.carrying import Relayout
+from gda.arrays.transport.moving import reshard_all
 from gda.arrays.weak_types import is_weak, weakly_typed
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_reduced, check_shape
-from gda.mesh import MeshAndSpec, MeshLike, after_spec, is_tracer, processes_of, view_of
+from gda.mesh import (
+    MeshAndSpec,
+    MeshLike,
+    after_spec,
+    is_tracer,
+    mesh_and_spec,
+    processes_of,
+    view_of,
+)
 from gda.multihost.agreement import checked
 
 
@@ -226,7 +236,8 @@ def _from_pieces(
     local: jax.Array, sharding: NamedSharding, whole: LocalBlocks, reader: BlockReader
 ) -> jax.Array:
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
-        local = jax.device_put(local, sharding)
+        relayout = Relayout(local, mesh_and_spec(sharding, None))
+        (local,) = reshard_all([relayout], "from_process_local")
     pieces = {shard.device: shard.data for shard in local.addressable_shards}
     buffers = [pieces[device] for device in whole.devices]
     return whole.assemble(buffers, whole.devices, reader, "the local data", "mesh.local_devices")

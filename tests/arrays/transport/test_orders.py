@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -16,6 +17,7 @@ from running import python
 from trials import Trials, tried
 
 import gda
+from gda.arrays.construction import from_process_local
 from gda.arrays.transport import carrying, moving, staging
 
 DATA = batch(24, 24)
@@ -95,6 +97,21 @@ def test_jax_moves_nothing_to_another_order_or_memory(monkeypatch: pytest.Monkey
     assert not moved_by_jax
     assert is_right(g.reshard(P("c")), DATA)
     assert len(moved_by_jax) == 1, "JAX moves a small array on the same devices"
+
+
+def test_local_data_goes_to_another_order_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on an accelerator, where the data stays on devices.
+    monkeypatch.setattr(from_process_local, "is_on_cpu", lambda _: False)
+    put = jax.device_put
+
+    def put_on_one(x: Any, to: Any, **options: Any) -> Any:
+        assert not isinstance(to, NamedSharding), "JAX moves the data"
+        return put(x, to, **options)
+
+    monkeypatch.setattr(jax, "device_put", put_on_one)
+    before, after = ordered_mesh([0, 4, 2], {"a": 3}), ordered_mesh([4, 0, 2], {"b": 3})
+    x = jax.make_array_from_callback(DATA.shape, NamedSharding(before, P("a")), DATA.__getitem__)
+    assert is_right(gda.GlobalArray.from_process_local(x, after, P("b")), DATA)
 
 
 def test_devices_of_two_platforms_may_have_the_same_id() -> None:
