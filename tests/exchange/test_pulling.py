@@ -313,7 +313,7 @@ def test_addresses_that_are_none(address: Any) -> None:
     ("options", "kind", "message"),
     [
         ({"like": {"w": np.zeros(3, np.float32)}}, ValueError, "the offer does not match like"),
-        ({"like": {"w": batch(4, 2).astype("f2")}}, TypeError, "like has float16; pass dtype="),
+        ({"like": {"w": batch(4, 2).astype("f2")}}, ValueError, "like has float16; pass dtype="),
         ({"specs": P("z")}, ValueError, "the offer does not fit specs"),
         ({"timeout": 0}, ValueError, "timeout must be"),
         ({"min_version": 0}, ValueError, "min_version must be a whole number"),

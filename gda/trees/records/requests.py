@@ -300,7 +300,7 @@ def _check_same_leaves(
     surplus = [format_path(at + path) for path in recorded if path not in expected]
     problems = []
     if missing:
-        near = near_name(missing[0], surplus)
+        near = near_name(missing[0], surplus) if request.partial else ""  # else it is listed below
         problems.append(f"it has no {join_some(missing)}{tree.missing_argument}{near}")
     if surplus and not request.partial:
         problems.append(f"like has no {join_some(surplus)} (partial=True omits them)")
