@@ -263,7 +263,8 @@ class Save:
     seconds: Sequence[float]  # after commit(), in process 0: that each process wrote
     nbytes: int  # after commit(), in process 0: of all chunks, written and linked
     _structure: Any  # of the tree, as JSON
-    _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves
+    _given: Sequence[GivenLeaf | ValueLeaf | SavedPerProcess]  # its leaves, until take()
+    _has_large: bool  # True if one is not packed
     _writer: Writer  # after begin()
     _looks: bool  # after begin(): True to look if all processes see the folder
     _compares: bool  # after begin(): True to compare arrays that devices may still compute
@@ -319,6 +320,9 @@ class Save:
         def work() -> None:
             self._structure, leaves = flatten(tree)
             self._given = given_leaves(leaves, self._options)
+            self._has_large = any(
+                isinstance(each, GivenLeaf) and not is_packed(each.record) for each in self._given
+            )
 
         def outcome(_: None) -> Description:
             values = values_of(self._given)
@@ -412,9 +416,10 @@ class Save:
         if self._looks and not sees(self._sees_claim):
             return {"sees": False}
         # Only now: a process that waits for arrays, which it computes with others, cannot meet.
-        arrays = [each.array for each in self._given if isinstance(each, GivenLeaf)]
+        given, self._given = self._given, ()  # the user's arrays, which are not kept
+        arrays = [each.array for each in given if isinstance(each, GivenLeaf)]
         wait_for_arrays(self._name, arrays)
-        self._share = Share(with_blocks(self._given))
+        self._share = Share(with_blocks(given))
         values = {}
         if self._compares:
             leaves = [each for each in self._share.leaves if isinstance(each, SavedLeaf)]
@@ -434,10 +439,7 @@ class Save:
         """Return this store and that of the base, if an array may be linked; equal in all."""
         if not isinstance(self.store, FileStore) or not isinstance(self._base, FileStore):
             return None  # an object store has no links
-        has_large = any(
-            isinstance(each, GivenLeaf) and not is_packed(each.record) for each in self._given
-        )
-        return (self.store, self._base) if has_large else None
+        return (self.store, self._base) if self._has_large else None
 
     def _read_base(self, base: Store) -> Manifest:
         try:

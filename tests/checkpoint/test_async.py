@@ -1,10 +1,12 @@
 """Saves in the background, and fingerprints that tell what was saved."""
 
 import functools
+import gc
 import logging
 import re
 import signal
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,22 @@ def test_each_block_is_summed_up_where_it_is(
     on_accelerator, on_cpu = gda.checkpoint.verify(tmp_path).leaves
     assert on_cpu.fingerprint == gda.fingerprint(DATA)  # pyright: ignore
     assert on_accelerator.fingerprint == gda.fingerprint(DATA + 1)  # pyright: ignore
+
+
+def test_arrays_of_the_caller_are_not_held(
+    tmp_path: Path, gate: threading.Event, accelerators: list[Any]
+) -> None:
+    """The save has copies; the memory of the arrays themselves is free while it runs."""
+    accelerators.append(jax.devices()[0])
+    tree = {"numpy": DATA.copy(), "on an accelerator": jax.device_put(DATA, jax.devices()[0])}
+    alive = [weakref.ref(each) for each in tree.values()]
+    pending = save_async(tmp_path, tree)
+    del tree
+    gc.collect()
+    held = [each() is not None for each in alive]
+    gate.set()
+    pending.result()
+    assert held == [False, False]
 
 
 @pytest.mark.parametrize("where", ["CPU", "an accelerator", "one without pinned memory"])
