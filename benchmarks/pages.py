@@ -60,6 +60,7 @@ _ALIGNED = (
 _FILES = _ALIGNED.replace("is aligned", "is not aligned")  # as NumPy's is, mostly
 _INDICES = "all indices and replica ids, cold, 1,024 devices"
 _JITTED = "a jitted call with 100 GlobalArrays as input, one device"
+_CALLBACK = "from_callback, a fresh 64 KiB block per device, aligned, 8 devices"
 
 PICTURES = {
     "restore": {f"restore {_OTHER}": "Restore 512 MiB onto another layout"},
@@ -84,20 +85,19 @@ PICTURES = {
         "from_process_local of a batch of 8 leaves, a step, 4 processes": (
             "A batch of 8 arrays, in 4 processes"
         ),
-        "from_callback, a fresh 64 KiB block per device, aligned, 8 devices": (
-            "New blocks of 64 KiB for 8 devices, from a callback"
-        ),
+        _CALLBACK: "New blocks of 64 KiB for 8 devices, from a callback",
     },
 }
 """The works of each picture, and their titles."""
 
 _TITLES = {work: title for works in PICTURES.values() for work, title in works.items()}
 # The rows of RESULTS.md that a person reads first, and those of the README.
-_LOAD = "load a model from safetensors, 256 MiB of float32: columns"
+_LOAD = "load 256 MiB of {} from safetensors in a fresh process"
+_LOADS = [_LOAD.format(layout) for layout in ("rows", "rows and columns", "columns")]
 _TUNED = "save 1 GiB of frozen arrays and 10 MiB that changed"
 _FIRST = {
     **_TITLES,
-    _LOAD: "Load a model of 256 MiB from safetensors, by columns",
+    **{work: work.replace("load", "Load", 1) for work in _LOADS},
     _TUNED: "Save 1 GiB of which 10 MiB changed",
     "load an Orbax run, 256 MiB, 4 arrays, onto another layout": "Restore a run of Orbax, 256 MiB",
     "a step of 20 ms with 15 ms of loading by NumPy": "A step of 20 ms with batches from NumPy",
@@ -113,8 +113,9 @@ _FIRST = {
     "replicas compared: 64 MiB of float32 on each of 8 devices": "Compare replicas of 64 MiB",
 }
 _ROWS = [
-    *(_LOAD, f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays"),
-    *(f"memory beyond the arrays, restore {_OTHER}", _INDICES, _JITTED),
+    *_LOADS,
+    *(f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays", f"save {_SMALL}"),
+    *(f"memory beyond the arrays, restore {_OTHER}", _CALLBACK, _INDICES, _JITTED),
 ]
 
 
@@ -194,12 +195,20 @@ def pages(results: Results, sections: Mapping[str, Sequence[Work]]) -> dict[Path
     guide = with_losses(GUIDE.read_text("utf-8"), results, works.values())
     texts[GUIDE] = _with_block(guide, "runs", f"\n{machines}\n")
     lines = first_rows(results, [works[name] for name in _ROWS], always_with_quartiles=False)
-    readme = _with_block(README.read_text("utf-8"), "speed:begin", "\n".join(["", *lines, ""]))
+    measured = {name: results[name] for name in _ROWS if name in results}
+    where = [*map(_in_short, machines_of(measured)), ""]
+    lines = ["", *where, *lines, ""]
+    readme = _with_block(README.read_text("utf-8"), "speed:begin", "\n".join(lines))
     ran = RAN.read_text("utf-8").splitlines() if RAN.exists() else []
     texts[README] = _with_block(readme, "ran:begin", ran_in_words(ran))
     table_of_runs = _with_block(PLATFORMS.read_text("utf-8"), "ran:begin", ran_in_a_table(ran))
     texts[PLATFORMS] = table_of_runs
     return texts
+
+
+def _in_short(machine: str) -> str:
+    """Return day, processor, Python and JAX of a machine."""
+    return f"{machine.partition(', jaxlib')[0].replace('; ', ', ')}:"
 
 
 _NOWHERE = "None yet."

@@ -95,7 +95,9 @@ def _json(value: object) -> str:
 
 def here(accelerator: str = "") -> str:
     """Return this day and this machine, with its accelerator if one is measured."""
-    cpu = re.search("model name\\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    about = Path("/proc/cpuinfo").read_text()
+    cpu = re.search("model name\\s*: (.*)", about)
+    vectors = "AVX-512" if "avx512f" in about else "AVX2" if "avx2" in about else "no AVX2"
     packages = []
     for package in (*_PACKAGES, *(_FOR_ACCELERATORS if accelerator else ())):
         try:
@@ -104,6 +106,6 @@ def here(accelerator: str = "") -> str:
             packages.append(f"no {package}")
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {accelerator}{', ' * bool(accelerator)}"
-        f"{os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'}; "
+        f"{os.cpu_count()} cores, {cpu[1] if cpu else 'CPU'} with {vectors}; "
         f"Python {platform.python_version()}, {', '.join(packages)}"
     )
