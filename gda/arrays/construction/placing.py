@@ -31,6 +31,7 @@ from gda.mesh import (
     mesh_grid,
     named_sharding,
 )
+from gda.multihost.settings import own_settings
 
 
 def local_blocks_of(
@@ -182,12 +183,7 @@ class LocalBlocks:
             except KeyError:
                 return blocks[self._block_of(index)]
 
-        if not _transfers_are_guarded():
-            return jax.make_array_from_callback(self.shape, self.sharding, block_for)
-        with (  # these were asked for
-            jax.transfer_guard_host_to_device("allow"),
-            jax.transfer_guard_device_to_device("allow"),
-        ):
+        with own_settings():
             return jax.make_array_from_callback(self.shape, self.sharding, block_for)
 
     def assemble(
@@ -230,18 +226,6 @@ def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Arra
             f"order of {order}"
         )
     return buffer
-
-
-_NOT_GUARDED = (None, "allow")
-
-
-def _transfers_are_guarded() -> bool:
-    """Return True if a setting may forbid or log transfers; overriding it takes 10 times longer."""
-    config: Any = jax.config
-    return (
-        config.jax_transfer_guard_host_to_device not in _NOT_GUARDED
-        or config.jax_transfer_guard_device_to_device not in _NOT_GUARDED
-    )
 
 
 def places_early(platform: str) -> bool:

@@ -61,7 +61,7 @@ class HostBlock(Generic[K]):
             if isinstance(self._data, SourceBlock):
                 self._data = self._data.read()
             self.begin()
-            with jax.transfer_guard_device_to_host("allow"):  # the user asked for it
+            with own_settings():
                 return np.asarray(self._data if self._copy is None else self._copy)
 
     def release(self) -> None:
@@ -143,6 +143,6 @@ def _copy_begun(data: jax.Array) -> jax.Array:
     if data.nbytes >= _LARGE_BYTES and (copy := pinned(data)) is not None:
         return copy
     own = apart(data)
-    with jax.transfer_guard_device_to_host("allow"):
+    with own_settings():
         own.copy_to_host_async()
     return own

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -94,6 +94,11 @@ class FarPiece(NamedTuple):
                 begin += 1 << digit
 
 
+@lru_cache(maxsize=16)  # most arrays of a tree have the shapes and layouts of others
+def _flow_of(grids: tuple[ShardGrid, ShardGrid], ids: tuple[tuple[int, ...], ...]) -> Flow:
+    return Flow(*grids, homes_of(*map(np.asarray, ids)))
+
+
 class Relocation:
     """The pieces of one array between two grids with processes; ``ids`` are those of their devices.
 
@@ -110,7 +115,7 @@ class Relocation:
         self.leaf, self._beside = leaf, beside
         self._source, self._target = grids
         self._ids = [np.asarray(some) for some in ids]
-        self._flow = Flow(*grids, homes_of(*self._ids))
+        self._flow = _flow_of(grids, tuple(map(tuple, ids)))
 
     @cached_property
     def key(self) -> Hashable:

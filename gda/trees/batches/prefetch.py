@@ -179,11 +179,11 @@ class Prefetched(Iterator[Any]):
         if self._is_closed:
             return
         self._is_closed = True
-        if thread is threading.current_thread():  # the iterator, which cannot close itself now
-            thread.stop(closes=True)
-            return
         if thread is not None:
-            thread.stop()
+            is_own = thread is threading.current_thread()  # the iterator, which is running
+            thread.stop(closes=is_own)
+            if is_own:
+                return
             thread.join()
         _close(self._source)
 
