@@ -24,7 +24,7 @@ from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.pending import Pending
 from gda.checkpoint.reading.checked_files import load_complete
 from gda.checkpoint.shared_folders import LATE_SECONDS, check_all_see, is_known, sees
-from gda.checkpoint.step_folders.folder import BEGUN
+from gda.checkpoint.step_folders.folder import BEGUN, check_names_no_step
 from gda.checkpoint.writing.linking import Links
 from gda.checkpoint.writing.writer import Share, Writer, is_packed
 from gda.layout.boundary import set_module
@@ -128,7 +128,8 @@ def save(
         the extra ``progress``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises:
-      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files, or it names
+        a step of a run, as ``runs/a@100`` does.
       CheckpointNotFoundError: ``base`` has no complete checkpoint.
       TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
@@ -372,6 +373,7 @@ class Save:
 
     def _claim(self, looks: bool) -> str:
         """Claim the path in process 0; return the name of the new directory."""
+        check_names_no_step(self.store.url.removesuffix("/"), self._timeout)
         if self._base is not None:
             self._base_manifest = load_complete(self._base)
         self.claim = self._lock.enter_context(_claimed(self.store, self._agreed["overwrite"]))

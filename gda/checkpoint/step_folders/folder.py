@@ -542,6 +542,16 @@ def path_of(path: Any, timeout: float) -> Any:
     return below(folder.path, folder.step(step).name)
 
 
+def check_names_no_step(path: str, timeout: float) -> None:
+    """Raise ``FileExistsError`` if a new checkpoint at a path would hide a step of a run."""
+    found = _REFERENCE.fullmatch(path)
+    if found and not _is_there(path, timeout) and RunFolder(found[1], timeout).owner() is not None:
+        raise FileExistsError(
+            f"{path} names a step of the run {found[1]}, which a checkpoint there would hide; give "
+            "another path, without @ at its end"
+        )
+
+
 def _is_there(text: str, timeout: float) -> bool:
     store = open_store(text, timeout)
     return (

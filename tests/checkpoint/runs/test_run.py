@@ -286,6 +286,19 @@ def test_the_best_step_of_a_run_is_that_of_its_restart(tmp_path: Path) -> None:
             gda.checkpoint.inspect(f"{tmp_path.parent}/other@{name}")
 
 
+@pytest.mark.parametrize("name", ["run@1", "run@7", "run@latest"])
+def test_no_checkpoint_hides_a_step_of_a_run(tmp_path: Path, name: str) -> None:
+    gda.checkpoint.save(tmp_path / name, {"n": 5})  # there is no run
+    shutil.rmtree(tmp_path / name)
+    run, _ = resumed(tmp_path / "run", every=1)
+    run.close(1, state_of(1))
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=f"/{name} names a step of the run .*/run, which"):
+            gda.checkpoint.save(tmp_path / name, {"n": 5}, overwrite=overwrite)
+    assert gda.checkpoint.restore(f"{tmp_path}/run@1")["n"] == 1
+    assert not (tmp_path / name).exists()
+
+
 # Removal.
 
 
