@@ -49,6 +49,8 @@ from gda.trees.records.arrivals import Arrival, NeededBlock
 from gda.trees.records.recorded_tree import PerProcessLeaf, format_path, noting_path
 from gda.trees.records.requests import Request
 
+log = logging.getLogger("gda")
+
 _NAME = "gda.checkpoint.restore"
 MAX_BYTES = 128 * 2**20
 
@@ -197,7 +199,10 @@ class _Restore:
                 note_of_folder(error, self.store)
                 raise
             manifest = None
-        return self._tree_of_orbax() if manifest is None else self._tree_of(manifest)
+        restored = self._tree_of_orbax() if manifest is None else self._tree_of(manifest)
+        if self.wanted.difference and jax.process_index() == 0:
+            log.info("restored %s in part: %s", self.store.url, self.wanted.difference)
+        return restored
 
     def _tree_of(self, manifest: Manifest) -> Any:
         self.files = Files(self.store, manifest)
@@ -220,7 +225,7 @@ class _Restore:
     def _tree_of_orbax(self) -> Any:
         like = None if self.request.at else self.request.like
         tree, leaves = recorded(open_tree(self.path, self.timeout, like))
-        wanted = self.request.match(tree)
+        wanted = self.wanted = self.request.match(tree)
         for leaf in wanted.per_process:
             wanted.values[leaf.path] = PerProcess(self._value_of(leaf, leaves[leaf.path]))
         options = options_for(self.store, self.options, least=4)
@@ -248,9 +253,7 @@ class _Restore:
                 )
         if here == 0:
             where = f"{format_path(leaf.path)} of {self.store.url}"
-            logging.getLogger("gda").info(
-                "%s: merged the values of %d processes for %d", where, saved, count
-            )
+            log.info("%s: merged the values of %d processes for %d", where, saved, count)
         return merged[here]
 
     def _compare_calls(self) -> None:

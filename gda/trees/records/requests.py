@@ -92,8 +92,8 @@ class Request:
         """Return the requested part of a recorded tree; raise unless they fit each other."""
         request = replace(self, at=path_in(tree.structure, self.at))
         if request.like is None:
-            return RequestedTree(request, tree, _leaves_by_layouts(request, tree), None)
-        return RequestedTree(request, tree, *_leaves_like(request, tree))
+            return RequestedTree(request, tree, _leaves_by_layouts(request, tree))
+        return _requested_like(request, tree)
 
 
 class RequestedTree:
@@ -103,12 +103,18 @@ class RequestedTree:
       arrivals: its arrays, in order.
       per_process: its values that each process has by itself.
       values: these values, by path, for the caller to fill.
+      difference: the leaves that only ``like`` has or only the recorded tree; empty if none.
     """
 
     def __init__(
-        self, request: Request, tree: RecordedTree, leaves: list[Arrival | Any], definition: Any
+        self,
+        request: Request,
+        tree: RecordedTree,
+        leaves: list[Arrival | Any],
+        definition: Any = None,
+        difference: str = "",
     ) -> None:
-        self._request, self._structure = request, tree.structure
+        self._request, self._structure, self.difference = request, tree.structure, difference
         self._leaves, self._definition = leaves, definition  # that of ``like``, if there is one
         self.arrivals = [leaf for leaf in leaves if isinstance(leaf, Arrival)]
         self.per_process = [leaf for leaf in leaves if isinstance(leaf, PerProcessLeaf)]
@@ -236,8 +242,8 @@ def _reasons(problems: Sequence[tuple[Path, str]]) -> list[str]:
 # Leaves as those of ``like``.
 
 
-def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | Any], Any]:
-    """Return an arrival or a value for every leaf of ``like``, and its structure."""
+def _requested_like(request: Request, tree: RecordedTree) -> RequestedTree:
+    """Return an arrival or a value for every leaf of ``like``."""
     at = request.at
     wanted, definition = jax.tree_util.tree_flatten_with_path(request.like, is_leaf=is_container)
     recorded = {path[len(at) :]: leaf for path, leaf in tree.leaves_at(at).items()}
@@ -265,7 +271,12 @@ def _leaves_like(request: Request, tree: RecordedTree) -> tuple[list[Arrival | A
             problems.append((at + path, str(error)))
     if problems:
         raise ValueError(f"{tree.what} does not match like: {join_some(_reasons(problems))}")
-    return results, definition
+    kept = [format_path(at + path) for path in paths if path not in recorded]
+    taken = {at + path for path in paths}
+    omitted = [format_path(leaf.path) for leaf in tree.leaves if leaf.path not in taken]
+    notes = [f"like's own value stays at {join_some(kept)}"] if kept else []
+    notes += [f"not restored: {join_some(omitted)}"] if omitted else []
+    return RequestedTree(request, tree, results, definition, "; ".join(notes))
 
 
 def _paths_in(recorded: Collection[Path], paths: Sequence[Path]) -> list[Path]:

@@ -1204,3 +1204,29 @@ def test_a_state_that_does_not_fit_is_no_damage(tmp_path: Path) -> None:
     assert run.steps() == [10, 20]
     state, step = Run(tmp_path, every=10).resume({"n": 0}, partial=True)
     assert (state, step) == ({"n": 20}, 20)
+
+
+@pytest.mark.parametrize("start_from", [False, True])
+def test_the_log_names_what_a_resume_kept_and_what_it_omitted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, start_from: bool
+) -> None:
+    saved = tmp_path / "a"
+    with Run(saved, every=10) as run:
+        run.save(10, {"params": {"old": np.ones(2), "same": np.ones(2)}, "n": 10})
+    like = {"new": np.zeros(2), "same": np.zeros(2)}
+    options: dict[str, Any] = {"at": ["params"], "partial": True, "missing": "keep"}
+    if start_from:
+        options["start_from"] = f"{saved}@10"
+    with caplog.at_level(logging.INFO, logger="gda"):
+        state, _ = Run(tmp_path / ("b" if start_from else "a"), every=10).resume(like, **options)
+    np.testing.assert_array_equal(state["new"], 0)
+    np.testing.assert_array_equal(state["same"], 1)
+    (line,) = [each for each in caplog.messages if "in part" in each]
+    assert line == (
+        f"restored {saved}/00000010 in part: like's own value stays at params/new; "
+        "not restored: n; params/old"
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="gda"):
+        Run(saved, every=10).resume({"params": {"old": np.ones(2), "same": np.ones(2)}, "n": 0})
+    assert not any("in part" in each for each in caplog.messages)
