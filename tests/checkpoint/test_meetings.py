@@ -47,7 +47,7 @@ def meetings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
 
 @two_processes
 def test_number_of_meetings_of_a_save(shared_tmp_path: Path, meetings: Any) -> None:
-    """The numbers are those of docs/many-hosts.md."""
+    """The numbers are those of docs/cluster.md."""
     folder, tree = shared_tmp_path / "folder", tree_of(1)
     assert meetings(save, folder / "1", tree) == 3  # the folder is new to the program
     assert meetings(save, folder / "2", tree) == 2
@@ -61,7 +61,7 @@ def test_number_of_meetings_of_a_save(shared_tmp_path: Path, meetings: Any) -> N
 
 @two_processes
 def test_number_of_meetings_of_a_save_in_a_run(shared_tmp_path: Path, meetings: Any) -> None:
-    """The numbers are those of docs/many-hosts.md."""
+    """The numbers are those of docs/cluster.md."""
     run, states = Run(shared_tmp_path, every=1), [tree_of(step) for step in range(13)]
     run.resume(states[0])
 
