@@ -381,3 +381,8 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
 def _on_one_device(sharding: SingleDeviceSharding) -> NamedSharding:
     mesh, spec, kind = mesh_and_spec(sharding, None)
     return NamedSharding(mesh, spec, memory_kind=kind)  # pyright: ignore[reportArgumentType]
+
+
+def is_on_host(memory_kind: str | None) -> bool:
+    """Return True for the memory of a host; None is the default memory of the devices."""
+    return memory_kind is not None and memory_kind.endswith("host")

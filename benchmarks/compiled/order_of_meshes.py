@@ -22,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.compiled.collective_times import Interconnect
+from gda.compiled.devices.device_kinds import DeviceKind
+from gda.compiled.devices.device_speeds import DeviceSpeeds, Fit, Measured
 from gda.compiled.hlo import ProgramMesh, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
-from gda.planning.device_kinds import DeviceKind
-from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
 
 AXES = ("data", "fsdp", "tensor", "idle")
 # All meshes over three axes, and two whose devices repeat each other's work.

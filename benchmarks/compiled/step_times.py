@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 import gda
 from benchmarks.compiled import order_of_meshes, steps
 from benchmarks.compiled.llama import BF16, Model, Training, operations, step
-from gda.planning.device_kinds import num_devices_of
+from gda.compiled.devices.device_kinds import num_devices_of
 
 HERE = Path(__file__).parent
 FIGURES, MEASURED = HERE / "step_times.json", HERE / "steps_on_h100.jsonl"

@@ -10,10 +10,9 @@ compares two; ``verify`` reads one; ``convert`` makes one of other files, or oth
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands``; ``plans``; ``rehearsals`` with ``rehearsal_processes`` and
-``rehearsal_program``; ``checkpoints``; ``convert``; ``functions`` (of the user). What they print is
-computed elsewhere: a plan is a picture of ``gda.show``. ``gda.planning.notation`` reads the texts
-of options.
+Read in this order: ``notation`` (the texts of options), ``commands``; ``plans``; ``rehearsals``
+with ``rehearsal_processes`` and ``rehearsal_program``; ``checkpoints``; ``convert``; ``functions``
+(of the user). What they print is computed elsewhere: a plan is a picture of ``gda.show``.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from typing import Any
 from gda.cli.checkpoints import add_diff, add_hold, add_inspect, add_rollback, add_verify
 from gda.cli.commands import DAMAGED, ERRORS, INTERRUPTED, OK, WRONG
 from gda.cli.convert import add_convert
+from gda.cli.notation.mistakes import MistakesError
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.layout.text import printable, unknown_options
-from gda.planning.notation.mistakes import MistakesError
 
 _COMMANDS = (
     *(add_plan, add_rehearse, add_inspect, add_verify, add_diff, add_convert),

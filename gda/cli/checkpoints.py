@@ -17,8 +17,8 @@ from gda.cli.commands import (
     shows_progress,
     without_accelerators,
 )
+from gda.cli.notation.mistakes import MistakesError
 from gda.layout.text import counted, format_bytes
-from gda.planning.notation.mistakes import MistakesError
 
 _DIFF_EPILOG = """\
 exit code:

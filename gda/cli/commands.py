@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from gda.planning.notation.mistakes import MisreadError, MistakesError
+from gda.cli.notation.mistakes import MisreadError, MistakesError
 
 T = TypeVar("T")
 

@@ -17,8 +17,8 @@ from gda.cli.commands import (
     without_accelerators,
 )
 from gda.cli.functions import file_and_function, function_of, traceback_of
+from gda.cli.notation.mistakes import MistakesError
 from gda.layout.text import counted, format_bytes
-from gda.planning.notation.mistakes import MistakesError
 
 _EPILOG = """\
 SOURCE is a checkpoint of gda, a safetensors file or a folder of such files, or

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gda.cli.notation.mistakes import MistakesError
 from gda.layout.boundary import below
-from gda.planning.notation.mistakes import MistakesError
 
 _IMPORT_FILES = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 

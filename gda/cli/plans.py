@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import OK, add_command, read_option, terminal_width
+from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
+from gda.cli.notation.mistakes import MistakesError
+from gda.cli.notation.numbers import parse_dtype, parse_number, parse_shape
 from gda.layout.text import format_mesh
-from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
-from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
 
 if TYPE_CHECKING:
     from gda.layout.numbering import IntArray

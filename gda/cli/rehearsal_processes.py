@@ -20,9 +20,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gda.cli.notation.mistakes import MistakesError
 from gda.launch.children import Children
 from gda.layout.text import format_mesh, signal_name
-from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import Rehearsal

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gda.cli.functions import function_of, traceback_of
+from gda.cli.notation.mistakes import MistakesError
 from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest, num_cpus
 from gda.layout.text import counted, format_mesh
-from gda.planning.notation.mistakes import MistakesError
 
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")
 

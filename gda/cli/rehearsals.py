@@ -24,12 +24,12 @@ from gda.cli.commands import (
     terminal_width,
 )
 from gda.cli.functions import file_and_function
+from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
+from gda.cli.notation.mistakes import MistakesError
+from gda.cli.notation.numbers import parse_number
+from gda.compiled.devices.device_kinds import meshes_of, num_devices_of
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, format_mesh
-from gda.planning.device_kinds import meshes_of, num_devices_of
-from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
-from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.numbers import parse_number
 
 if TYPE_CHECKING:
     from gda.cli.rehearsal_processes import RehearsalReport, RehearsalRequest

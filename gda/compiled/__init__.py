@@ -2,7 +2,8 @@
 
 Provisional: see ``docs/stable.md``.
 
-Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``programs`` (a call,
+Read in this order: ``devices`` (kinds of them, and their speeds), ``hlo`` (the text of a compiled
+program), both without JAX; ``programs`` (a call,
 traced, lowered or compiled), ``communication_rules`` (what is allowed), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``topologies`` (``gda.rehearsal_mesh``),
 ``abstract`` (``gda.abstract``), ``flops``, ``torus``, ``collective_times`` and ``seconds``,

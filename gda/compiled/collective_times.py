@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gda.compiled.devices.device_kinds import DeviceKind, kind_of_device
+from gda.compiled.devices.device_speeds import DeviceSpeeds
 from gda.compiled.hlo import Collective
 from gda.compiled.hlo.groups import Groups, Pairs
 from gda.compiled.torus import Torus
-from gda.planning.device_kinds import DeviceKind, kind_of_device
-from gda.planning.device_speeds import DeviceSpeeds
 
 # Network adapters have 75 % to 90 % of their speed in collectives of NCCL.
 _NETWORK_PART = 0.85

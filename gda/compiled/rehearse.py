@@ -21,6 +21,7 @@ from jax.stages import Compiled, Lowered, Traced
 
 from gda.compiled.collective_times import Interconnect, links_of
 from gda.compiled.collectives import collectives_in, schedule_in, slices_of
+from gda.compiled.devices.device_kinds import kind_of_device
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives, format_size
 from gda.compiled.hlo.allocations import Temporary, read_temporaries
@@ -34,8 +35,8 @@ from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, check_spec, entries_of
 from gda.layout.text import format_bytes
+from gda.mesh import is_on_host
 from gda.multihost.descriptions import leaf_path
-from gda.planning.device_kinds import is_on_host, kind_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"

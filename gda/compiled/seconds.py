@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.devices.device_kinds import DeviceKind
+from gda.compiled.devices.device_speeds import DeviceSpeeds
 from gda.compiled.hlo import Schedule, Step, format_source, with_inner
 from gda.layout.boundary import set_module
-from gda.planning.device_kinds import DeviceKind
-from gda.planning.device_speeds import DeviceSpeeds
 
 _SMALL = 4096  # bytes: a TPU has scalars and the like in registers
 _MOST_PLACES = 100

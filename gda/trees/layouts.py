@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import packed_nbytes
-from gda.layout.grid import ShardGrid
+from gda.layout.grid import ShardGrid, better_spec
 from gda.layout.spec import Shape, SpecEntry, format_layout, format_spec
 from gda.layout.text import (
     counted,
@@ -27,14 +27,12 @@ from gda.layout.text import (
     printable,
     typed_shape,
 )
-from gda.mesh import is_tracer, memory_kind_of, mesh_grid, sharding_of
-from gda.planning.better_spec import better_spec
-from gda.planning.device_kinds import is_on_host
-from gda.planning.notation.name_ranges import alike_in_ranges
+from gda.mesh import is_on_host, is_tracer, memory_kind_of, mesh_grid, sharding_of
 from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
 from gda.show.markup import report
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, names_of, with_paths
+from gda.trees.name_ranges import alike_in_ranges
 
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array, jax.Ref)
 

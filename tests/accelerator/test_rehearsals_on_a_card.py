@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from on_accelerator import Measured
 
 import gda
-from gda.planning.device_kinds import KINDS
+from gda.compiled.devices.device_kinds import KINDS
 
 # XLA measures kernels on an accelerator, so its temporaries may be other ones: docs/rehearsing.md.
 LEAST, MOST = 0.95, 1.5

@@ -9,9 +9,9 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.devices.device_kinds import kind_named
+from gda.compiled.devices.device_speeds import DeviceSpeeds, Fit, Measured
 from gda.compiled.torus import Torus
-from gda.planning.device_kinds import kind_named
-from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
 
 SPEEDS = DeviceSpeeds(
     {"bf16": 1e15},

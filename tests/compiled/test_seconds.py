@@ -13,9 +13,9 @@ from meshes import abstract
 
 import gda
 from gda.compiled.collective_times import Interconnect, collective_seconds
+from gda.compiled.devices.device_kinds import kind_named
 from gda.compiled.hlo import ProgramMesh, read_collectives, read_schedule
 from gda.compiled.seconds import StepSeconds, seconds_of
-from gda.planning.device_kinds import kind_named
 
 H100, V5E = kind_named("h100"), kind_named("v5e")
 BANDWIDTH = 3_352_320_000_000

@@ -15,8 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
+from gda.compiled.devices.device_kinds import KINDS, DeviceKind, kind_named
 from gda.compiled.topologies import gpus
-from gda.planning.device_kinds import KINDS, DeviceKind, kind_named
 
 PROGRAM = """
 import os, sys

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
+from gda.compiled.devices.device_kinds import speeds_of_device
 from gda.compiled.hlo import format_source
 from gda.compiled.report.rehearsal_text import format_seconds, repetition_of
 from gda.layout.boundary import set_module
-from gda.layout.grid import ShardGrid
+from gda.layout.grid import ShardGrid, better_spec
 from gda.layout.spec import Shape, SpecEntry, axes_by_dimension, format_spec
 from gda.layout.text import counted, format_bytes, listed, printable, typed_shape
-from gda.planning.better_spec import better_spec
-from gda.planning.device_kinds import speeds_of_device
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal

@@ -17,9 +17,9 @@ import jax
 from jax.errors import JaxRuntimeError
 from jax.experimental import topologies
 
+from gda.compiled.devices.device_kinds import DeviceKind, gpu_capacity, kind_named
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.distribution import install_command
-from gda.planning.device_kinds import DeviceKind, gpu_capacity, kind_named
 
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 _OLDEST = (0, 9)

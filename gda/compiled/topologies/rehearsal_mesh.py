@@ -12,11 +12,11 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh
 
+from gda.compiled.devices.device_kinds import KINDS, OTHER_NAMES, kind_named
 from gda.compiled.topologies.gpus import gpus_of
 from gda.compiled.topologies.tpus import tpus_of
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_mesh
-from gda.planning.device_kinds import KINDS, OTHER_NAMES, kind_named
 
 _GPUS = [kind.name for kind in KINDS if kind.gpu is not None]
 _OF_TPUS = re.compile(r"[a-z0-9]+:[1-9]\d*(x[1-9]\d*){1,2}(_(un)?twisted)?")

@@ -16,9 +16,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from gda.compiled.devices.device_kinds import KINDS
 from gda.compiled.topologies.without_hardware import without_hardware
 from gda.layout.distribution import install_command
-from gda.planning.device_kinds import KINDS
 
 _AT_MOST_16 = ("v5e", "v6e")
 

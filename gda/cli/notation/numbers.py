@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gda.cli.notation.mistakes import MisreadError
 from gda.layout.dtype_names import dtype_named, near_dtype
-from gda.planning.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
+from gda.cli.notation.mesh_and_spec import parse_mesh, parse_spec
+from gda.cli.notation.mistakes import MisreadError
+from gda.cli.notation.numbers import parse_dtype, parse_number, parse_shape
 from gda.layout.spec import format_spec
-from gda.planning.notation.mesh_and_spec import parse_mesh, parse_spec
-from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
 
 PARSERS = [parse_shape, parse_mesh, parse_spec, parse_dtype]
 NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(

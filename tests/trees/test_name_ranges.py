@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.planning.notation.name_ranges import with_ranges
+from gda.trees.name_ranges import with_ranges
 
 NUMBERS = st.sampled_from(["", "0", "1", "2", "7", "07", "10", "11", "99"])
 NAMES = st.tuples(st.sampled_from(["a", "b", ""]), NUMBERS, st.sampled_from(".x"), NUMBERS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gda.planning.device_kinds import KINDS, kind_named, kind_of_device, speeds_of_device
+from gda.compiled.devices.device_kinds import KINDS, kind_named, kind_of_device, speeds_of_device
 
 
 def test_a_kind_is_found_by_name_and_by_the_word_of_jax() -> None:

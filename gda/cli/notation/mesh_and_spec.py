@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import number_in
+from gda.cli.notation.mistakes import MisreadError
+from gda.cli.notation.numbers import number_in
 
 if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry

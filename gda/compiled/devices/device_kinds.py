@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gda.compiled.devices.device_speeds import DeviceSpeeds, Fit, Measured
 from gda.layout.text import counted, did_you_mean, nearest
-from gda.planning.device_speeds import DeviceSpeeds, Fit, Measured
-from gda.planning.notation.mistakes import MistakesError
 
 _MIB, _GIB, _TERA, _GIGA = 2**20, 2**30, 10**12, 10**9
 _MOST_DEVICES = 100_000
@@ -84,7 +83,7 @@ def gpu_capacity(memory_bytes: int) -> int:
     try:
         return int(memory_bytes * float(given))
     except ValueError:
-        raise MistakesError(
+        raise ValueError(
             f"XLA_CLIENT_MEM_FRACTION must be a number such as 0.9, not {given!r:.80}"
         ) from None
 
@@ -367,11 +366,6 @@ def kind_named(name: str) -> DeviceKind:
 def kind_of_device(device_kind: str) -> DeviceKind | None:
     """Return the kind of ``jax.Device.device_kind``; None if it is not in the table."""
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
-
-
-def is_on_host(memory_kind: str | None) -> bool:
-    """Return True for the memory of a host; None is the default memory of the devices."""
-    return memory_kind is not None and memory_kind.endswith("host")
 
 
 def speeds_of_device(device_kind: str) -> DeviceSpeeds | None:
