@@ -1,8 +1,10 @@
 """Checks of pages: their lists are complete."""
 
 import re
+import subprocess
 from pathlib import Path
 
+import gda.cli
 import gda.launch.__main__
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +32,17 @@ def test_every_strategy_is_on_the_page_of_testing() -> None:
 def test_every_option_of_the_launcher_is_on_the_page_of_many_hosts() -> None:
     options = {name for name, *_ in gda.launch.__main__._OPTIONS}
     assert {name for name in options if f"| `{name} " not in page("many-hosts")} == set()
+
+
+def test_bash_completes_every_command() -> None:
+    (lines,) = re.findall(r"```bash\n(commands=.*?)```", page("planning"), re.S)
+    names = [re.sub("^add_", "", add.__name__) for add in gda.cli._COMMANDS]
+    for typed, expected in [("", names), ("ro", ["rollback"])]:
+        # The words that the line gives, as bash completes them.
+        script = f"{lines}eval set -- $(complete -p gda)\n" + f'compgen -W "$5" -- "{typed}"'
+        shell = ["bash", "--norc", "-c", script]
+        found = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
+        assert found.split() == expected
 
 
 def test_every_page_that_the_code_names_exists() -> None:

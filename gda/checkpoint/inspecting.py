@@ -16,8 +16,8 @@ from gda.checkpoint.reading.checked_files import (
 )
 from gda.checkpoint.step_folders.folder import path_of
 from gda.layout.boundary import public, set_module
-from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, join_some, printable
+from gda.show.report import Report, Table
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
@@ -36,7 +36,7 @@ MAX_BYTES = 128 * 2**20
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
-class Contents:
+class Contents(Report):
     """The contents of a checkpoint, by its manifest; ``print`` shows a table.
 
     Attributes:
@@ -78,8 +78,8 @@ class Contents:
             if folder.num_links(f"{array.name}/{array.grid.key(chunk)}") > 1
         )
 
-    def __repr__(self) -> str:
-        return "\n".join([*table(self.rows), *self.summary])
+    def _parts(self) -> list[str | Table]:
+        return [*([Table(self.rows, has_names=False)] if self.rows else []), *self.summary]
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:

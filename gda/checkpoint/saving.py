@@ -222,7 +222,7 @@ def in_background(
     """
     saving.take(keeps=True)
     pending = Pending(saving.store.url)
-    saving.held_until = time.monotonic()
+    saving.free_since = time.monotonic()
     # After Ctrl-C, this thread must not remove what the other one writes.
     left = stack.pop_all()
 
@@ -260,7 +260,7 @@ class Save:
     claim: _Claim  # after begin(): the new directory
     failure: BaseException | None = None  # of this process, which the others have not heard of
     nbytes_linked: int  # after commit(), in process 0: by all processes
-    held_until: float  # of a save in the background: when its caller goes on
+    free_since: float  # of a save in the background: when its caller went on
     seconds: Sequence[float]  # after commit(), in process 0: that each process wrote
     nbytes: int  # after commit(), in process 0: of all chunks, written and linked
     _structure: Any  # of the tree, as JSON

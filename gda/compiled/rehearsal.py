@@ -12,10 +12,11 @@ from gda.compiled.collective_times import Interconnect, collective_seconds
 from gda.compiled.hlo import Axes, Collective, Collectives, summed
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.report.advice import Advice, advice_of
-from gda.compiled.report.rehearsal_text import lines_of
+from gda.compiled.report.rehearsal_text import parts_of
 from gda.compiled.seconds import StepSeconds
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecEntry
+from gda.show.report import Report, Table
 
 
 @set_module("gda")
@@ -76,10 +77,11 @@ class ArgumentBytes(NamedTuple):
 
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
-class Rehearsal:
+class Rehearsal(Report):
     """The memory, the communication and the time of a call that was compiled and not run.
 
-    ``gda.rehearse`` makes it; ``print`` shows it as a table. All bytes are those of one device.
+    ``gda.rehearse`` makes it; ``print`` and notebooks show it as tables. All bytes are those of one
+    device.
 
     Attributes:
       name: the name of the function.
@@ -229,8 +231,8 @@ class Rehearsal:
         """
         check(self, Path(path))
 
-    def __repr__(self) -> str:
-        return "\n".join(lines_of(self))
+    def _parts(self) -> list[str | Table]:
+        return parts_of(self)
 
 
 def traffic_of(

@@ -34,8 +34,8 @@ bytes   32 B per device, 128 B in all, 64 B without replicas
 """
 
 # Read in this order: ``subject`` (the array or plan to show), ``words``, ``terminal`` (text),
-# ``drawing`` (SVG), ``markup`` (HTML), ``array_table`` (tables of reports), ``memory_report`` (of
-# ``gda.memory``).
+# ``drawing`` (SVG), ``markup`` (HTML), ``report`` (lines and tables), ``array_table``,
+# ``memory_report`` (of ``gda.memory``).
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from gda.show.drawing import svg_of
@@ -30,7 +30,7 @@ white-space:nowrap}
 .gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
 .gda-show .gda-facts.gda-rows.gda-rows :is(th,td){max-width:32em;padding-right:16px;\
 overflow-wrap:break-word;white-space:normal}
-.gda-show .gda-facts.gda-rows.gda-rows :is(th,td):nth-child(n+4){text-align:right}
+.gda-show .gda-facts.gda-rows.gda-rows :is(th,td).gda-right{text-align:right}
 """.strip()
 
 
@@ -39,20 +39,31 @@ def element(content: str) -> str:
     return f'<div class="gda-show"><style>{_STYLE}</style>{content}</div>'
 
 
-def report(lines: Sequence[str], table: str) -> str:
-    """Return an element of a table below the first of some lines of text, above the others."""
-    first, *others = [f"<p>{escape(line)}</p>" for line in lines]
-    return element(f"<div>{''.join([first, table, *others])}</div>")
+def paragraph(line: str) -> str:
+    """Return a line of text."""
+    return f"<p>{escape(line)}</p>"
 
 
-def html_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of texts; those from the fourth column on are aligned to the right."""
-    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    body = "".join(f"<tr>{row}</tr>" for row in cells)
+def html_table(
+    rows: Sequence[Sequence[str]], right: Container[str] = (), has_names: bool = True
+) -> str:
+    """Return a table of texts; the first row may have the names of the columns.
+
+    The columns of the names in ``right`` are aligned to the right.
+    """
+    first = rows[0] if rows else ()
+    css = [' class="gda-right"' if name in right else "" for name in first]
+
+    def row(cells: Sequence[str], tag: str, scope: str = "") -> str:
+        each = zip(cells, css, strict=True)
+        inner = [f"<{tag}{scope}{of}>{escape(cell)}</{tag}>" for cell, of in each]
+        return f"<tr>{''.join(inner)}</tr>"
+
+    head = [row(cells, "th", ' scope="col"') for cells in rows[:has_names]]
+    body = [row(cells, "td") for cells in rows[has_names:]]
     return (
-        f'<table class="gda-facts gda-rows"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table>"
+        f'<table class="gda-facts gda-rows"><thead>{"".join(head)}</thead>'
+        f"<tbody>{''.join(body)}</tbody></table>"
     )
 
 

@@ -1,4 +1,4 @@
-"""The report of ``gda.memory``: the arrays that take the memory of devices, as text."""
+"""The report of ``gda.memory``: the arrays that take the memory of devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from gda.layout.boundary import set_module
-from gda.layout.tables import table
 from gda.layout.text import (
     counted,
     format_bytes,
@@ -17,11 +16,10 @@ from gda.layout.text import (
     format_numbers,
     typed_shape,
 )
-from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
+from gda.show.array_table import ROWS_SHOWN, WIDTH, array_table
+from gda.show.report import Report, Table
 
 UNNAMED = "unnamed"
-
-_WIDTH = 100
 
 
 @set_module("gda")
@@ -104,10 +102,10 @@ class DeviceMemory(NamedTuple):
 
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
-class MemoryReport:
+class MemoryReport(Report):
     """The arrays that take the memory of this process's devices, the largest first.
 
-    ``gda.memory`` makes it; ``print`` shows it as tables. It holds no array.
+    ``gda.memory`` makes it; ``print`` and notebooks show it as tables. It holds no array.
 
     Attributes:
       arrays: a row for each named array, and for each group of unnamed ones.
@@ -127,12 +125,11 @@ class MemoryReport:
         """Bytes of all arrays in this process."""
         return sum(device.nbytes for device in self.devices)
 
-    def __repr__(self) -> str:
-        arrays = _table_of_arrays(self).lines() if self.arrays else []
-        devices, more = _table_of_devices(self)
-        lines = [*table(devices, right={*devices[0][1:]}, width=_WIDTH), *more] if devices else []
-        parts = [[self.headline], lines, arrays]
-        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+    def _parts(self) -> list[str | Table]:
+        found: list[str | Table] = [self.headline]
+        for part in (_table_of_devices(self), _table_of_arrays(self)):
+            found += ["", *part] if part else []
+        return found
 
     @property
     def headline(self) -> str:
@@ -143,7 +140,7 @@ class MemoryReport:
         return f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}{on}"
 
 
-def _table_of_arrays(report: MemoryReport) -> ArrayTable:
+def _table_of_arrays(report: MemoryReport) -> list[str | Table]:
     header = ["array", "", "layout", "per device", "in all"]
     return array_table(header, report.arrays, _cells_of_array, attrgetter("nbytes"))
 
@@ -153,22 +150,22 @@ def _cells_of_array(row: ArrayMemory) -> list[str]:
     return [row.label, row.kind, row.place, *sizes]
 
 
-def _table_of_devices(report: MemoryReport) -> tuple[list[list[str]], list[str]]:
-    """Return rows below a header, one for each run of devices whose numbers read the same.
+def _table_of_devices(report: MemoryReport) -> list[str | Table]:
+    """Return a table with a row for each run of devices whose numbers read the same.
 
-    Beside it a line for the devices that are not shown.
+    Below it is a line for the devices that are not shown.
     """
     trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
-        return [], []
+        return []
     rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
     left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
     more = [format_more(left)] if left else []
-    return lines, more
+    return [Table(lines, lines[0][1:], WIDTH), *more]
 
 
 def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:

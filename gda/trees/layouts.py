@@ -28,8 +28,8 @@ from gda.layout.text import (
     typed_shape,
 )
 from gda.mesh import is_on_host, is_tracer, memory_kind_of, mesh_grid, sharding_of
-from gda.show.array_table import ROWS_SHOWN, ArrayTable, array_table
-from gda.show.markup import report
+from gda.show.array_table import ROWS_SHOWN, array_table
+from gda.show.report import Report, Table
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, names_of, with_paths
 from gda.trees.name_ranges import alike_in_ranges
@@ -212,7 +212,7 @@ class _LayoutRow:
 
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
-class Layouts:
+class Layouts(Report):
     """The layouts of the arrays of a tree, those with most bytes on a device first.
 
     ``gda.layouts`` makes it; ``print`` and notebooks show it as a table.
@@ -303,14 +303,9 @@ class Layouts:
         document = {"arrays": dict(sorted(found.items()))}
         check_golden("the layout", document, Path(path), _differences)
 
-    def __repr__(self) -> str:
-        if not self.arrays:
-            return self.headline
-        return "\n".join([self.headline, "", *_table_of(_rows_of(self.arrays), self.mesh).lines()])
-
-    def _repr_html_(self) -> str:
+    def _parts(self) -> list[str | Table]:
         table = _table_of(_rows_of(self.arrays), self.mesh)
-        return report([self.headline, *table.more], table.html() if self.arrays else "")
+        return [self.headline, "", *table] if table else [self.headline]
 
 
 def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:
@@ -322,7 +317,7 @@ def _rows_of(arrays: Iterable[ArrayLayout]) -> list[_LayoutRow]:
     return sorted(rows, key=lambda row: -row.nbytes_per_device)
 
 
-def _table_of(rows: Sequence[_LayoutRow], mesh: Mapping[str, int] | None) -> ArrayTable:
+def _table_of(rows: Sequence[_LayoutRow], mesh: Mapping[str, int] | None) -> list[str | Table]:
     """Return a table; ``mesh`` is that of all arrays that have one: then a spec says the layout."""
     on_mesh = f" on {format_mesh(mesh)}" if mesh else ""
 

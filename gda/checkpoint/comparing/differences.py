@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gda.layout.boundary import set_module
-from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, typed_shape
+from gda.show.report import Report, Table
 from gda.storage.stores.errors import repr_of
 from gda.trees.records.recorded_tree import (
     ArrayLeaf,
@@ -53,7 +53,7 @@ class LeafDifference:
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
-class Differences:
+class Differences(Report):
     """The differences between two trees; true if there are any.
 
     Attributes:
@@ -92,15 +92,16 @@ class Differences:
     def __bool__(self) -> bool:
         return not self.are_equal
 
-    def __repr__(self) -> str:
-        lines = table([("a:", self.a), ("b:", self.b)])
+    def _parts(self) -> list[str | Table]:
+        parts: list[str | Table] = [Table([("a:", self.a), ("b:", self.b)], has_names=False)]
         for kind, leaves in self._kinds:
             if leaves:
                 rows: list[Sequence[str]] = [each._cells for each in leaves[:_MOST_ROWS]]
                 if (more := len(leaves) - _MOST_ROWS) > 0:
                     rows.append([f"… {counted(more, 'more leaf', 'more leaves')}", ""])
-                lines += [f"{kind}: {_leaves(len(leaves))}", *(f"  {line}" for line in table(rows))]
-        return "\n".join([*lines, self._equal])
+                parts.append(f"{kind}: {_leaves(len(leaves))}")
+                parts.append(Table(rows, has_names=False, indent="  "))
+        return [*parts, self._equal]
 
     @property
     def _equal(self) -> str:

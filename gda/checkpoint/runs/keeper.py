@@ -295,9 +295,9 @@ class Keeper:
         self.last_seconds = seconds - step.waited
         slowest = max(range(len(save.seconds)), key=save.seconds.__getitem__)
         log.info(
-            "saved step %d of %s: held %.3f s, of them %.3f s for the save before; complete after "
-            "%.1f s; %s written, %s linked; process %d was slowest, %.1f s",
-            *(step.number, self.folder.url, save.held_until - step.begun, step.waited),
+            "saved step %d of %s: the loop waited %.3f s, of them %.3f s for the save before; "
+            "complete after %.1f s; %s written, %s linked; process %d was slowest, %.1f s",
+            *(step.number, self.folder.url, save.free_since - step.begun, step.waited),
             *(seconds, format_bytes(save.nbytes - save.nbytes_linked)),
             *(format_bytes(save.nbytes_linked), slowest, save.seconds[slowest]),
         )

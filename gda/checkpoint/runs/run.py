@@ -491,7 +491,12 @@ class Run:
         return below(self._folder.path, self._names.get(number, name_of(number)))
 
     def __repr__(self) -> str:
-        return f"<run in {self._folder.url}, newest step {self._newest}>"
+        newest = self._newest
+        if not self._is_owned and not self._folder.store().is_remote:
+            with suppress(OSError, ValueError):
+                newest = max(self._folder.complete(), default=None)
+        step = "no step yet" if newest is None else f"newest step {newest}"
+        return f"<run in {self._folder.url}, {step}>"
 
     # Steps that all processes do together.
 

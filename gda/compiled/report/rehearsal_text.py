@@ -1,4 +1,4 @@
-"""The report on a rehearsal: the lines of text that ``print`` shows."""
+"""The report on a rehearsal: its lines and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gda.compiled.hlo import format_axes, format_size, format_source
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.spec import format_spec
-from gda.layout.tables import table
 from gda.layout.text import (
     format_bytes,
     format_mesh,
@@ -18,7 +17,8 @@ from gda.layout.text import (
     printable,
     typed_shape,
 )
-from gda.show.array_table import ArrayTable, array_table
+from gda.show.array_table import array_table
+from gda.show.report import Table
 
 if TYPE_CHECKING:
     from gda.compiled.rehearsal import ArgumentBytes, Rehearsal
@@ -30,17 +30,17 @@ _LEAST_OF_PEAK = 10  # a tenth of it
 _MUCH_REPEATED = 1.3  # rematerialisation by XLA is less
 
 
-def lines_of(rehearsal: Rehearsal) -> list[str]:
+def parts_of(rehearsal: Rehearsal) -> list[str | Table]:
     """Return the report on a rehearsal."""
-    memory = table(_memory_cells(rehearsal), right={"per device"})
-    lines = [_headline(rehearsal), "", *memory, "", *_notes(rehearsal), ""]
+    parts: list[str | Table] = [_headline(rehearsal), ""]
+    parts += [Table(_memory_cells(rehearsal), {"per device"}), "", *_notes(rehearsal), ""]
     if rehearsal.fits is False:
         of_all = _temporary_table(rehearsal.temporaries, rehearsal.num_devices)
         for shown in (of_all, _argument_table(rehearsal.arguments)):
-            lines += [*shown.lines(), ""] if shown.rows else []
-        lines += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
-    lines += [*_communication(rehearsal), *_places(rehearsal)]
-    return [*lines, *_large_temporaries(rehearsal), *_advice(rehearsal)]
+            parts += [*shown, ""] if shown else []
+        parts += [*rehearsal.message.splitlines(), ""] if rehearsal.message else []
+    parts += [*_communication(rehearsal), *_places(rehearsal)]
+    return [*parts, *_large_temporaries(rehearsal), *_advice(rehearsal)]
 
 
 def _headline(rehearsal: Rehearsal) -> str:
@@ -123,7 +123,7 @@ def _memory_cells(rehearsal: Rehearsal) -> list[list[str]]:
 # Tables.
 
 
-def _argument_table(arguments: Sequence[ArgumentBytes]) -> ArrayTable:
+def _argument_table(arguments: Sequence[ArgumentBytes]) -> list[str | Table]:
     """Return the table of the largest arguments."""
     header = ["largest arguments", "array", "spec", "per device", ""]
     return array_table(header, arguments, _argument_cells, lambda each: each.nbytes)
@@ -137,7 +137,7 @@ def _argument_cells(argument: ArgumentBytes) -> list[str]:
     return [argument.name, array, spec, format_bytes(argument.nbytes), says]
 
 
-def _temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> ArrayTable:
+def _temporary_table(temporaries: Sequence[Temporary], num_devices: int) -> list[str | Table]:
     """Return the table of the largest temporaries."""
     header = ["largest temporaries", "whole shape", "from", "sharded over", "per device"]
     cells_of = partial(_temporary_cells, num_devices=num_devices)
@@ -155,7 +155,7 @@ def _temporary_cells(temporary: Temporary, num_devices: int) -> list[str]:
     ]
 
 
-def _communication(rehearsal: Rehearsal) -> list[str]:
+def _communication(rehearsal: Rehearsal) -> list[str | Table]:
     traffic = rehearsal.traffic
     if not traffic:
         return [] if rehearsal.collectives is None else ["no communication"]
@@ -169,10 +169,10 @@ def _communication(rehearsal: Rehearsal) -> list[str]:
         row = [format_axes(each.axes), count, format_size(each.nbytes)]
         row += [format_size(each.nbytes_slow)] * has_slow
         rows.append(row + [format_seconds(each.least_seconds)] * has_times)
-    return table([header, *rows], right={*header[1:]})
+    return [Table([header, *rows], header[1:])]
 
 
-def _places(rehearsal: Rehearsal) -> list[str]:
+def _places(rehearsal: Rehearsal) -> list[str | Table]:
     """Return the lines of code that take longest, as a table."""
     header = ["longest", "about", "communicates", "memory traffic", "operations"]
     rows = [
@@ -183,16 +183,16 @@ def _places(rehearsal: Rehearsal) -> list[str]:
         ]
         for each in rehearsal.seconds.places[:_PLACES_SHOWN]
     ]
-    return ["", *table([header, *rows], right={*header[1:]})] if rows else []
+    return ["", Table([header, *rows], header[1:])] if rows else []
 
 
-def _large_temporaries(rehearsal: Rehearsal) -> list[str]:
+def _large_temporaries(rehearsal: Rehearsal) -> list[str | Table]:
     """Return the lines of those that take much of the peak, if they have whole shapes."""
     least = (rehearsal.peak_bytes or 0) / _LEAST_OF_PEAK
     large = [each for each in rehearsal.temporaries if each.nbytes >= least]
     if rehearsal.fits is False or not any(each.whole_shape for each in large):
         return []
-    return ["", *_temporary_table(large, rehearsal.num_devices).lines()]
+    return ["", *_temporary_table(large, rehearsal.num_devices)]
 
 
 def _advice(rehearsal: Rehearsal) -> list[str]:

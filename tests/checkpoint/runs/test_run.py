@@ -1081,6 +1081,9 @@ def test_a_run_that_is_closed_does_not_save(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="newest step 10> is closed; make another gda.check"):
             call()
     assert run.steps() == [10]
+    assert repr(gda.checkpoint.Run(tmp_path, every=1)) == f"<run in {tmp_path}, newest step 10>"
+    other = tmp_path / "other"
+    assert repr(gda.checkpoint.Run(other, every=1)) == f"<run in {other}, no step yet>"
     assert run.resume(state_of(0))[1] == 10
     os.kill(os.getpid(), signal.SIGTERM)  # which it hears again
     assert run.save(11, state_of(11))
@@ -1112,7 +1115,7 @@ def test_each_save_and_removal_is_one_line(
     run.close()
     first, saved, _, removed = [m for m in caplog.messages if str(tmp_path) in m]
     assert first == f"{tmp_path} has no step yet: the training begins"
-    assert saved.startswith(f"saved step 10 of {tmp_path}: held ")
+    assert saved.startswith(f"saved step 10 of {tmp_path}: the loop waited ")
     assert removed == f"removed step 10 of {tmp_path}"
     caplog.clear()
     resumed(tmp_path)
