@@ -115,7 +115,7 @@ _FIRST = {
 _ROWS = [
     *_LOADS,
     *(f"restore {_OTHER}", _TUNED, "save 512 MiB, 2 arrays", f"save {_SMALL}"),
-    *(f"memory beyond the arrays, restore {_OTHER}", _CALLBACK, _INDICES, _JITTED),
+    *(_CALLBACK, _INDICES, _JITTED),
 ]
 
 
