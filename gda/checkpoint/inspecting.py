@@ -15,6 +15,7 @@ from gda.checkpoint.reading.checked_files import (
     load_complete,
 )
 from gda.checkpoint.step_folders.folder import path_of
+from gda.checkpoint.tree_at import FileKind, kind_at, open_tree, recorded
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_bytes, join_some, printable
 from gda.show.report import Report, Table
@@ -22,9 +23,11 @@ from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike, counting
 from gda.storage.stores import checksums
 from gda.storage.stores.directory import FileStore
-from gda.storage.stores.errors import CorruptionError, repr_of
+from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, repr_of
 from gda.storage.stores.opening import Store, open_store, options_for
+from gda.trees.name_ranges import alike_in_ranges, counted_name
 from gda.trees.records.recorded_tree import (
+    ArrayLeaf,
     Leaf,
     PerProcessLeaf,
     ValueLeaf,
@@ -32,20 +35,26 @@ from gda.trees.records.recorded_tree import (
 )
 
 MAX_BYTES = 128 * 2**20
+JSON_VERSION = 1  # of what ``gda inspect --json`` prints; fields may be added to a version
 
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True, repr=False)
 class Contents(Report):
-    """The contents of a checkpoint, by its manifest; ``print`` shows a table.
+    """The contents of a checkpoint, safetensors files or an Orbax run; ``print`` shows a table.
+
+    In the table, leaves share a row if their paths differ only in numbers, and all else is equal.
 
     Attributes:
       path: its path or URL.
-      data: the path or URL of its zarr arrays, for any tool that reads zarr v3.
+      data: the path or URL of its zarr arrays, for any tool that reads zarr v3; empty for files
+        that are no checkpoint.
       leaves: the leaves of the tree; ``leaf.array`` and ``piece.array`` are indices of ``arrays``.
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
       nbytes: bytes of all arrays together.
-      about: date of the save, versions of gda and JAX, and number of processes.
+      about: date of the save, versions of gda and JAX, and number of processes; of safetensors
+        files, the texts of their ``metadata``.
+      kind: ``'checkpoint'``, ``'safetensors'`` or ``'orbax'``.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,6 +70,7 @@ class Contents(Report):
     arrays: tuple[StoredArray, ...]
     nbytes: int
     about: dict[str, Any] = field(hash=False)
+    kind: str = "checkpoint"
 
     @property
     def shared_nbytes(self) -> int:
@@ -79,7 +89,32 @@ class Contents(Report):
         )
 
     def _parts(self) -> list[str | Table]:
-        return [*([Table(self.rows, has_names=False)] if self.rows else []), *self.summary]
+        place = {format_path(leaf.path): n for n, leaf in enumerate(self.leaves)}
+        rows = []
+        for title, names, cells in alike_in_ranges((path, tuple(of)) for path, *of in self.rows):
+            leaf = self.leaves[first := place[names[0]]]
+            kind, size, layout = cells
+            if not isinstance(leaf, ValueLeaf):
+                size = format_bytes(len(names) * leaf.nbytes)
+            rows.append((first, (counted_name(title, len(names)), kind, size, layout)))
+        table = Table([cells for _, cells in sorted(rows)], has_names=False)
+        return [*([table] if rows else []), *self.summary]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers, for JSON.
+
+        ``gda inspect --json`` prints it: see docs/checkpoints.md.
+        """
+        return {
+            "version": JSON_VERSION,
+            "kind": self.kind,
+            "path": self.path,
+            "data": self.data,
+            "nbytes": self.nbytes,
+            "nbytes_shared": self.shared_nbytes,
+            "about": dict(self.about),
+            "leaves": [{"path": [*leaf.path], **_facts_of(leaf)} for leaf in self.leaves],
+        }
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -93,8 +128,11 @@ class Contents(Report):
         leaves = counted(len(self.leaves), "leaf", "leaves")
         shared = self.shared_nbytes
         links = f" ({format_bytes(shared)} in files with several hard links)" if shared else ""
-        total = f"{leaves}, {format_bytes(self.nbytes)}{links}; {about:.200}"
-        return [total, f"zarr arrays: {self.data}"]
+        total = "; ".join(
+            filter(None, [f"{leaves}, {format_bytes(self.nbytes)}{links}", about[:200]])
+        )
+        kind = FileKind[self.kind.upper()].value
+        return [total, f"zarr arrays: {self.data}" if self.data else f"{kind}: {self.path}"]
 
 
 @set_module("gda.checkpoint")
@@ -102,13 +140,16 @@ class Contents(Report):
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return the contents of a checkpoint. Reads the manifest only, and uses no device.
 
+    Of safetensors files it reads the headers; of an Orbax run the metadata, numbers and PRNG keys.
+
     Args:
-      path: as for ``restore``.
+      path: as for ``restore``; or a safetensors file, an index, or a folder of one model.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: its manifest is damaged.
+      ValueError: other files are damaged, or of two kinds.
       OSError: reading failed for another reason; the message names the file.
 
     >>> import gda, numpy as np, tempfile
@@ -119,8 +160,18 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     (48, [('step',), ('w',)])
     >>> folder.cleanup()
     """
-    store = open_store(path_of(path, timeout), timeout)
-    return _contents(store, load_complete(store))
+    path = path_of(path, timeout)
+    store = open_store(path, timeout)
+    try:
+        return _contents(store, load_complete(store))
+    except CheckpointNotFoundError:
+        if kind_at(store) is FileKind.CHECKPOINT:
+            raise
+    opened = open_tree(path, timeout, all_items=True)
+    leaves = recorded(opened)[0].leaves
+    nbytes = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, ArrayLeaf))
+    about, kind = dict(opened.metadata), opened.kind.name.lower()
+    return Contents(opened.url, "", leaves, (), nbytes, about, kind)
 
 
 @set_module("gda.checkpoint")
@@ -233,4 +284,20 @@ def _described(leaf: Leaf) -> tuple[str, str, str]:
     shape = ",".join(map(str, leaf.shape))
     layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
     kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind
+    kind = "" if kind == "source" else kind
     return f"{leaf.dtype.name}[{shape}]", format_bytes(leaf.nbytes), printable(kind + layout)
+
+
+def _facts_of(leaf: Leaf) -> dict[str, Any]:
+    """Return a leaf for JSON, without its path; a value that JSON does not have is its text."""
+    if isinstance(leaf, ValueLeaf):
+        value: Any = leaf.value
+        is_known = isinstance(value, bool | str) or (
+            isinstance(value, int | float) and -(2**63) <= value < 2**63
+        )
+        return {"kind": type(value).__name__, "value": value if is_known else repr_of(value)}
+    if isinstance(leaf, PerProcessLeaf):
+        return {"kind": "PerProcess", "processes": len(leaf.files), "nbytes": leaf.nbytes}
+    names = ("kind", "shape", "key_impl", "spec", "mesh", "fingerprint")
+    facts = {name: getattr(leaf, name) for name in names}
+    return {**facts, "dtype": leaf.dtype.name, "nbytes": leaf.nbytes}

@@ -18,7 +18,7 @@ from gda.checkpoint.step_folders.folder import below
 from gda.layout.strict_json import parse_json
 from gda.storage.options import Options
 from gda.storage.orbax_runs.open_orbax import JsonItem, open_item, open_orbax
-from gda.storage.orbax_runs.run_folder import MARKS, METADATA
+from gda.storage.orbax_runs.run_folder import MARKS, METADATA, OrbaxFolder, items_of
 from gda.storage.safetensors import open_safetensors
 from gda.storage.sources import Unreadable
 from gda.storage.stores.opening import Store, open_store
@@ -67,12 +67,12 @@ def kind_at(store: Store) -> FileKind:
     return kinds[0] if kinds else FileKind.CHECKPOINT
 
 
-def open_tree(path: Any, timeout: float, like: Any = None) -> OpenedTree:
+def open_tree(path: Any, timeout: float, like: Any = None, all_items: bool = False) -> OpenedTree:
     """Return the tree at a path; no data of its arrays is read but PRNG keys and numbers.
 
     ``path`` and ``timeout`` are as for ``checkpoint.save``. If ``like`` has a child for some items
-    of an Orbax run, the tree is the dict of these items. Errors are those of ``kind_at``,
-    ``inspect``, ``open_safetensors`` and ``open_orbax``.
+    of an Orbax run, the tree is the dict of these items; with ``all_items``, of all if there are
+    several. Errors are those of ``kind_at``, ``inspect``, ``open_safetensors`` and ``open_orbax``.
     """
     store = open_store(path, timeout)
     kind = kind_at(store)
@@ -82,6 +82,8 @@ def open_tree(path: Any, timeout: float, like: Any = None) -> OpenedTree:
         tree: Any = dict(files)
         metadata = files.metadata
     elif kind is FileKind.ORBAX:
+        if all_items:
+            like = dict.fromkeys(items_of(OrbaxFolder(store), store.entries()), 0)
         items = _items_like(like, store)
         tree = {each: _item(below(path, each), items[each]) for each in items} or open_orbax(path)
     else:

@@ -7,6 +7,7 @@ All of them take the folder of a ``Run``, for which there are ``gda rollback RUN
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 from gda.cli.commands import (
@@ -19,6 +20,11 @@ from gda.cli.commands import (
 )
 from gda.cli.notation.mistakes import MistakesError
 from gda.layout.text import counted, format_bytes
+
+_INSPECT_EPILOG = """\
+PATH may also be a safetensors file, a folder of one model, an Orbax run, or a
+folder of Orbax runs. No array is read.
+"""
 
 _DIFF_EPILOG = """\
 exit code:
@@ -37,8 +43,10 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
 
 
 def add_inspect(commands: Any) -> None:
-    says = "List the contents of a checkpoint; no array is read."
-    _add_path(add_command(commands, inspect, says))
+    says = "List the steps of a run, or the leaves of a checkpoint or of other files."
+    parser = add_command(commands, inspect, says, epilog=_INSPECT_EPILOG)
+    _add_path(parser)
+    parser.add_argument("--json", action="store_true", help="print all facts as JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -46,13 +54,11 @@ def inspect(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.checkpoint.runs import overview
 
-    if overview.is_run(options.path, options.timeout):
-        lines, problems = overview.lines_of(options.path, options.timeout)
-        print(*lines, sep="\n")
-        if problems:
-            raise checkpoint.CorruptionError(f"{options.path} is damaged", problems)
-    else:
-        print(checkpoint.inspect(options.path, timeout=options.timeout))
+    steps = overview.overview_of(options.path, options.timeout)
+    found = steps or checkpoint.inspect(options.path, timeout=options.timeout)
+    print(json.dumps(found.to_dict(), indent=1, allow_nan=False) if options.json else found)
+    if steps and steps.problems:
+        raise checkpoint.CorruptionError(f"{options.path} is damaged", steps.problems)
     return OK
 
 

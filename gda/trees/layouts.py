@@ -32,7 +32,7 @@ from gda.show.array_table import ROWS_SHOWN, array_table
 from gda.show.report import Report, Table
 from gda.storage.golden_files import check_golden
 from gda.trees.leaves import held_by, is_container, names_of, with_paths
-from gda.trees.name_ranges import alike_in_ranges
+from gda.trees.name_ranges import alike_in_ranges, counted_name
 
 _ARRAYS = (jax.ShapeDtypeStruct, np.ndarray, jax.Array, jax.Ref)
 
@@ -202,8 +202,7 @@ class _LayoutRow:
 
     @property
     def title(self) -> str:
-        path = self.path or "the array"
-        return f"{path} (x{self.count:,})" if self.count > 1 else path
+        return counted_name(self.path or "the array", self.count)
 
     @property
     def nbytes_per_device(self) -> int:

@@ -43,6 +43,11 @@ def alike_in_ranges(named: Iterable[tuple[str, K]]) -> Iterator[tuple[str, list[
         yield from ((title, same, value) for title, same in with_ranges(names))
 
 
+def counted_name(name: str, count: int) -> str:
+    """Return a name with the number of names that it stands for, if it stands for several."""
+    return f"{name} (x{count:,})" if count > 1 else name
+
+
 def _join(texts: tuple[str, ...], numbers: Iterable[str]) -> str:
     between = [*numbers, ""]
     return "".join(text + number for text, number in zip(texts, between, strict=True))

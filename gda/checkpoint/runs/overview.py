@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
+import math
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from gda.checkpoint.inspecting import inspect, verify
+from gda.checkpoint.inspecting import JSON_VERSION, inspect, verify
 from gda.checkpoint.runs.keeper import Keeper
 from gda.checkpoint.runs.keeping import Keeping
-from gda.checkpoint.step_folders.folder import RunFolder, StepFolder, below, checked_step
-from gda.layout.tables import table
+from gda.checkpoint.step_folders.folder import Owner, RunFolder, StepFolder, below, checked_step
 from gda.layout.text import counted, format_bytes
+from gda.show.report import Report, Table
 from gda.storage.options import ProgressLike
+from gda.storage.orbax_runs.open_orbax import open_orbax
 from gda.storage.stores.errors import CheckpointNotFoundError, CorruptionError, NewerFormatError
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_HEAD = ("step", "age", "size", "shared", "metrics", "held")
 
 
 def is_run(path: Any, timeout: float) -> bool:
@@ -24,34 +32,137 @@ def is_run(path: Any, timeout: float) -> bool:
     return not folder.is_checkpoint() and folder.owner() is not None
 
 
-def lines_of(path: Any, timeout: float) -> tuple[list[str], list[str]]:
-    """Return the contents of the folder of a run for people, and the problems of its steps.
+class _Step(NamedTuple):
+    """A complete step; ``None`` for facts that are unknown."""
+
+    step: int
+    name: str
+    kind: str = "checkpoint"
+    saved: str | None = None
+    nbytes: int | None = None  # of all files
+    nbytes_shared: int | None = None  # of those that other steps link to
+    metrics: Mapping[str, float] = {}
+    is_held: bool = False
+    problem: str | None = None  # of a damaged step
+
+    def to_dict(self) -> dict[str, Any]:
+        known = {name: x if math.isfinite(x) else repr(x) for name, x in self.metrics.items()}
+        return {**self._asdict(), "metrics": known}
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        sizes = [self.nbytes, self.nbytes_shared]
+        return (
+            str(self.step),
+            _age(self.saved) if self.saved else "",
+            *("" if each is None else format_bytes(each) for each in sizes),
+            "not readable"
+            if self.problem
+            else ", ".join(f"{name} {value:g}" for name, value in self.metrics.items()),
+            "yes" if self.is_held else "",
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Overview(Report):
+    """The complete steps in a folder, of gda and of Orbax, ascending, and who writes there."""
+
+    path: str
+    steps: Sequence[_Step]
+    unfinished: Sequence[str]  # names of folders
+    set_aside: Sequence[str]  # those of damaged steps
+    owner: Owner | None  # of a run of gda
+
+    @property
+    def problems(self) -> list[str]:
+        """The problems of its steps, a line for each."""
+        return [f"step {each.step}: {each.problem}" for each in self.steps if each.problem]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        names = ("where", "since", "generation", "ends")
+        return {
+            "version": JSON_VERSION,
+            "kind": "run",
+            "path": self.path,
+            "steps": [each.to_dict() for each in self.steps],
+            "unfinished": [*self.unfinished],
+            "set_aside": [*self.set_aside],
+            "owner": self.owner and {name: getattr(self.owner, name) for name in names},
+        }
+
+    def _parts(self) -> list[str | Table]:
+        table = Table([_HEAD, *(each.cells for each in self.steps)], _HEAD[:4])
+        of_orbax = [str(each.step) for each in self.steps if each.kind == "orbax"]
+        lists = {
+            "steps of Orbax": of_orbax,
+            "not complete": self.unfinished,
+            "damaged and set aside": self.set_aside,
+        }
+        parts: list[str | Table] = [table if self.steps else "no complete step"]
+        parts += [f"{name}: {', '.join(some)}" for name, some in lists.items() if some]
+        if (owner := self.owner) is not None:
+            since = f"since {owner.since}, program {owner.generation} of this run"
+            parts.append(f"written by {owner.where}, {since}")
+            if (ends := owner.ends) is not None:
+                parts.append(f"a rollback to step {ends} was begun; the next resume ends it")
+        return parts
+
+
+def overview_of(path: Any, timeout: float) -> Overview | None:
+    """Return the steps in a folder; ``None`` if there are none and it is no run of gda.
 
     Reads the manifests. A step that the training removes meanwhile is omitted.
     """
     folder = RunFolder(path, timeout)
-    owner, complete = folder.owner(), folder.complete()
-    assert owner is not None
-    head = ("step", "age", "size", "shared", "metrics", "held")
-    rows: list[tuple[str, ...]] = [head]
-    problems: list[str] = []
+    if folder.is_checkpoint():
+        return None
+    owner, complete, of_orbax = folder.owner(), folder.complete(), dict(folder.of_orbax())
+    if owner is None and not complete and not of_orbax:
+        return None
+    steps = [_of_orbax(folder, *each) for each in of_orbax.items()]
     for number, step in complete.items():
-        try:
-            rows.append(_row(folder, number, step))
-        except FileNotFoundError:
-            continue
-        except (CorruptionError, NewerFormatError) as error:
-            rows.append((str(number), "", "not readable", "", "", "yes" if step.is_held else ""))
-            problems.append(f"step {number}: {error}")
-    lines = table(rows, right={*head[:4]}) if rows[1:] else ["no complete step"]
-    others = [step for number, step in folder.listed().items() if number not in complete]
-    if unfinished := [step.name for step in others if not step.is_of_orbax]:
-        lines.append(f"not complete: {', '.join(unfinished)}")
-    since = f"since {owner.since}, program {owner.generation} of this run"
-    lines.append(f"written by {owner.where}, {since}")
-    if owner.ends is not None:
-        lines.append(f"a rollback to step {owner.ends} was begun; the next resume ends it")
-    return lines, problems
+        with contextlib.suppress(FileNotFoundError):
+            steps.append(_of_gda(folder, number, step))
+    aside = folder.aside()
+    others = [each for number, each in folder.listed().items() if number not in complete]
+    unfinished = [x.name for x in others if not x.is_of_orbax and x.name not in aside]
+    return Overview(folder.url, sorted(steps), unfinished, aside, owner)
+
+
+def _of_gda(folder: RunFolder, number: int, step: StepFolder) -> _Step:
+    found = _Step(number, step.name, is_held=step.is_held)
+    try:
+        contents = inspect(below(folder.path, step.name), timeout=folder.timeout)
+        metrics = folder.metrics(step.name)
+    except (CorruptionError, NewerFormatError) as error:
+        return found._replace(problem=str(error))
+    nbytes = contents.nbytes if folder.store().is_remote else _nbytes_of_files(folder, step.name)
+    return found._replace(
+        saved=contents.about.get("saved"),
+        nbytes=nbytes,
+        nbytes_shared=contents.shared_nbytes,
+        metrics=metrics,
+    )
+
+
+def _of_orbax(folder: RunFolder, number: int, name: str) -> _Step:
+    found, place = _Step(number, name, "orbax"), below(folder.path, name)
+    with contextlib.suppress(OSError, ValueError):  # mostly there are none
+        values = open_orbax(below(place, "metrics")).items()
+        found = found._replace(metrics={k: x for k, x in values if isinstance(x, int | float)})
+    if folder.store().is_remote:
+        return found
+    saved = time.strftime(_TIME, time.gmtime(os.stat(place).st_mtime))
+    return found._replace(saved=saved, nbytes=_nbytes_of_files(folder, name))
+
+
+def _nbytes_of_files(folder: RunFolder, name: str) -> int:
+    return sum(
+        os.stat(os.path.join(at, each)).st_size
+        for at, _, names in os.walk(below(folder.path, name))
+        for each in names
+    )
 
 
 def roll_back(path: Any, step: int, timeout: float) -> list[int]:
@@ -64,28 +175,6 @@ def roll_back(path: Any, step: int, timeout: float) -> list[int]:
     removed = keeper.roll_back(checked_step(step))
     keeper.wait(threading.TIMEOUT_MAX)
     return removed
-
-
-def _row(folder: RunFolder, number: int, step: StepFolder) -> tuple[str, ...]:
-    """Return a step: its bytes are those of all files, shared those that other steps link to."""
-    path = below(folder.path, step.name)
-    contents = inspect(path, timeout=folder.timeout)
-    nbytes = contents.nbytes
-    if not folder.store().is_remote:
-        nbytes = sum(
-            os.stat(os.path.join(at, name)).st_size
-            for at, _, names in os.walk(path)
-            for name in names
-        )
-    metrics = folder.metrics(step.name).items()
-    return (
-        str(number),
-        _age(contents.about.get("saved", "")),
-        format_bytes(nbytes),
-        format_bytes(contents.shared_nbytes),
-        ", ".join(f"{name} {value:g}" for name, value in metrics),
-        "yes" if step.is_held else "",
-    )
 
 
 def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
@@ -118,7 +207,7 @@ def verify_run(path: Any, timeout: float, progress: ProgressLike) -> str:
 
 def _age(saved: str) -> str:
     """Return the time since a moment, such as ``3 h``."""
-    seconds = time.time() - calendar.timegm(time.strptime(saved, "%Y-%m-%dT%H:%M:%SZ"))
+    seconds = time.time() - calendar.timegm(time.strptime(saved, _TIME))
     for unit, length in [("d", 86400), ("h", 3600), ("min", 60)]:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -33,6 +33,7 @@ BEGUN, METRICS, _HELD, _DAMAGED = "begun.json", "metrics.json", "held.json", "da
 _RUN = "run.json"  # of the folder itself: the program that writes there
 
 _REFERENCE = re.compile(r"(.+)@(latest|best|\d+)", re.DOTALL)
+_ASIDE = re.compile(r"\d+\.damaged-\d+")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _MOST_BYTES = 2**20  # of a small file
 _LARGE = 2**40  # more than a manifest has
@@ -216,11 +217,13 @@ class RunFolder:
 
     def newest_of_orbax(self) -> dict[int, str]:
         """Return number and name of the newest complete step of Orbax's, with any prefix."""
-        store, names = self.store(), []
-        with contextlib.suppress(FileNotFoundError):
-            names = store.entries(known=self.known)
+        return dict(itertools.islice(self.of_orbax(), 1))
+
+    def of_orbax(self) -> Iterator[tuple[int, str]]:
+        """Yield number and name of the complete steps of Orbax's, with any prefix, newest first."""
+        store = self.store()
         ours = {each.name for each in self.listed().values() if each.is_complete}
-        rest = [name for name in names if name not in ours and PARTIAL not in name]
+        rest = [name for name in self._names() if name not in ours and PARTIAL not in name]
         steps = [(int(found[2]), found[0]) for found in map(STEP.fullmatch, rest) if found]
         for number, name in sorted(steps, reverse=True):
             # A step of gda's that is being removed may be gone by now.
@@ -231,8 +234,17 @@ class RunFolder:
                     # The user's, such as data_2024, if the tree is not there either.
                     step = StepFolder(name, frozenset(store.entries(f"{name}/default")))
                 if is_whole and step.is_of_orbax:
-                    return {number: name}
-        return {}
+                    yield number, name
+
+    def aside(self) -> list[str]:
+        """Return the names of the damaged steps that were set aside."""
+        marked = [each.name for each in self.listed().values() if each.is_set_aside]
+        return sorted([*marked, *filter(_ASIDE.fullmatch, self._names())])
+
+    def _names(self) -> list[str]:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return self.store().entries(known=self.known)
+        return []
 
     def step(self, number: int) -> StepFolder:
         """Return a complete step; ``CheckpointNotFoundError`` if there is none of this number."""

@@ -70,14 +70,19 @@ def _json_files(folder: OrbaxFolder, names: Iterable[str]) -> list[str]:
     return files
 
 
-def _item(folder: OrbaxFolder, names: Sequence[str]) -> str:
-    """Return the only tree of a run; ``ValueError`` says which there are, or what is there."""
-    of_run = not {*_OF_RUN}.isdisjoint(names)
-    items = [
+def items_of(folder: OrbaxFolder, names: Iterable[str]) -> list[str]:
+    """Return those of some names that are folders of trees, and no steps."""
+    of_run = not {*_OF_RUN}.isdisjoint(names := [*names])
+    return [
         name
         for name in names
         if (of_run or not STEP.fullmatch(name)) and PARTIAL not in name and folder.has_tree(name)
     ]
+
+
+def _item(folder: OrbaxFolder, names: Sequence[str]) -> str:
+    """Return the only tree of a run; ``ValueError`` says which there are, or what is there."""
+    items = items_of(folder, names)
     if len(items) == 1:
         return items[0]
     if items:

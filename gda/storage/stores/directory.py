@@ -216,7 +216,7 @@ class FileStore:
         Without those of the data in ``known`` checkpoints, in an object store.
         """
         found = {}
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for name in filter(str.isdecimal, self.entries()):
                 if numbers is not None and int(name) not in numbers:
                     continue

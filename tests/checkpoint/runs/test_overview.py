@@ -91,7 +91,8 @@ def test_a_damaged_manifest_does_not_hide_other_steps(
 def test_a_step_of_a_newer_gda_does_not_hide_other_steps(tmp_path: Path) -> None:
     manifest = saved(tmp_path) / "00000010/manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'checkpoint": 1', b'checkpoint": 2', 1))
-    lines, problems = overview.lines_of(tmp_path, 60)
-    assert [line.split()[0] for line in lines[1:4]] == ["10", "20", "30"]
-    assert len(problems) == 1
-    assert "has version 2" in problems[0]
+    found = overview.overview_of(tmp_path, 60)
+    assert found is not None
+    assert [each.step for each in found.steps] == [10, 20, 30]
+    (problem,) = found.problems
+    assert "has version 2" in problem
