@@ -6,7 +6,8 @@ Also the mark of a thread that runs a data callback, which may compute with some
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -16,22 +17,31 @@ from gda.layout.spec import Shape, format_spec
 from gda.layout.text import typed_shape
 from gda.mesh import is_tracer, not_an_array_error, processes_of, sharding_of
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 OUTSIDE = "call this outside jit and other transformations"
 
 
 class _DataCallbacks(threading.local):
-    """The data callbacks that run in this thread; a context for the call of one."""
+    """The number of data callbacks that run in this thread, one within another."""
 
     depth = 0
 
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-
 
 data_callbacks = _DataCallbacks()
+
+
+def called_for_data(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call what calls a data callback, with the mark of it."""
+    # Not as a context: a signal handler may raise in ``__exit__`` before its first line, and
+    # nowhere between ``try`` and ``finally`` here, where no function of Python begins or ends.
+    before = data_callbacks.depth
+    data_callbacks.depth = before + 1
+    try:
+        return work(*args, **kwargs)
+    finally:
+        data_callbacks.depth = before
 
 
 def live(array: Any, otherwise: str = "") -> jax.Array:

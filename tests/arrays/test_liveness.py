@@ -1,6 +1,7 @@
 """Arrays without data: deleted, traced, or not arrays at all, in every function."""
 
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
+from gda.arrays.liveness import data_callbacks
 
 MESH = mesh_of({"x": 4, "y": 2})
 DATA = batch(8, 2)
@@ -113,3 +115,28 @@ def test_an_array_of_one_other_process(name: str) -> None:
         return
     with pytest.raises(ValueError, match="called in process 0 .* only process 1 holds. Call it in"):
         getattr(g, name)()
+
+
+class StopError(Exception):
+    """The exception of a signal handler, which Python may call wherever a function begins."""
+
+
+def test_mark_of_a_callback_goes_wherever_a_signal_handler_raises() -> None:
+    for number in range(1000):
+        events = iter(range(number))
+
+        def handler(frame: Any, *_: Any, events: Any = events) -> None:
+            if "gda/arrays/" in frame.f_code.co_filename and next(events, None) is None:
+                sys.setprofile(None)
+                raise StopError
+
+        sys.setprofile(handler)
+        try:
+            gda.GlobalArray.from_callback((8, 2), MESH, P("x"), lambda index: DATA[index])
+        except StopError:
+            assert not data_callbacks.depth, number
+        else:
+            break
+        finally:
+            sys.setprofile(None)
+    assert 20 < number < 999  # the last call met no handler

@@ -24,7 +24,7 @@ import numpy as np
 from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import fill_of, is_extended, jax_dtype, requested_dtype
-from gda.arrays.liveness import data_callbacks, deleted_error, traced_error
+from gda.arrays.liveness import called_for_data, deleted_error, traced_error
 from gda.arrays.weak_types import is_weak
 from gda.layout.dtype_names import is_raw, native
 from gda.layout.grid import ShardGrid
@@ -122,32 +122,34 @@ class BlockReader:
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, each settled before the next call."""
+        return called_for_data(self._read, callback, indices)
+
+    def _read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         # Of a padded grid some blocks are smaller.
         shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
         index: Index = ()
-        with data_callbacks:
-            try:
-                for index in indices:
-                    value: Any = callback(index)
-                    references = sys.getrefcount(value) + getweakrefcount(value)
-                    # The usual block first: in a loop over batches every microsecond here is felt.
-                    if (
-                        references <= _ONE_REFERENCE
-                        and type(value) is np.ndarray
-                        and value.dtype is usual
-                        and value.shape == shape
-                        and _owns_memory(value)
-                    ):
-                        blocks.append(value)
-                    else:
-                        block = self.settle(index, value, references)
-                        blocks.append(block)
-                        if block is value and self.copy is None and not self._align:
-                            usual = value.dtype  # a fresh block of it needs nothing done to it
-            except Exception as error:
-                self.note(error, index)
-                raise
+        try:
+            for index in indices:
+                value: Any = callback(index)
+                references = sys.getrefcount(value) + getweakrefcount(value)
+                # The usual block first: in a loop over batches every microsecond here is felt.
+                if (
+                    references <= _ONE_REFERENCE
+                    and type(value) is np.ndarray
+                    and value.dtype is usual
+                    and value.shape == shape
+                    and _owns_memory(value)
+                ):
+                    blocks.append(value)
+                else:
+                    block = self.settle(index, value, references)
+                    blocks.append(block)
+                    if block is value and self.copy is None and not self._align:
+                        usual = value.dtype  # a fresh block of it needs nothing done to it
+        except Exception as error:
+            self.note(error, index)
+            raise
         return blocks
 
     def note(self, error: Exception, index: Index) -> None:

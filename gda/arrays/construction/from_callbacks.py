@@ -18,7 +18,7 @@ from gda.arrays.construction.from_sources import PendingArray, pending_array_of_
 from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import is_extended
-from gda.arrays.liveness import data_callbacks
+from gda.arrays.liveness import called_for_data
 from gda.arrays.weak_types import weakly_typed
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
@@ -103,8 +103,7 @@ def array_from_batched_callback(
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        with data_callbacks:
-            found = data_callback(list(plan.indices))
+        found = called_for_data(data_callback, list(plan.indices))
         returned = _returned_blocks(found, plan, reader)
         del found  # of whose blocks the reader may be the only holder
         blocks = reader.read(lambda _: next(returned), plan.distinct)

@@ -16,7 +16,7 @@ import numpy as np
 
 from gda.arrays.buffers import HUGE_PAGE_BYTES, aligned_empty
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.liveness import data_callbacks
+from gda.arrays.liveness import called_for_data
 from gda.layout.dtype_names import native
 from gda.layout.indices import bounded, hull_of, sizes_of, start_of, within
 from gda.layout.sharing import boxes_of_chunks, parts_in_boxes
@@ -96,9 +96,9 @@ class BoxTasks:
             buffer = self.buffers.pop()
         except IndexError:
             buffer = np.empty(0, np.uint8)
-        with jax.enable_x64(self._x64), data_callbacks:  # both belong to a thread
+        with jax.enable_x64(self._x64):  # it belongs to a thread, as the mark of a callback does
             for needed in boxes:
-                buffer = self._read_box(needed, buffer)
+                buffer = called_for_data(self._read_box, needed, buffer)
         self.buffers.append(buffer)
 
     def _read_box(self, needed: Needed, buffer: _Memory) -> _Memory:
